@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 DIR ?= .
 # How many tests run at a time: most of them wait, for a clock, a disk or a process.
-JOBS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+JOBS ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN))
 PYTEST = $(BIN)/pytest -n $(JOBS)
 OTHERS := 3.12 3.13
+WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py tests/e2e/test_limits.py tests/e2e/test_schedules.py
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel storm faults abuse fuzz beanstalk clients long bench clean
+.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long bench site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -50,8 +51,15 @@ pythons: others          ## the fast tests on the other Pythons that are install
 others:
 	@scripts/other-pythons prepare "$(JOBS)" $(OTHERS)
 
-wheel: $(VENV)/dev       ## the wheel, installed into a clean environment, runs the demo
+wheel: $(VENV)/dev       ## the wheel in a clean environment: strict type checks of a small project, and the demo
 	scripts/try-wheel
+
+matrix: $(VENV)/dev servers  ## the tests of workers on each broker that can be inspected
+	for broker in lmdb redis postgresql; do TIDEMILL_TEST_BROKER=$$broker $(PYTEST) $(ARGS) $(WORKER_TESTS) || exit 1; done
+
+orm: $(VENV)/dev servers  ## the conformance suite of django:// on PostgreSQL and MariaDB, and its tests with Django 6.0
+	TIDEMILL_TEST_DJANGO=1 TIDEMILL_TEST_MARIADB=1 $(PYTEST) -k "django+" tests/conformance
+	scripts/try-django "$(JOBS)" 6.0
 
 storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
 	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
@@ -81,6 +89,9 @@ long: $(VENV)/dev servers  ## each crash point twenty times, a signal at each by
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+site: $(VENV)/dev        ## the documentation as a site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

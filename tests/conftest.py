@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib
 import itertools
 import os
 import pkgutil
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from disks import mounted
 from harness import Place, open_place
-from servers import served_for_a_while, share_servers
+from servers import NETWORK, postgres_for_a_while, served_for_a_while, share_servers
 from xdist.scheduler import LoadScopeScheduling
 
 import tidemill
+from tidemill.core.clock import new_id
 
 os.environ.pop("COLUMNS", None)  # which tests in several processes find set
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that test whole folders share the servers that no test kills."""
+    # A shell starts background commands with SIGINT ignored, and our processes would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _import_all()
+    hypothesis.settings.register_profile("busy", deadline=None)  # other tests run meanwhile
+    hypothesis.settings.load_profile("busy")
     several = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if several and any(Path(each).is_dir() for each in config.args):
         share_servers()
@@ -35,7 +45,8 @@ def _import_all() -> None:
     """Before there are threads: pytest parses anew what is imported, as we bring a plugin for it,
     and Pythons before 3.11.8 fail when two threads do so at once."""
     for module in pkgutil.walk_packages(tidemill.__path__, "tidemill."):
-        if not module.name.endswith("__main__"):
+        needs_settings = module.name.startswith("tidemill.django.")
+        if not module.name.endswith("__main__") and not needs_settings:
             with contextlib.suppress(ImportError):  # it needs what is not installed
                 importlib.import_module(module.name)
 
@@ -56,7 +67,29 @@ class ModulesThatShare(LoadScopeScheduling):
 
 @functools.cache
 def _shares(path: str) -> bool:
-    return 'scope="module"' in (ROOT / path).read_text()
+    """Whether tests of a module share a fixture of the module, its own or one of its folder."""
+    text = (ROOT / path).read_text()
+    if 'scope="module"' in text:
+        return True
+    used = {name for names in _arguments(text).values() for name in names}
+    return bool(used & _shared_in((ROOT / path).parent / "conftest.py"))
+
+
+@functools.cache
+def _shared_in(conftest: Path) -> set[str]:
+    """The fixtures of a module that a folder has, and the fixtures that use them."""
+    text = conftest.read_text() if conftest.exists() else ""
+    shared = set(re.findall(r'scope="module"\)\ndef (\w+)', text))
+    for name, used in _arguments(text).items():  # in their order, so users come later
+        if shared & used:
+            shared.add(name)
+    return shared
+
+
+def _arguments(text: str) -> dict[str, set[str]]:
+    """The names of the arguments of each function of a module."""
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return {each.name: {argument.arg for argument in each.args.args} for each in functions}
 
 
 ROOT = Path(__file__).parent.parent
@@ -65,15 +98,17 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _served_for_this_test() -> Iterator[None]:
-    with served_for_a_while():
+    with postgres_for_a_while(), served_for_a_while():
         yield
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A place on LMDB, or on the broker that the test or TIDEMILL_TEST_BROKER names."""
+    broker = getattr(request, "param", os.environ.get("TIDEMILL_TEST_BROKER", "lmdb"))
     folder = tmp_path / f"p{next(_numbers)}"
     folder.mkdir()
-    with open_place(folder) as place:
+    with open_place(folder, "" if broker == "lmdb" else NETWORK[broker](f"p{new_id()}")) as place:
         yield place
 
 

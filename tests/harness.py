@@ -9,6 +9,7 @@ ledger in which tasks may note what they did (``begin``/``end`` lines by ``O_APP
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import operator
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
+import pytest
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.inspection import Filter
@@ -33,7 +35,7 @@ T = TypeVar("T")
 LIMIT = 60.0
 """Seconds a wait lasts at most: far more than anything here takes on a busy machine."""
 
-SLACK = 8.0
+SLACK = 15.0
 """Seconds granted beyond what a law says: other tests run meanwhile, more than there are cores, and
 a disk may stall. What would happen otherwise happens later: a lease is over after 30 s."""
 
@@ -73,8 +75,16 @@ def hold_gil(seconds):
         pattern.match(text)
 
 def hold_gil_until(name):
-    # A C call that keeps the interpreter lock until the test opens this pipe; see Place.gate.
-    ctypes.PyDLL(None).open(os.path.join(HERE, name).encode(), os.O_RDONLY)
+    # Two C calls that keep the interpreter lock: note "held", and wait until the test opens this
+    # pipe; see Place.gate. No thread that waits for the lock gets it between the two calls.
+    keep, pipe = ctypes.PyDLL(None), os.path.join(HERE, name).encode()
+    fd = os.open(os.path.join(HERE, "ledger"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.setswitchinterval(1.0)
+    time.sleep(0.01)
+    keep.write(fd, b"held\\n", 5)
+    keep.open(pipe, os.O_RDONLY)
+    sys.setswitchinterval(0.005)
+    os.close(fd)
 """
 
 
@@ -171,6 +181,11 @@ class Worker:
             assert check(), f"{what}: the worker ended with {self.process.returncode}"
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- output of the worker:\n{self.output}") from None
+
+    def troubles(self) -> list[str]:
+        """The warnings and errors that it has logged."""
+        lines = self.output.splitlines()
+        return [line for line in lines if " WARNING " in line or " ERROR " in line]
 
     # -- ending ---------------------------------------------------------------------------------
 
@@ -282,22 +297,22 @@ class Place:
         self.workers.append(worker)
         return worker
 
-    def drain(self, *args: str, slots: int = 8, limit: float = 60.0) -> Worker:
-        """Run a worker until nothing unfinished is left."""
+    def drain(self, *args: str, slots: int = 8, standstill: float = 60.0) -> Worker:
+        """Run a worker until nothing unfinished is left, as long as jobs end now and then."""
         worker = self.worker(*args, slots=slots)
-        worker._until(lambda: not self.unfinished(), "draining", limit)
+        while left := self.unfinished():
+            worker._until(functools.partial(self._has_fewer, left), f"draining {left}", standstill)
         worker.stop()
         return worker
+
+    def _has_fewer(self, jobs: int) -> bool:
+        return self.unfinished() < jobs
 
     # -- looking --------------------------------------------------------------------------------
 
     def ledger(self) -> list[Line]:
         """All begins and ends, in the order they happened."""
-        try:
-            text = (self.path / "ledger").read_text()
-        except FileNotFoundError:
-            return []
-        lines = [line.split() for line in text.splitlines()]
+        lines = [line.split() for line in self.notes()]
         return [
             Line(w[0], w[1], int(w[2]), int(w[3]), float(w[4]))
             for w in lines
@@ -305,9 +320,9 @@ class Place:
         ]
 
     def notes(self) -> list[str]:
-        """All lines of the ledger as they are."""
+        """All lines of the ledger as they are, without a line that is only half written."""
         try:
-            return (self.path / "ledger").read_text().splitlines()
+            return (self.path / "ledger").read_text().rpartition("\n")[0].splitlines()
         except FileNotFoundError:
             return []
 
@@ -413,6 +428,10 @@ def check_counters(place: Place, pruned: bool = False) -> None:
             assert told == found or fewer, (
                 f"queue {row.name}: {told} {state} by the counter, {found} found"
             )
+
+
+ON_SERVERS = pytest.mark.parametrize("place", ["lmdb", "redis", "postgresql"], indirect=True)
+"""Runs a test on a store in a folder, and on stores behind a server."""
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
-"""tidemill: a task queue that starts as one directory on disk and never has to be left."""
+"""tidemill: a task queue that starts as one directory on disk and grows to many machines."""
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.as_completed import Completed
-from tidemill.client.call import Call
+from tidemill.client.call import Call, PartialCall
 from tidemill.client.callbacks import Ended
-from tidemill.client.context import JobContext, current_job
+from tidemill.client.context import JobContext, current_job, this_job
+from tidemill.client.events import NewJob
 from tidemill.client.job_handle import Job
 from tidemill.client.message import Message
 from tidemill.client.messages import Queue
 from tidemill.client.middleware import Middleware
+from tidemill.client.options import CallOptions, PublishOptions, PutOptions, TaskOptions
 from tidemill.client.search import Found
-from tidemill.client.task import Task
+from tidemill.client.task import AsyncTask, Task
+from tidemill.core.converters import register_converter
 from tidemill.core.errors import (
     BadSignature,
     BrokerUnavailable,
@@ -25,6 +28,7 @@ from tidemill.core.errors import (
     JobNotFound,
     JobPruned,
     LeaseLost,
+    LimitTimeout,
     NotReplicated,
     QueueFull,
     ResultNotKept,
@@ -35,7 +39,9 @@ from tidemill.core.errors import (
     StoreFull,
     StoreGone,
     StoreMoved,
+    TaskNotFound,
     TidemillError,
+    Unroutable,
 )
 from tidemill.core.job import State
 from tidemill.core.retry import (
@@ -44,22 +50,25 @@ from tidemill.core.retry import (
     JobTimeout,
     Retries,
     Retry,
+    Skip,
     Snooze,
     WorkerStopping,
 )
+from tidemill.core.version import __version__ as __version__
 from tidemill.limits.declare import Breaker, Limit
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
+from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Flow, Group, chain, group, map_many
-from tidemill.workflows.handles import JobChain, JobGroup, as_completed
-
-__version__ = "0.1.0"
+from tidemill.workflows.handles import JobGroup, as_completed
 
 __all__ = [
+    "AsyncTask",
     "BadSignature",
     "Breaker",
     "BrokerUnavailable",
     "Call",
+    "CallOptions",
     "Chain",
     "CodecError",
     "Completed",
@@ -85,9 +94,14 @@ __all__ = [
     "JobTimeout",
     "LeaseLost",
     "Limit",
+    "LimitTimeout",
     "Message",
     "Middleware",
+    "NewJob",
     "NotReplicated",
+    "PartialCall",
+    "PublishOptions",
+    "PutOptions",
     "Queue",
     "QueueFull",
     "QueueStats",
@@ -99,14 +113,18 @@ __all__ = [
     "ScheduleExists",
     "ScheduleNotFound",
     "ScheduleOver",
+    "Skip",
     "Snooze",
     "State",
     "StoreFull",
     "StoreGone",
     "StoreMoved",
     "Task",
+    "TaskNotFound",
+    "TaskOptions",
     "Tidemill",
     "TidemillError",
+    "Unroutable",
     "When",
     "WorkerStopping",
     "as_completed",
@@ -114,4 +132,6 @@ __all__ = [
     "current_job",
     "group",
     "map_many",
+    "register_converter",
+    "this_job",
 ]

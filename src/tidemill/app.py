@@ -1,36 +1,38 @@
 """The app: declare tasks, enqueue calls, read jobs, exchange messages.
 
-``Tidemill`` is a table of contents: each method hands its work to a module of ``client``,
-``workflows``, ``schedules`` or ``worker``. The broker is opened at its first use.
+Each method of ``Tidemill`` hands its work to a module of ``client``, ``workflows``, ``schedules``
+or ``worker``. The broker is opened at its first use.
 """
 
 from __future__ import annotations
 
 import contextvars
-import fnmatch
 import logging
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import check_url, instrumented, open_broker
 from tidemill.client.batch import Batch
 from tidemill.client.call import Call
 from tidemill.client.consumers import Consumers
+from tidemill.client.declarations import Declarations
 from tidemill.client.envelopes import envelope_of, seal
+from tidemill.client.events import Events
 from tidemill.client.features import Features
+from tidemill.client.found_tasks import FoundTasks
+from tidemill.client.inline_jobs import InlineJobs, JobStore
 from tidemill.client.job_handle import Job
 from tidemill.client.limits import Limits
-from tidemill.client.message import Message
-from tidemill.client.messages import Queue
-from tidemill.client.middleware import Middleware
-from tidemill.client.options import TASK_OPTIONS, Options
+from tidemill.client.messaging import Messaging
+from tidemill.client.middleware import Middleware, Wrapping
+from tidemill.client.options import TASK_OPTIONS, Options, TaskOptions
 from tidemill.client.put_batching import PutBatching
-from tidemill.client.search import Found
+from tidemill.client.putting import Putting
+from tidemill.client.reading import Reading
 from tidemill.client.task import (
     AsyncTask,
     Declare,
@@ -41,20 +43,19 @@ from tidemill.client.task import (
     task_name,
 )
 from tidemill.client.threads import ACTING, WAITING, Threads
+from tidemill.client.topics import Topics
 from tidemill.core.config import (
-    Seconds,
     check_app,
     check_known,
     check_name,
     default_url,
     url_from_environment,
 )
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Envelope, Links
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
-from tidemill.limits.declare import QueueSettings
 from tidemill.schedules.declare import Schedules
+from tidemill.schedules.parse import ScheduleOptions, Timing
 from tidemill.workflows.compose import Composition
 from tidemill.workflows.enqueue import (
     call_or_composition,
@@ -69,7 +70,6 @@ __all__ = ["Tidemill"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 H = TypeVar("H")
 log = logging.getLogger("tidemill")
 
@@ -78,24 +78,30 @@ _OWN_OPTIONS = (
 )
 
 
-class Tidemill:
+class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
     """One app: its tasks, and the broker that stores its jobs.
 
     Args:
-        url: where the jobs are stored. The default is ``$TIDEMILL_URL``, or else LMDB in
-            ``.tidemill`` beside the nearest ``pyproject.toml`` or ``.git`` upward, or else here.
-        env: an ``lmdb.Environment`` of the caller to store the jobs in, instead of a URL. Its
-            ``max_dbs`` must leave room for 16 databases, whose names begin with ``prefix``.
-        secret_keys: keys that sign jobs: the first key signs, all keys verify. Without keys nothing
+        url: the URL of the store. The default is ``$TIDEMILL_URL``. Without this variable the store
+            is LMDB in a folder ``.tidemill``. This folder is beside the nearest ``pyproject.toml``
+            or ``.git``, in the current folder or a folder above. Without such a file it is in the
+            current folder.
+        env: an ``lmdb.Environment`` of the caller to store the jobs in, instead of a URL. The
+            ``max_dbs`` of the environment must leave room for 16 databases, whose names begin with
+            ``prefix``.
+        secret_keys: keys that sign jobs: the first key signs, all keys verify. Without keys no job
             is signed.
         serializer: ``"msgpack"``, or ``"pickle"``, which needs ``secret_keys``.
         allow_imports: patterns of dotted paths that jobs may name without a declared task.
+        prefix: with ``env``, the beginning of the names of tidemill's databases.
         middleware: functions around every job, outermost first.
-        sync: True runs every call at once in the caller, and stores nothing.
+        sync: True runs every call at once in the caller, and stores nothing. The last 10,000 jobs,
+            64 MiB at most, stay in memory, for handles and ``mill.jobs()``.
         defaults: default options of all tasks, such as ``retries=`` or ``timeout=``.
 
     Raises:
-        InvalidOption: an option is wrong; the text names it.
+        InvalidOption: an option is wrong; the text names the option.
+        FeatureMissing: the broker of the URL lacks a feature that an option needs.
     """
 
     def __init__(
@@ -109,11 +115,12 @@ class Tidemill:
         allow_imports: Sequence[str] = (),
         middleware: Sequence[Middleware] = (),
         sync: bool = False,
-        **defaults: Any,
+        **defaults: Unpack[TaskOptions],
     ) -> None:
+        Events.__init__(self)
         check_app(url, env, serializer, secret_keys, allow_imports)
         named = url_from_environment() if url is None and env is None else url
-        if named is not None:  # report a bad URL here, not at the first job
+        if named is not None:  # a wrong URL raises an error here, not at the first job
             check_url(named)
         check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
         self.features = Features(self, named)
@@ -123,36 +130,39 @@ class Tidemill:
         self.pickles = serializer == "pickle"
         self.allow_imports = tuple(allow_imports)
         self.middleware = tuple(middleware)
-        self.sync = sync
+        self.sync, self.inline_jobs = sync, InlineJobs()
         self.threads, self.waiters = _pools()
-        self.before_close: list[Callable[[], None]] = []  # called by close: ends workers
-        self.local_tasks: set[str] = set()  # declared inside functions, without a name
-        self.reading = False  # True opens the broker only to read: no file is made
-        self._url, self._found = url, url is None  # a URL that was searched for is logged
+        self.before_close: list[Callable[[], None]] = []  # close() calls these to end workers
+        self.local_tasks: set[str] = set()  # tasks declared inside functions, without a name
+        self.reading = False  # True opens the broker only to read, and makes no file
+        self._url, self._found = url, url is None  # the log names a URL that the user did not give
         self._env = env, prefix
         self._broker: Store | None = None
         self._lock = LongLock()
         self.consumers = Consumers(self)  # take messages for this process
         self.put_batching = PutBatching(self)
+        self.topics = Topics(self)
         self.schedules = Schedules(self)
+        self.declarations = Declarations(self)
         self.limits = Limits(self)
         self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
             "tidemill_batch", default=None
         )
         _apps.add(self)
-        if env is not None:  # later the caller may be inside a transaction
+        if env is not None:  # open the store now: later the caller may be inside a transaction
             self._open()
 
     def after_fork_child(self) -> None:
         """Reset the locks in a forked child, which has none of the parent's threads."""
         self._lock = LongLock()
         self.put_batching.after_fork()
+        self.inline_jobs.after_fork()
 
     # -- the broker -----------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where the jobs are stored, with the password; ``broker.url`` has no password."""
+        """The URL of the store, with the password; ``broker.url`` has no password."""
         if self._url is None and self._env[0] is None:
             self._url = default_url()
         return self._url or self.broker.url
@@ -161,6 +171,12 @@ class Tidemill:
     def broker(self) -> Store:
         """The broker, opened at first use."""
         return self._broker or self._open()
+
+    @property
+    def job_store(self) -> JobStore:
+        """The place where handles and searches read jobs: the broker, or with ``sync=True`` the
+        memory of this process."""
+        return self.inline_jobs if self.sync else self.broker
 
     @restart_on_signal
     def _open(self) -> Store:
@@ -181,6 +197,7 @@ class Tidemill:
         for end in list(self.before_close):
             end()
         self.consumers.close()
+        self.limits.close()
         with self._lock:
             broker, self._broker = self._broker, None
             pools = self.threads, self.waiters
@@ -205,13 +222,20 @@ class Tidemill:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, name: str | None = None, **options: Any) -> Declare: ...
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        schedule: Timing | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Declare: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
         Options: ``name queue priority retries timeout expires key on_conflict unique_for max_wait
-        result_ttl tags``, and ``schedule``: a cron text, seconds or a ``When``. A schedule runs the
-        task without arguments.
+        result_ttl limit tags expects``, and ``schedule``: a cron text, seconds or a ``When``. A
+        schedule runs the task without arguments.
 
         Raises:
             InvalidOption: an option is wrong, the name is taken, or the function is a lambda.
@@ -242,22 +266,27 @@ class Tidemill:
             self.local_tasks.add(name)
         return task
 
-    def schedule(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
+    def schedule(
+        self,
+        name: str,
+        call: Call[Any],
+        when: Timing | None = None,
+        /,
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
         """Schedule a call to run repeatedly: see :meth:`Schedules.declare`."""
         self.schedules.declare(name, call, when, **options)
-
-    def may_import(self, path: str) -> bool:
-        """True when ``allow_imports`` allows jobs that name this dotted path."""
-        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.allow_imports)
 
     # -- enqueueing -----------------------------------------------------------------------------
 
     def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """A call of a task, by its name or a dotted path, as a value: see ``task.call(…)``.
 
+        This call reads nothing. The options of another app's task are in the store, and are read
+        when the call is enqueued.
+
         Raises:
-            InvalidOption: there is no such task, and ``allow_imports`` does not allow the path.
-            TypeError: the task does not take these arguments.
+            TypeError: this app has the task, and the task does not take these arguments.
         """
         return call_by_name(self, task, args, kwargs)
 
@@ -270,11 +299,15 @@ class Tidemill:
     def enqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a call, a chain, a group or a flow, and return its handle.
 
-        A call is ``task.call(…)``, or the name of a task or a dotted path with the arguments.
+        A call is ``task.call(…)``, or the name or dotted path of a task, followed by the arguments.
+
+        A task of another app has the options that its worker has declared.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
+            TaskNotFound: nobody has declared a task of this name; nothing was stored.
             CodecError: an argument has no encoding.
+            BrokerUnavailable: the store cannot be reached; the job may be stored.
         """
         node: Any = call_or_composition(self, call, args, kwargs)
         if self.sync:
@@ -294,17 +327,21 @@ class Tidemill:
     async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
         node = call_or_composition(self, call, args, kwargs)
+        if isinstance(node, Call) and node.options.given is not None:
+            await self.threaded(self.declarations.read, self.declarations.stale([node.task]))
         if self.sync or self.in_batch():
             return self.enqueue(node)
-        if (txn := txn_of(node)) is not None:
-            return await self.threads.in_transaction(txn, lambda: self.enqueue(node))
-        if is_composed(node):
-            return await self.threaded(enqueue_composed, self, node)
+        if (txn := txn_of(node)) is not None or is_composed(node):
+            return await self.threaded_put(lambda: self.enqueue(node), txn)
         put = await self.put_batching.put(self.envelope(node))
         return Job(self, put.id, put.placed)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Enqueue many calls in one durable commit, all or none, in order."""
+        """Enqueue many calls in one durable commit, all or none; return handles in their order.
+
+        Raises:
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: no call was stored.
+        """
         if self.sync:
             return [self.enqueue(call) for call in calls]
         return enqueue_many(self, calls)
@@ -314,14 +351,19 @@ class Tidemill:
         calls = list(calls)
         if self.sync or self.in_batch():
             return self.enqueue_many(calls)
-        for txn in [call.options.txn for call in calls if call.options.txn is not None]:
-            return await self.threads.in_transaction(txn, lambda: self.enqueue_many(calls))
-        return await self.threaded(lambda: self.enqueue_many(calls))
+        txns = [call.options.txn for call in calls if call.options.txn is not None]
+        txn = txns[0] if txns else None
+        return await self.threaded_put(lambda: self.enqueue_many(calls), txn)
 
     def batch(self) -> Batch:
-        """A block whose jobs, of this thread or asyncio task, are stored in one commit at its end.
+        """A block whose jobs are stored in one commit at its end: ``with mill.batch():``.
 
-        Handles exist at once. After an exception nothing is stored. A wait inside is an error.
+        The batch takes the jobs of this thread or asyncio task. Handles exist at once. If the block
+        raises, nothing is stored.
+
+        Raises:
+            TidemillError: the block is inside another batch, or waits for a job.
+            DuplicateJob, QueueFull, StoreFull: raised at the end of the block; nothing was stored.
         """
         return Batch(self, self._batch)
 
@@ -335,21 +377,6 @@ class Tidemill:
         """True inside ``with mill.batch()``."""
         return self.current_batch is not None
 
-    def put(self, envelopes: Sequence[Envelope], txn: Any = None) -> list[Job[Any]]:
-        """Store jobs, now or at the end of the open batch: every put passes here."""
-        batch = self._batch.get()
-        if batch is not None:
-            if txn is not None and batch.is_open:
-                raise InvalidOption(
-                    "txn inside a batch: each has its own commit; leave one of the two out"
-                )
-            jobs = batch.add(envelopes)
-            if jobs is not None:
-                return jobs
-        if txn is not None:
-            self.features.need(Feature.TRANSACTIONS, "txn=")
-        return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
-
     def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
         """The envelope of a call's job: encoded, checked and signed."""
         return envelope_of(self, call, job_id, links)
@@ -358,55 +385,26 @@ class Tidemill:
         """Complete an envelope: check its size, and add its id, its time and its signature."""
         return seal(self, envelope)
 
-    # -- reading --------------------------------------------------------------------------------
-
-    def job(self, job_id: str) -> Job[Any]:
-        """A handle on the job with this id. This call reads nothing."""
-        return Job(self, check_name("id", job_id))
-
     def group(self, group_id: str) -> JobGroup[Any]:
         """A handle on the group, or flow, with this id. This call reads nothing."""
         return JobGroup(self, check_name("id", group_id))
 
-    def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
-        """Records of jobs, newest first."""
-        return self.broker.find(what or Filter(), limit, cursor)
+    def worker(
+        self, concurrency: int = 4, *, queues: Sequence[str] = ()
+    ) -> AbstractContextManager[object]:
+        """Run a worker in threads of this process while the block lasts: ``with mill.worker():``.
 
-    def jobs(self, **what: Any) -> Found:
-        """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
-        return Found(self, **what)
+        At the end of the block running jobs have 30 s to finish; other jobs stay in the store. This
+        is for scripts and notebooks. A service runs the command ``tidemill worker``.
 
-    def queues(self) -> list[QueueStats]:
-        """All queues with their numbers."""
-        return self.broker.stats()
-
-    # -- messages -------------------------------------------------------------------------------
-
-    def queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
-        """A queue of raw messages. The settings, if any, are stored: see ``Queue``."""
-        return Queue(self, name, **settings)
-
-    def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
-        """The next message of several queues. An earlier queue goes before a later queue.
-
-        Returns None after ``timeout`` seconds without a message; waits for ever without a timeout.
-        Raises BrokerUnavailable if another process holds an LMDB store's write lock that long.
+        Raises:
+            TidemillError: raised at the end: the worker could not serve, or a job did not end.
         """
-        return self.consumers.get(queues, timeout)
+        from tidemill.worker.in_process import PATIENCE, running_worker
+        from tidemill.worker.settings import Settings
 
-    async def aget(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
-        """As ``get``, without blocking the event loop."""
-        return await self.consumers.aget(queues, timeout)
-
-    # -- asyncio --------------------------------------------------------------------------------
-
-    async def threaded(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a thread of the app, not in the event loop's small pool."""
-        return await self.threads.run(function, *args)
-
-    async def patiently(self, function: Callable[..., T], *args: Any) -> T:
-        """As ``threaded``, for a call that waits: it uses a pool of its own."""
-        return await self.waiters.run(function, *args)
+        given = Settings(concurrency=concurrency, queues=tuple(queues), shutdown_timeout=PATIENCE)
+        return running_worker(self, given)
 
 
 def _pools() -> tuple[Threads, Threads]:

@@ -1,8 +1,7 @@
-"""Finding the app: ``module:name``, ``path/to/file.py:name``, or either without a name."""
+"""Find the app: ``module:name`` or ``path/to/file.py:name``. The name may be left out."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -11,10 +10,13 @@ import sys
 import sysconfig
 import traceback
 import types
+from collections.abc import Collection
 from typing import Any
 
 from tidemill.app import Tidemill
-from tidemill.core.errors import InvalidOption
+from tidemill.brokers.registry import DriverMissing
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.suggest import did_you_mean, hint
 
 __all__ = ["load_app"]
 
@@ -23,7 +25,8 @@ def load_app(spec: str) -> Tidemill:
     """Import the module and return the app in it.
 
     Raises:
-        InvalidOption: there is no such module, it cannot be imported, it has no app, or several.
+        InvalidOption: the module does not exist, cannot be imported, or has no app or several apps.
+        DriverMissing, BrokerUnavailable: the module opens a store, and the opening failed.
     """
     module_name, _, attribute = spec.partition(":")
     folder = os.getcwd()
@@ -43,15 +46,30 @@ def load_app(spec: str) -> Tidemill:
             target = getattr(target, name, None)
         if isinstance(target, Tidemill):
             return target
-        near = difflib.get_close_matches(attribute, apps, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(apps) or 'none'}"
-        raise InvalidOption(f"{module_name} has no Tidemill named {attribute!r}; {hint}")
+        raise _no_app(module_name, attribute, target, apps)
+    if not apps:
+        raise _no_app(module_name, "", None, apps)
     if len({id(app) for app in apps.values()}) != 1:
-        found = f"several: {', '.join(apps)}" if apps else "none"
         raise InvalidOption(
-            f"{module_name} should have one Tidemill, it has {found}; write module:variable"
+            f"{module_name} has several Tidemills: {', '.join(apps)}; write one as "
+            f"{module_name}:{min(apps)}"
         )
     return next(iter(apps.values()))
+
+
+def _no_app(module: str, name: str, found: Any, apps: Collection[str]) -> InvalidOption:
+    """The error for a name that is no app: the name is missing, a factory, or another value."""
+    if isinstance(found, types.FunctionType):
+        return InvalidOption(
+            f"{module}.{name} is a function and no Tidemill; add a line such as "
+            f"mill = {name}() to a module, and name that variable"
+        )
+    if found is not None:
+        kind = type(found).__name__
+        return InvalidOption(f"{module}.{name} is of type {kind}, not Tidemill; {hint(name, apps)}")
+    if not apps:
+        return InvalidOption(f"{module} has no Tidemill; name the module that makes the app")
+    return InvalidOption(f"{module} has no Tidemill named {name!r}; {hint(name, apps)}")
 
 
 def _import(name: str, folder: str, spec: str) -> types.ModuleType:
@@ -59,38 +77,39 @@ def _import(name: str, folder: str, spec: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            hint = _nearest(error.name, folder) or "name the app as module:variable"
-            raise InvalidOption(f"no module {error.name!r} from {folder}; {hint}") from error
+            how = _nearest(error.name, folder) or "name the app as module:variable"
+            raise InvalidOption(f"no module {error.name!r} from {folder}; {how}") from error
         raise _not_importable(spec, error) from error
+    except (DriverMissing, BrokerUnavailable):
+        raise
     except (Exception, SystemExit) as error:
         raise _not_importable(spec, error) from error
 
 
 def _nearest(name: str, folder: str) -> str:
-    """What a module that is not there may have been meant to be; empty when nothing is near."""
+    """A hint in place of a missing module: the nearest module; empty without a near module."""
     if os.sep in name:
         return f"write {name.strip(os.sep).replace(os.sep, '.')!r}, or the path of a .py file"
     parent, _, last = name.rpartition(".")
     package = sys.modules.get(parent)
     if isinstance(getattr(package, last, None), Tidemill):
         return f"did you mean '{parent}:{last}'?"
-    there = [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", [folder]))]
-    near = difflib.get_close_matches(last, there, 1)
-    return f"did you mean {f'{parent}.{near[0]}'.lstrip('.')!r}?" if near else ""
+    there = pkgutil.iter_modules(getattr(package, "__path__", [folder]))
+    return did_you_mean(name, [f"{parent}.{module.name}".lstrip(".") for module in there])
 
 
 def _not_importable(spec: str, error: BaseException) -> InvalidOption:
-    """The error with the user's own lines that led to it: the last one is where it happened."""
-    said = traceback.format_exception_only(error)
-    if isinstance(error, SyntaxError):  # its place is in what it says
-        said = [said[-1], *said[:-1]]
+    """The error of a failed import, with the lines of the user's code from its traceback."""
+    lines = traceback.format_exception_only(error)
+    if isinstance(error, SyntaxError):  # the text of this error names the file and the line
+        lines = [lines[-1], *lines[:-1]]
     frames = traceback.format_list(_users_frames(error))
-    text = "".join([said[0], *frames, *said[1:]]).rstrip()
+    text = "".join([lines[0], *frames, *lines[1:]]).rstrip()
     return InvalidOption(f"the app {spec} cannot be imported: {text}")
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Frames of the user's files, and the last one of a library when it happened there."""
+    """Frames of the user's files, and the last frame if a library raised the error."""
     ours = os.path.dirname(__file__) + os.sep
     importing = os.path.dirname(importlib.__file__) + os.sep
     libraries = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib"))

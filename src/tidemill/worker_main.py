@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import logging
 import os
 import signal
 import socket
@@ -12,35 +11,38 @@ import sys
 
 from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
-from tidemill.core.errors import InvalidOption
+from tidemill.client.log_attributes import mark_records
+from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.core.log_output import LogSettings, log_output
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.forked_children import handle_signal
+from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.verdicts import describe
 
 
 def main(fd: int) -> int:
-    """Serve the supervisor at the other end of the socket ``fd``; the exit code."""
+    """Serve the supervisor at the other end of the socket ``fd``; returns the exit code."""
     sock = socket.socket(fileno=fd)
-    sock.set_inheritable(False)  # a program that a task starts must not keep the line open
+    sock.set_inheritable(False)  # a program that a task starts must not keep the connection open
     message_socket: MessageSocket[Up, Down] = MessageSocket(sock, Down)
     _die_with_parent()
     try:
         setup = _receive_setup(message_socket)
-        # Open for life: faulthandler writes to it, from C, whoever holds the interpreter lock. The
-        # thread that has the signal writes its own stack: to walk the others would be a crash.
-        stacks = open(setup.stacks, "w")  # noqa: SIM115 - open for life
+        # faulthandler writes to this file from C, even while a task holds the interpreter lock. The
+        # thread that gets the signal writes only its own stack: reading other stacks could crash.
+        stacks = open(setup.stacks, "w")  # noqa: SIM115 - open until the process ends
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False, chain=False)
-        mill, hello = _load(setup.app)
+        mill, events, hello = _load(setup.app)
         message_socket.send(Up(hello=hello))
-        if mill is None:
+        if mill is None or events is None:
             return 2
-        if not setup.board:  # it lies with the broker, which nobody knew before us
+        if not setup.board:  # the supervisor must know the broker's URL to make the scoreboard
             setup = _receive_setup(message_socket)
     except Closed:
         return 1
-    process = Child(mill, setup, message_socket)
-    # Both belong to the supervisor; a process that gets one by itself is replaced, gently.
+    process = Child(mill, setup, message_socket, events)
+    # On SIGTERM or SIGINT this process finishes its running jobs; the supervisor replaces it.
     handle_signal(signal.SIGTERM, process.on_signal)
     handle_signal(signal.SIGINT, process.on_signal)
     process.serve()
@@ -48,40 +50,45 @@ def main(fd: int) -> int:
     return 0
 
 
-def _load(app: str) -> tuple[Tidemill | None, Hello]:
-    """The app, if it can be loaded, and what to tell the supervisor of it."""
+def _load(app: str) -> tuple[Tidemill | None, ProcessEvents | None, Hello]:
+    """Load the app, and call its handlers of ``process_start``. Also return the report on both.
+
+    The app is None when a step failed.
+    """
     try:
-        mill = load_app(app)
+        mark_records()  # the app may log while it is imported
+        with log_output(LogSettings.from_environment()):
+            mill = load_app(app)
+            events = ProcessEvents(mill)
+            events.start()
+        mark_records()  # again, because the app may have set another factory of log records
         queues = {task.options.queue for task in list(mill.tasks.values())}
         schedules = mill.schedules.declared()
-        known = list(mill.tasks), list(mill.allow_imports)
+        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
         there = mill.url, tuple(sorted(queues)), len(mill.tasks)
-        return mill, Hello(*there, "", schedules, *known)
+        return mill, events, Hello(*there, "", schedules, *known)
+    except TidemillError as error:
+        return None, None, Hello(error=str(error), unreachable=isinstance(error, BrokerUnavailable))
     except BaseException as error:
-        text, trace = describe(error)
-        return None, Hello(error=text if isinstance(error, InvalidOption) else trace)
+        return None, None, Hello(error=describe(error)[1])
 
 
 def _receive_setup(message_socket: MessageSocket[Up, Down]) -> Setup:
     while True:
         frames = message_socket.receive()
         if frames:
-            message_socket.keep(frames[1:])  # more may have been said by now
+            message_socket.keep(frames[1:])  # the same read may have returned later messages
             assert frames[0].setup is not None
             return frames[0].setup
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its supervisor dies, even inside a C call (Linux)."""
+    """Let the kernel kill this process when its supervisor dies, even inside a C call (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != int(os.environ.get("TIDEMILL_SUPERVISOR", os.getppid())):
-        os._exit(1)  # it died before we asked
+        os._exit(1)  # the supervisor died before the call of prctl
 
 
 if __name__ == "__main__":
-    logging.basicConfig(
-        level=os.environ.get("TIDEMILL_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
-    )
     sys.exit(main(int(sys.argv[1])))

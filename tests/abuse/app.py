@@ -17,6 +17,9 @@ __all__ = ["LONGEST", "declare"]
 LONGEST = 40.0
 """Seconds a long job waits for its release at most."""
 
+TOGETHER = 30.0
+"""Seconds a job waits at most for the jobs that are to run beside it."""
+
 LEAK: contextvars.ContextVar[str] = contextvars.ContextVar("LEAK", default="")
 
 _pause, _loop_pause = time.sleep, asyncio.sleep
@@ -60,14 +63,14 @@ class _Jobs:
         """Wait until all of a row of jobs run at a time."""
         self._begin(index)
         others = range(first, last)
-        if not self.counters.until(lambda: self.counters.together(others), 10, _pause):
+        if not self.counters.until(lambda: self.counters.together(others), TOGETHER, _pause):
             raise AssertionError("not all of them ran at a time")
         self.counters.end(index)
 
     async def async_together(self, index: int, first: int, last: int) -> None:
         """Wait until all of a row of jobs run at a time."""
         self._begin(index)
-        for _ in range(1000):
+        for _ in range(int(TOGETHER / 0.01)):
             if self.counters.together(range(first, last)):
                 return self.counters.end(index)
             await _loop_pause(0.01)

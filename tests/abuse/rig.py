@@ -47,8 +47,11 @@ def one_cell(entry: Misdeed) -> tuple[str, int]:
 WITHIN = 2.0
 """Seconds within which the worker serves the next job."""
 
+START = 60.0
+"""Seconds that the worker has to run the first jobs in all its processes."""
+
 LIMIT = 15.0
-"""Seconds a wait of the rig lasts at most, until a wait has been in vain."""
+"""Seconds a later wait of the rig lasts at most, until a wait has been in vain."""
 
 SHUTDOWN = 6.0
 """The worker's ``--shutdown-timeout``."""
@@ -87,7 +90,7 @@ class _Cell:
         self.mill = declare(f"lmdb://{path}/store", self.counters)
         self.jobs: dict[int, Any] = {}
         self.mark = uuid.uuid4().hex
-        self.limit = max(LIMIT, 2 * within)
+        self.limit = START
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -128,6 +131,7 @@ class _Cell:
     def run(self, worker: Worker) -> None:
         """All steps up to the end of the worker."""
         self.together(WARM)
+        self.limit = min(self.limit, max(LIMIT, 2 * self.within))
         before = {child.pid for child in worker.children()}
         self.begin_long()
         record = self.misbehave()
@@ -200,7 +204,7 @@ class _Cell:
             self.check(seconds < 0.5 + self.within, f"a timeout took {seconds:.1f} s")
         else:
             worker.send(signal.SIGUSR1)
-            worker.wait_line("stacks of worker process", limit=LIMIT)
+            worker.wait_line("stacks of worker process", limit=self.limit)
         self.enqueue(AFTER, "short")
         self.ended(AFTER)
         after = {child.pid for child in worker.children()}

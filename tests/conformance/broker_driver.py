@@ -16,6 +16,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.store import Store
+from tidemill.core.backoff import ENDLESS, RetryPolicy
 from tidemill.core.clock import new_id
 from tidemill.core.job import (
     Envelope,
@@ -28,7 +29,6 @@ from tidemill.core.job import (
     Verdict,
     rank_of,
 )
-from tidemill.core.retry import ENDLESS, Retries
 
 UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 
@@ -39,7 +39,7 @@ def job(
     """A task's job."""
     fields.setdefault("id", new_id())
     fields.setdefault("task", "app.work")
-    policy = Retries(limit=retries, jitter=False)
+    policy = RetryPolicy(limit=retries, jitter=False)
     return Envelope(queue=queue, rank=rank_of(priority), retries=policy, **fields)
 
 
@@ -90,7 +90,7 @@ class LiveOwner:
         )
         return self.take_all(want)
 
-    def take_all(self, want: Want, limit: float = 30.0) -> list[Lease]:
+    def take_all(self, want: Want, limit: float = 60.0) -> list[Lease]:
         """Lease for a want, including jobs still on their way from a broker that pushes."""
         reply = self.exchange(want=want)
         leases, until = list(reply.leases), time.monotonic() + limit
@@ -103,7 +103,7 @@ class LiveOwner:
             leases += reply.leases
         return leases
 
-    def await_all(self, count: int, limit: float = 30.0, **want: Any) -> list[Lease]:
+    def await_all(self, count: int, limit: float = 60.0, **want: Any) -> list[Lease]:
         """Lease until there are ``count`` jobs, sleeping in between."""
         leases, until = list[Lease](), time.monotonic() + limit
         consumer = self.kind == "consumer"
@@ -191,7 +191,7 @@ class Settled:
         return found
 
     def _settle(self) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         for owner_id, worker in list(self._broker._workers.items()):
             number = worker.relay.ask()
             while owner_id in self._broker._workers and not worker.relay.has_looked(number):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_driver import LiveOwner, Settled, check_counts
-from kinds import KINDS, Clock, Kind
+from kinds import KINDS, STILL, Clock, Kind
 from servers import forget_served
 from test_contract_features import FEATURES
 
@@ -21,6 +21,7 @@ from tidemill.core.errors import FeatureMissing
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*what): features, or promises of Kind.cannot")
+    config.addinivalue_line("markers", "still_clock: only ``advance`` moves the broker's clocks on")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +46,8 @@ CARRIED = {
     f"test_contract_{name}"
     for name in (
         *("admin", "features", "workflows", "retention", "keys", "leases", "limits", "transfer"),
-        *("job_numbers", "put", "schedules", "leases_alone", "unique", "unknown_tasks"),
+        *("job_numbers", "messages", "put", "schedules", "leases_alone", "unique", "unknown_tasks"),
+        *("alter", "limit_holds", "topics", "history", "history_move", "purges"),
     )
 }
 
@@ -83,8 +85,11 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def clock(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(kind.clocks, monkeypatch)
+def clock(request: pytest.FixtureRequest, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the broker. In a test with the mark ``still_clock`` a slow machine costs no time
+    of the broker."""
+    is_still = request.node.get_closest_marker("still_clock") is not None
+    return Clock(kind.clocks, monkeypatch, STILL if is_still else 1.0)
 
 
 @pytest.fixture

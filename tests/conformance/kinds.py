@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import time
 import urllib.parse
 from pathlib import Path
 
 import msgspec
 import pytest
-from servers import postgres_url, rabbitmq_url, redis_url, served
+from servers import (
+    django_on_mariadb,
+    django_on_postgres,
+    django_on_sqlite,
+    postgres_store,
+    rabbitmq_url,
+    redis_url,
+    served,
+)
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -44,7 +53,13 @@ class Kind(msgspec.Struct, frozen=True):
 
 def filled(url: str, folder: Path | str) -> str:
     """A URL with what its braces stand for."""
-    url = url.replace("{dir}", str(folder)).replace("{name}", unique(str(folder)))
+    name = unique(str(folder))
+    url = url.replace("{dir}", str(folder)).replace("{name}", name)
+    for mark, make in DJANGO.items():
+        if mark in url:
+            url = url.replace(mark, make(str(folder)))
+    if "{postgres}" in url:
+        url = url.replace("{postgres}", postgres_store(name))
     for mark, find in SERVERS.items():
         if mark in url:
             url = url.replace(mark, find())
@@ -52,11 +67,16 @@ def filled(url: str, folder: Path | str) -> str:
 
 
 def unique(folder: str) -> str:
-    """A name for the store of a directory, good for a prefix or a schema."""
+    """A name for the store of a directory, good for a prefix or a database."""
     return "t" + hashlib.sha1(folder.encode()).hexdigest()[:16]
 
 
-SERVERS = {"{redis}": redis_url, "{postgres}": postgres_url, "{rabbitmq}": rabbitmq_url}
+DJANGO = {
+    "{sqlite}": django_on_sqlite,
+    "{django-postgres}": django_on_postgres,
+    "{django-mariadb}": django_on_mariadb,
+}
+SERVERS = {"{redis}": redis_url, "{rabbitmq}": rabbitmq_url}
 
 NOT_BY_RABBITMQ = frozenset(
     {
@@ -80,17 +100,26 @@ NOT_IF_CARRIED = frozenset(
     }
 )
 
+DJANGO_CLOCK = ("tidemill.brokers.django.server_clock",)
+DJANGO_ELSEWHERE = {
+    "TIDEMILL_TEST_DJANGO": Kind("django+postgresql", "{django-postgres}", DJANGO_CLOCK),
+    "TIDEMILL_TEST_MARIADB": Kind("django+mariadb", "{django-mariadb}", DJANGO_CLOCK),
+}
+"""The broker on other databases than SQLite: run when a variable asks, since each takes long."""
+
 KINDS = [
     Kind("memory", "memory://", ("tidemill.brokers.memory.transitions",)),
     Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.store_clock",)),
     Kind("redis", "{redis}?prefix={name}", ("tidemill.brokers.redis.server_clock",), volatile=True),
     Kind(
         "postgresql",
-        "{postgres}?schema={name}&migrate=1",
+        "{postgres}",
         ("tidemill.brokers.postgres.server_clock",),
         volatile=True,
     ),
     Kind("rabbitmq", "{rabbitmq}?prefix={name}", cannot=NOT_BY_RABBITMQ),
+    Kind("django", "{sqlite}", DJANGO_CLOCK),
+    *(kind for name, kind in DJANGO_ELSEWHERE.items() if name in os.environ),
     Kind(
         "http",
         "lmdb://{dir}/store",
@@ -109,6 +138,9 @@ KINDS = [
 
 LONGEST = 2.0
 """Seconds a test may really pass."""
+
+STILL = 0.01
+"""The speed of a clock that all but stands still by itself."""
 
 
 class Clock:
@@ -153,6 +185,10 @@ class Clock:
 
     def _behind(self) -> float:
         return self._lag * (time.monotonic() - self._since) if self._lag else 0.0
+
+    def now(self) -> float:
+        """The wall time by the broker's clock."""
+        return time.time() + self.wall
 
     def advance(self, seconds: float) -> None:
         """Time passes."""

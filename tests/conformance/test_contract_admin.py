@@ -307,7 +307,7 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert record is not None
     assert (record.state, record.losses, record.attempt) == (State.FAILED, 2, 0)
     assert record.attempts == []
-    assert record.error == "lost 2 times with its worker"
+    assert record.error == "lost with its worker: loss 2 of 2"
     assert broker.kick([given.id]) == [True]
     assert broker.get(given.id).losses == 0
 

@@ -1,4 +1,4 @@
-"""Leases that lie with a carrier: handed over, taken by whoever is brought one, called back."""
+"""Leases at a carrier: handed over, taken by the owner that gets the message, recalled."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.registry import open_broker
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Envelope, Lease, Links, Outcome, Placed, Record, RunOn, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.retry import Retries
 from tidemill.transfer.store_to_store import move
 
 ELSEWHERE = "lmdb://./elsewhere"
@@ -138,7 +138,7 @@ def test_a_taken_lease_is_like_a_lease_of_ones_own(
     assert not relay.settle(lease)
     assert worker.settle(lease, result=b"r", started=1.0, ended=2.0)
     record = shown(broker, given.id)
-    assert (record.state, record.result) == (State.SUCCEEDED, b"r")
+    assert (record.state, record.raw_result) == (State.SUCCEEDED, b"r")
     [attempt] = record.attempts
     assert (attempt.number, attempt.worker) == (1, "w1")
     assert attempt.leased > lease.leased + 4
@@ -516,7 +516,7 @@ def test_lost_tasks_are_carried_in_their_own_queue(
 def test_endless_messages_may_be_carried_for_ever(
     broker: Broker, relay: LiveOwner, clock: Clock
 ) -> None:
-    given = message(retries=Retries(limit=0))
+    given = message(retries=RetryPolicy(limit=0))
     [lease] = carried(broker, relay, given)
     clock.advance(100_000)
     broker.tick()

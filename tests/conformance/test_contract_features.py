@@ -12,11 +12,15 @@ from tidemill.core.errors import FeatureMissing
 
 F = Feature
 EVERYTHING = frozenset(Feature) - {F.DRAIN}
+DJANGO = EVERYTHING - {F.BACKUP, F.CARRY, F.NAMED, F.REMOTE_OWNERS}
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
     "redis": EVERYTHING - {F.TRANSACTIONS, F.BACKUP},
     "postgresql": EVERYTHING - {F.BACKUP},
+    "django": DJANGO,
+    "django+postgresql": DJANGO,
+    "django+mariadb": DJANGO,
     "http": EVERYTHING - {F.TRANSACTIONS, F.REMOTE_OWNERS, F.NAMED},
     "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED, F.DRAIN}),
     "rabbitmq+lmdb": EVERYTHING - {F.CARRY, F.MERGED, F.REMOTE_OWNERS},

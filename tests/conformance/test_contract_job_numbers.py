@@ -1,4 +1,4 @@
-"""Jobs by name and by place: numbers, what is first, leasing by id, another rank."""
+"""Jobs by number and by place: drawing numbers, the first jobs, leasing by id, another rank."""
 
 from __future__ import annotations
 

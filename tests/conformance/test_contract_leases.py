@@ -9,9 +9,9 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.retry import Retries
 
 
 def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: LiveOwner) -> None:
@@ -23,12 +23,13 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     assert running is not None
     assert (running.state, running.worker) == (State.RUNNING, "w1")
     assert running.leased > 0
+    assert (running.token, running.lease_ends) == (lease.token, 0.0)
     # when
     assert worker.settle(lease, result=b"r", started=10.0, ended=11.0)
     # then
     record = broker.get(given.id)
     assert record is not None
-    assert (record.state, record.result, record.error, record.worker) == (
+    assert (record.state, record.raw_result, record.error, record.worker) == (
         State.SUCCEEDED,
         b"r",
         "",
@@ -38,6 +39,7 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     assert (attempt.number, attempt.worker, attempt.outcome) == (1, "w1", Outcome.SUCCESS)
     assert (attempt.started, attempt.ended) == (10.0, 11.0)
     assert record.finished > 0
+    assert record.token == 0
     assert running.attempts == []  # an old record does not change behind one's back
 
 
@@ -124,7 +126,7 @@ def test_a_late_verdict_is_refused_and_changes_nothing(
     assert worker.settle(again, result=b"right")
     assert not worker.settle(again)
     assert not worker.settle(999_999)
-    assert broker.get(given.id).result == b"right"
+    assert broker.get(given.id).raw_result == b"right"
 
 
 def test_a_lease_is_its_owners_alone(broker: Broker, worker: LiveOwner) -> None:
@@ -172,6 +174,20 @@ def test_attempts_are_counted_up_to_the_limit(broker: Broker, worker: LiveOwner)
     assert (row.retried, row.failed, row.accepted) == (2, 1, 1)
 
 
+def test_a_retry_of_the_last_attempt_is_shown_as_a_failure(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    for retries, expected in ((0, ["fail"]), (1, ["retry", "fail"])):
+        given = job(retries=retries)
+        broker.put([given])
+        for _ in expected:
+            [lease] = worker.take()
+            worker.settle(lease, Outcome.RETRY, error="why")
+        record = broker.get(given.id)
+        assert record is not None
+        assert [attempt["outcome"] for attempt in record.public()["attempts"]] == expected
+
+
 def test_release_and_snooze_count_no_attempt(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
@@ -207,22 +223,25 @@ def test_without_an_ack_a_message_comes_back_after_its_ttr(
     broker: Broker, consumer: LiveOwner, clock: Clock
 ) -> None:
     # case Q16, case S3
-    given = message(ttr=10)
+    given = message(ttr=100)
     broker.put([given])
     [lease] = consumer.take()
-    assert (lease.attempt, lease.deadline) == (1, 10.0)
+    assert (lease.attempt, lease.deadline) == (1, 100.0)
     assert broker.stats()[0].size == 1
+    held = broker.get(given.id)
+    assert held is not None
+    assert held.lease_ends == pytest.approx(held.leased + 100, abs=1)
     other = LiveOwner(broker, "c2", "consumer")
-    clock.advance(9)
+    clock.advance(90)
     assert other.take() == []
-    clock.advance(1.1)
+    clock.advance(11)
     [again] = other.take()
     assert (again.open().id, again.attempt) == (given.id, 2)
     # then the first holder's ack is too late, and the second's job untouched
     assert not consumer.settle(lease)
     assert state(broker, given.id) is State.RUNNING
     assert other.settle(again)
-    clock.advance(100)
+    clock.advance(1000)
     assert consumer.take() == []
 
 
@@ -239,13 +258,13 @@ def test_an_ack_after_the_ttr_is_late_even_before_any_check(
 
 def test_touch_starts_the_ttr_anew(broker: Broker, consumer: LiveOwner, clock: Clock) -> None:
     # case Q16
-    broker.put([message(ttr=10)])
+    broker.put([message(ttr=100)])
     [lease] = consumer.take()
     for _ in range(3):
-        clock.advance(9)
+        clock.advance(90)
         assert consumer.touch(lease)
-    assert consumer.touch(lease, 50)
-    clock.advance(49)
+    assert consumer.touch(lease, 500)
+    clock.advance(490)
     assert consumer.touch(lease, 1)
     clock.advance(1.1)
     assert not consumer.touch(lease)
@@ -266,7 +285,7 @@ def test_a_task_with_a_worker_has_no_ttr(broker: Broker, worker: LiveOwner, cloc
 def test_a_message_can_have_a_limit_of_attempts(
     broker: Broker, consumer: LiveOwner, clock: Clock
 ) -> None:
-    given = message(ttr=1, retries=Retries(1, delay=0))
+    given = message(ttr=1, retries=RetryPolicy(1, delay=0))
     broker.put([given])
     for _ in range(2):
         consumer.take()
@@ -411,9 +430,43 @@ def test_progress_and_log_are_shown_while_it_runs_and_after(
     worker.settle(again)
     record = broker.get(given.id)
     assert record is not None
-    assert record.progress == (1.0, 4.0)
+    assert str(record.progress) == "(1, 4)"  # whole numbers
     assert record.log == [(float(n), str(n)) for n in range(50, 150)]
     assert broker.delete([given.id]) == [True]
+
+
+def test_each_report_of_progress_replaces_the_text_of_the_one_before(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    # given a running job with a line of log
+    given = job()
+    broker.put([given])
+    [lease] = worker.take()
+    worker.note(lease, line="begun", time=5.0)
+
+    def shown() -> tuple[tuple[int, int] | None, str]:
+        record = broker.get(given.id)
+        assert record is not None
+        return record.progress, record.progress_text
+
+    # when it reports progress with a text
+    worker.note(lease, done=1.0, total=4.0, text="resizing é.png")
+    # then the text is shown; a line of log leaves it there
+    assert shown() == ((1, 4), "resizing é.png")
+    worker.note(lease, line="half way", time=6.0)
+    assert shown() == ((1, 4), "resizing é.png")
+    # and a report with a log line has both
+    worker.note(lease, done=2.0, total=4.0, text="packing", line="packed", time=7.0)
+    assert shown() == ((2, 4), "packing")
+    # and a report without a text has none; the log is as it was
+    worker.note(lease, done=3.0, total=4.0)
+    assert shown() == ((3, 4), "")
+    worker.note(lease, done=4.0, total=4.0, text="done")
+    worker.settle(lease)
+    assert shown() == ((4, 4), "done")
+    record = broker.get(given.id)
+    assert record is not None
+    assert [line for _, line in record.log] == ["begun", "half way", "packed"]
 
 
 def test_a_detached_owner_cannot_exchange(broker: Broker) -> None:

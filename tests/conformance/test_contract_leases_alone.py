@@ -1,4 +1,4 @@
-"""What leases alone show, in real time: the laws, also on a broker that one cannot look into."""
+"""The laws as far as leases show them, in real time, also on a broker without inspection."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import pytest
 from broker_driver import LiveOwner, ids_of, job, message
+from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
@@ -88,13 +89,18 @@ def test_nothing_comes_before_it_is_due(broker: Broker, worker: LiveOwner, how: 
 
 
 def test_the_due_come_by_their_time_whatever_was_put_first(
-    broker: Broker, worker: LiveOwner
+    broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
     # case S2: nothing waits behind what is due later
-    jobs = [job(delay=delay) for delay in (3.0, 0.1, 1.5)]
+    second = 100 if clock.fake else 1
+    jobs = [job(delay=delay * second) for delay in (3.0, 0.1, 1.5)]
     broker.put(jobs)
-    first, second, third = (worker.await_all(1)[0].open().id for _ in range(3))
-    assert [first, second, third] == ids_of([jobs[1], jobs[2], jobs[0]])
+    taken = []
+    for passed in (0.2, 1.4, 1.5):
+        if clock.fake:
+            clock.advance(passed * second)
+        taken += worker.await_all(1)
+    assert [lease.open().id for lease in taken] == ids_of([jobs[1], jobs[2], jobs[0]])
 
 
 @pytest.mark.parametrize("mode", [Mode.FAIR, Mode.STRICT])
@@ -121,7 +127,7 @@ def test_no_queue_is_starved(broker: Broker, worker: LiveOwner, queues: tuple[st
     # law 10
     for queue in "abc":
         broker.put([job(queue) for _ in range(150)])
-    served, done, until = list[str](), list[Verdict](), time.monotonic() + 30
+    served, done, until = list[str](), list[Verdict](), time.monotonic() + 60
     all_there = False  # what a broker pushes is on its way for a while, of one queue longer
     while len(served) < 45 or not all_there:
         assert time.monotonic() < until
@@ -151,7 +157,7 @@ def test_an_unacknowledged_message_goes_to_another_owner(
     broker: Broker, consumer: LiveOwner
 ) -> None:
     # case Q16, case S3: also when its holder never comes back
-    given = message(ttr=3.0)
+    given = message(ttr=6.0)
     broker.put([given])
     began = time.monotonic()
     [lease] = consumer.take()
@@ -161,7 +167,7 @@ def test_an_unacknowledged_message_goes_to_another_owner(
     assert other.take() == []
     [again] = other.await_all(1)
     # then
-    assert 2.95 < time.monotonic() - began < 20
+    assert 5.95 < time.monotonic() - began < 30
     assert (again.open().id, again.attempt) == (given.id, 2)
     assert not consumer.settle(lease)
     assert other.settle(again)
@@ -170,10 +176,10 @@ def test_an_unacknowledged_message_goes_to_another_owner(
 
 def test_touch_keeps_a_message(broker: Broker, consumer: LiveOwner) -> None:
     # case Q16
-    broker.put([message(ttr=3.0)])
+    broker.put([message(ttr=6.0)])
     [lease] = consumer.take()
     for _ in range(3):
-        time.sleep(1.2)
+        time.sleep(2.2)
         assert consumer.touch(lease)
     assert LiveOwner(broker, "c2", "consumer").take() == []
     assert consumer.settle(lease)
@@ -234,5 +240,5 @@ def test_a_released_job_goes_to_another_owner(broker: Broker, worker: LiveOwner)
     broker.put(jobs)
     mine = [worker.await_all(1)[0], worker.await_all(1)[0]]
     other = LiveOwner(broker, "w2")
-    theirs = other.await_all(6, limit=8)
+    theirs = other.await_all(6)
     assert {lease.open().id for lease in [*mine, *theirs]} == set(ids_of(jobs))

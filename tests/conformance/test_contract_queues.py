@@ -9,7 +9,7 @@ from broker_driver import LiveOwner, job, message, state
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.core.job import Outcome, State
 from tidemill.core.limit_settings import LimitSettings
@@ -132,3 +132,24 @@ def test_the_limit_of_a_forgotten_queue_stays(
     broker.put([job("q", id="one"), job("q", id="two")])
 
     assert worker.take_ids(5, ["q"]) == ["one"]
+
+
+def test_running_jobs_are_found_page_by_page_the_newest_first(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    # given running jobs among finished and ready jobs
+    broker.put([job("q") for _ in range(12)])
+    for lease in worker.take(2, ["q"]):
+        worker.settle(lease)
+    running = [lease.open().id for lease in worker.take(7, ["q"])]
+    assert len(running) == 7
+    # when they are listed by 3
+    found, cursor = list[str](), ""
+    while True:
+        page = broker.find(Filter(states=frozenset({State.RUNNING})), 3, cursor)
+        assert len(page.records) <= 3
+        found += [record.envelope.id for record in page.records]
+        if not (cursor := page.cursor):
+            break
+    # then each is there once
+    assert found == sorted(running, reverse=True)

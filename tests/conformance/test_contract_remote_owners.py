@@ -1,4 +1,4 @@
-"""Owners elsewhere: what a server says for them is done once, and outlives the server."""
+"""Remote owners: each call that a server makes for them is done once, and outlives the server."""
 
 from __future__ import annotations
 

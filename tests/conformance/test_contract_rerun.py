@@ -1,4 +1,4 @@
-"""A job that succeeded runs again when that is asked for, also while it holds its key."""
+"""A job that succeeded runs again on request, also while it holds its key."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_a_forced_kick_runs_a_success_again(
 
     record = broker.get("j")
     assert record is not None
-    assert (record.state, record.run, record.attempt, record.result) == (State.READY, 2, 0, b"")
+    assert (record.state, record.run, record.attempt, record.raw_result) == (State.READY, 2, 0, b"")
     assert run_one(worker, result=b"\x02") == "j"
     record = broker.get("j")
     assert record is not None
-    assert (record.state, record.result) == (State.SUCCEEDED, b"\x02")
+    assert (record.state, record.raw_result) == (State.SUCCEEDED, b"\x02")
     shown = [(a.run, a.number, a.outcome) for a in record.attempts]
     assert shown == [(1, 1, Outcome.RETRY), (1, 2, Outcome.SUCCESS), (2, 1, Outcome.SUCCESS)]
 

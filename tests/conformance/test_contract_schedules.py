@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from broker_driver import LiveOwner, job, state
 from kinds import Clock, Kind
 
+from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.schedules import Change, Changed, LeftOut, Schedule
+from tidemill.brokers.contract.schedules import (
+    DECLARATION,
+    LAST_DECLARATION,
+    Change,
+    Changed,
+    LeftOut,
+    Schedule,
+)
+from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import wall_time
-from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Conflict, Envelope, Planned, State
+from tidemill.core.errors import StoreMoved, TaskNotFound
+from tidemill.core.job import Conflict, Envelope, Planned, State, rank_of
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.declarations import TaskDeclarations
 
 NEVER = float("inf")
 
+pytestmark = pytest.mark.still_clock
+
 
 @pytest.fixture(autouse=True)
-def schedules(need: Callable[[Feature], None]) -> None:
+def schedules(
+    need: Callable[[Feature], None], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests read the time from the broker's clock."""
     need(Feature.SCHEDULES)
+    monkeypatch.setattr(sys.modules[__name__], "wall_time", clock.now)
 
 
 def add(broker: Broker, name: str, due: float = 0.0, body: bytes = b"rule") -> int:
@@ -125,12 +144,12 @@ def test_each_change_of_a_call_stands_by_itself(broker: Broker) -> None:
 def test_a_schedule_is_handed_out_when_due_and_never_before(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
-    add(broker, "soon", wall_time() + 2)
+    add(broker, "soon", wall_time() + 200)
     add(broker, "paused", 0.0)
     reply = worker.exchange(fires=100)
     assert reply.schedules == []
-    assert 1 < reply.next_due <= 2
-    clock.advance(2.1)
+    assert 190 < reply.next_due < 201
+    clock.advance(201)
     assert names(worker) == ["soon"]
 
 
@@ -178,8 +197,8 @@ def test_an_unfired_schedule_is_handed_out_again(
     assert names(worker) == ["s"]
     reply = other.exchange(fires=1)
     assert reply.schedules == []
-    assert 0 < reply.next_due <= 1
-    clock.advance(1.1)
+    assert 0 < reply.next_due < 1.3
+    clock.advance(1.5)
     (again,) = other.exchange(fires=1).schedules
     assert again.version == version
     assert again.due == pytest.approx(due, abs=2e-6)
@@ -211,14 +230,14 @@ def test_a_changed_schedule_comes_at_its_new_time(
 ) -> None:
     add(broker, "s", wall_time() - 1)
     (schedule,) = worker.exchange(fires=5).schedules
-    change = Change("s", schedule.version, wall_time() + 30, jobs=(job(),))
+    change = Change("s", schedule.version, wall_time() + 300, jobs=(job(),))
     broker.change_schedules([change])
     reply = worker.exchange(fires=5)
     assert reply.schedules == []
-    assert 28 < reply.next_due <= 30
+    assert 290 < reply.next_due < 301
     clock.advance(2)  # the claim is over, and means nothing
     assert names(worker) == []
-    clock.advance(29)
+    clock.advance(299)
     assert names(worker) == ["s"]
 
 
@@ -260,7 +279,7 @@ def test_a_claim_does_not_hang_on_the_wall_clock(
     add(broker, "s", wall_time() - 1)
     assert names(worker) == ["s"]
     clock.set_wall(-3600)
-    clock.advance(1.1)
+    clock.advance(1.5)
     assert names(worker) == ["s"]
 
 
@@ -463,3 +482,39 @@ def test_a_server_tells_the_wall_time_of_due_schedules(
     assert [schedule.name for schedule in reply.schedules] == ["a"]
     assert (reply.wall == 0) == (kind.name in ("memory", "lmdb", "rabbitmq+lmdb"))
     assert not reply.wall or due + 5 <= reply.wall < due + 65
+
+
+# -- declarations of tasks -----------------------------------------------------------------------
+
+
+def test_declarations_are_kept_and_listed_before_schedules(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    # given declarations, one with the longest name, and schedules
+    longest = DECLARATION + "t" * 200
+    due = wall_time() + 3600
+    for name in ("  ", longest, f"{DECLARATION}app.send", "a"):
+        add(broker, name, due)
+    # then
+    assert one(broker, longest) is not None
+    both = [schedule.name for schedule in broker.list_schedules(DECLARATION, 10)]
+    assert both == [f"{DECLARATION}app.send", longest, "  ", "a"]
+    alone = [schedule.name for schedule in broker.list_schedules(LAST_DECLARATION, 10)]
+    assert alone == ["  ", "a"]
+
+
+def test_a_worker_declares_and_a_producer_reads(broker: Broker) -> None:
+    # given a worker that has declared its tasks
+    with Tidemill("memory://", retries=5) as app:
+        app.task(name="app.send", queue="mail", priority=7)(max)
+        declared = Hello(declared=app.declarations.own())
+    TaskDeclarations().declare(cast(Store, broker), declared)
+    # when a producer on the same store calls the task by name
+    producer = Tidemill("memory://")
+    producer._broker = cast(Store, broker)
+    envelope = producer.envelope(producer.call("app.send", 1, 2))
+    # then
+    assert (envelope.queue, envelope.rank) == ("mail", rank_of(7))
+    assert envelope.retries.limit == 5
+    with pytest.raises(TaskNotFound):
+        producer.envelope(producer.call("app.other"))

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from kinds import KINDS, Clock, Kind
+from kinds import KINDS, STILL, Clock, Kind
 from servers import forget_served
 
 from tidemill.brokers.contract.broker import Broker
@@ -45,6 +45,7 @@ from tidemill.core.job import (
     RunOn,
     Unique,
     Verdict,
+    rank_of,
 )
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
@@ -54,7 +55,7 @@ OWNERS = ("worker-1", "worker-2", "consumer-1")
 # The clocks all but stand still by themselves, and a little over whole seconds passes at a time: so
 # what lasts whole seconds or halves is over at the same moves for every broker, however long a move
 # really takes.
-SPEED = 0.01
+SPEED = STILL
 OPTIONS = "keep=50.5&keep_count=4&keep_failed=80.5"
 
 TERMS = (
@@ -402,6 +403,12 @@ class SideBySide(RuleBasedStateMachine):
                 token[0], lambda w: Step(token[0], notes=[Note(token[1 + w], done, 2.0, line, 3.0)])
             )
 
+    @rule(data=st.data(), purge_id=st.sampled_from(["p1", "p2"]))
+    def restore(self, data: st.DataObject, purge_id: str) -> None:
+        if self.put_ids:
+            ids = data.draw(st.lists(st.sampled_from(self.put_ids[-12:]), min_size=1, max_size=4))
+            self.agree(lambda b, _: b.restore(ids, purge_id))
+
     @rule(data=st.data(), act=st.sampled_from(["cancel", "kick", "delete"]))
     def act(self, data: st.DataObject, act: str) -> None:
         if self.put_ids:
@@ -409,12 +416,27 @@ class SideBySide(RuleBasedStateMachine):
             self.agree(lambda b, _: getattr(b, act)(ids))
 
     @rule(
+        data=st.data(),
+        priority=st.sampled_from([None, 0, 5, -2.5]),
+        queue=st.sampled_from([None, *QUEUES]),
+    )
+    def alter(self, data: st.DataObject, priority: float | None, queue: str | None) -> None:
+        if self.put_ids and (priority is not None or queue is not None):
+            ids = data.draw(st.lists(st.sampled_from(self.put_ids[-12:]), min_size=1, max_size=3))
+            rank = None if priority is None else rank_of(priority)
+            self.agree(lambda b, _: b.alter(ids, rank=rank, queue=queue))
+
+    @rule(
         queue=st.sampled_from(QUEUES),
-        how=st.sampled_from(["pause", "resume", "resume", "limit", "free", "free", "purge"]),
+        how=st.sampled_from(
+            ["pause", "resume", "resume", "limit", "free", "free", "purge", "p1", "p2"]
+        ),
     )
     def meddle(self, queue: str, how: str) -> None:
         if how == "purge":
             self.agree(lambda b, _: b.purge(queue))
+        elif how.startswith("p") and how[1:].isdigit():
+            self.agree(lambda b, _: b.purge_kept(queue, how))
         elif how in ("pause", "resume"):
             self.agree(lambda b, _: b.set_queue(queue, paused=how == "pause"))
         else:
@@ -484,7 +506,7 @@ def plain(record: Record) -> dict[str, Any]:
     """A record without what may differ: numbers drawn from a sequence, and readings of a clock."""
     shown = msgspec.structs.asdict(record)
     del shown["seq"]
-    for when in ("due", "expires", "finished", "leased"):
+    for when in ("due", "expires", "finished", "leased", "token", "lease_ends"):
         shown[when] = bool(shown[when])
     shown["log"] = [line for _, line in record.log]
     shown["attempts"] = [

@@ -51,12 +51,12 @@ def fill(broker: Broker, target: Broker) -> list[Envelope]:
     done, gone, failed, retried = job(), job(result_ttl=50.0), job(retries=0), job()
     broker.put([done, gone, failed, retried])
     leases = worker.take(4)
-    worker.note(leases[0], done=1.0, total=3.0, line="half", time=5.0)
+    worker.note(leases[0], done=1.0, total=3.0, line="half", time=5.0, text="b.png")
     worker.settle(leases[0], result=b"r", started=1.0, ended=2.0)
     worker.settle(leases[1], started=1.0, ended=2.0)
     worker.settle(leases[2], Outcome.RETRY, error="why", traceback="tb")
     worker.settle(leases[3], Outcome.RETRY, error="once", delay=40.0)
-    late = job(expires=1.0, delay=5.0)
+    late = job(expires=100.0, delay=500.0)
     cancelled = job()
     kicked = job(retries=0)
     broker.put([kicked, cancelled])
@@ -134,7 +134,7 @@ def shown(record: Record, base: int = 0) -> dict[str, object]:
         "expires": pytest.approx(record.expires, abs=0.5),
         "finished": pytest.approx(record.finished, abs=0.5),
         "body": record.envelope,
-        "result": record.result,
+        "result": record.raw_result,
     }
 
 
@@ -253,6 +253,8 @@ def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move
         lambda: broker.cancel([ready.id]),
         lambda: broker.delete([ready.id]),
         lambda: broker.purge("default"),
+        lambda: broker.purge_kept("default", "p1"),
+        lambda: broker.restore([ready.id], "p1"),
         lambda: broker.set_queue("default", paused=True),
         lambda: consumer.take(),
         lambda: LiveOwner(broker, "w2"),

@@ -42,7 +42,7 @@ class Line:
     """A client that sends much before it reads."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 20)
+        self.socket = socket.create_connection(("127.0.0.1", port), 60)
         self._replies: BinaryIO = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a store with jobs in it, and a way to call a verb."""
+"""For the tests of the command line: a store with jobs in it, and a way to call a verb."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from tidemill import Retries, Tidemill, current_job
 from tidemill.cli import main
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.supervisor import Settings, Supervisor
 
 
@@ -41,6 +43,11 @@ class Desk:
         """Run all that is ready, in this process."""
         supervisor = Supervisor(Settings(burst=True, concurrency=2, name="w1"), self.mill)
         assert supervisor.run() == 0
+
+    def declare(self) -> None:
+        """Store the options of the app's tasks, as a worker does at its start."""
+        declared = Hello(declared=self.mill.declarations.own())
+        TaskDeclarations().declare(self.mill.broker, declared)
 
     def run(self, *words: str, url: bool = True, **options: Any) -> Result:
         """Call a verb."""

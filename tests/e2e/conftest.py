@@ -1,14 +1,24 @@
-"""An app for the tests of messages, on every broker that needs no server, or none but ours."""
+"""An app for the tests of messages, on every broker that needs no server, or none but ours.
+
+And a browser for the tests of the dashboard.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from harness import Place
 from servers import forget_served, served
+from servers.http import JobServer
 
 from tidemill import Tidemill
+
+if TYPE_CHECKING:
+    from browser import Visit
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(params=["memory", "lmdb", "http"])
@@ -17,3 +27,28 @@ def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
     with Tidemill(served(url) if request.param == "http" else url) as mill:
         yield mill
     forget_served(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from browser import open_browser
+
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def dashboard_url(place: Place) -> Iterator[str]:
+    """The dashboard of the store of a module's ``place``."""
+    server = JobServer("--quiet", where=place.url)
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, dashboard_url: str) -> Iterator[Callable[..., Visit]]:
+    """Open a visit; at the end no page of it has done anything that it must not."""
+    from browser import open_visits
+
+    with open_visits(browser, dashboard_url) as visit:
+        yield visit

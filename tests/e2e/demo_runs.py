@@ -1,4 +1,4 @@
-"""What the tests of the demo share: a small folder, and the real demo on it."""
+"""For the tests of the demo: a small folder, and the real demo on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of messages share: taking everything, and doing something later."""
+"""For the tests of messages: take all messages, and act a moment later."""
 
 from __future__ import annotations
 

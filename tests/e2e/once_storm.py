@@ -22,7 +22,7 @@ STORES: dict[str, Callable[[Path], str]] = {
     "lmdb": lambda path: f"lmdb://{path}/store",
     "redis": lambda path: NETWORK["redis"](f"once{new_id()}"),
     "postgresql": lambda path: NETWORK["postgresql"](f"once{new_id()}"),
-    "rabbitmq": lambda path: f"{rabbitmq_url()}?prefix={new_id()[-20:]}",
+    "rabbitmq": lambda path: f"{rabbitmq_url()}?prefix={new_id()[-20:]}&patience=60",
 }
 """By broker: the url of a fresh store that several processes may use."""
 

@@ -32,7 +32,7 @@ class PortHere:
         self._loop.call_soon_threadsafe(self._port.drain)
 
     def end(self) -> None:
-        """What the server does first when it is told to end."""
+        """Do what the server does first when it gets the order to end."""
         self._loop.call_soon_threadsafe(self._port.end)
 
     def at_once(self, what: Callable[[PortState], object]) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sqlite3
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from harness import Place, open_place
-from servers import NETWORK, RabbitMQ, Redis, carried_url, postgres_url
+from servers import (
+    NETWORK,
+    RabbitMQ,
+    Redis,
+    carried_url,
+    django_on_postgres,
+    django_on_sqlite,
+    postgres_url,
+)
 from servers.http import JobServer
 
 from tidemill.core.clock import new_id
@@ -33,7 +43,7 @@ def lmdb_locked(place: Place) -> Iterator[None]:
 @contextlib.contextmanager
 def _table_locked(place: Place) -> Iterator[None]:
     schema = place.url.partition("schema=")[2].partition("&")[0]
-    with psycopg.connect(postgres_url()) as other:
+    with psycopg.connect(place.url.partition("?")[0]) as other:
         other.execute(f"lock table {schema}.lease in access exclusive mode")
         yield
         other.rollback()
@@ -97,7 +107,38 @@ def _carrier(path: Path) -> Iterator[tuple[str, Lock]]:
     yield url, lambda place: server.stalled()
 
 
+@contextlib.contextmanager
+def _django_sqlite(path: Path) -> Iterator[tuple[str, Lock]]:
+    @contextlib.contextmanager
+    def locked(place: Place) -> Iterator[None]:
+        file = path / "django.sqlite3"
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None, timeout=60)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+            other.execute("ROLLBACK")
+
+    yield django_on_sqlite(str(path)), locked
+
+
+@contextlib.contextmanager
+def _django_postgresql(path: Path) -> Iterator[tuple[str, Lock]]:
+    url = django_on_postgres(str(path))
+    database = url.removeprefix("django://")
+    server = urllib.parse.urlsplit(postgres_url())._replace(path=f"/{database}").geturl()
+
+    @contextlib.contextmanager
+    def locked(place: Place) -> Iterator[None]:
+        with psycopg.connect(server) as other:
+            other.execute("LOCK TABLE tidemill_job IN ACCESS EXCLUSIVE MODE")
+            yield
+            other.rollback()
+
+    yield url, locked
+
+
 KINDS = {
+    "django-sqlite": _django_sqlite,
+    "django-postgresql": _django_postgresql,
     "lmdb": _lmdb,
     "postgresql": _postgresql,
     "redis": _redis,

@@ -64,6 +64,33 @@ def test_the_message_is_returned_and_the_cancellation_follows(mill: Tidemill, ga
     assert mill.queue("q").get_nowait() is None
 
 
+def test_several_messages_are_returned_together_and_the_cancellation_follows(
+    mill: Tidemill, gate: Gate
+) -> None:
+    got: list[Message] = []
+
+    async def consume() -> None:
+        got.extend(await mill.queue("q").aget_many(5))
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(consume())
+        await reached(gate)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    # given messages with and without acknowledgement
+    mill.queue("q").put("once", ttr=0)
+    mill.queue("q").put("held", ttr=600)
+    # when the call is cancelled while the acknowledgement is stored
+    asyncio.run(main())
+    # then
+    assert [message.body for message in got] == ["once", "held"]
+    assert got[1].ack()
+    assert mill.queue("q").get_nowait() is None
+
+
 def test_a_timeout_that_came_too_late_leaves_no_cancellation_behind(
     mill: Tidemill, gate: Gate
 ) -> None:
@@ -92,9 +119,10 @@ def test_a_timeout_that_came_too_late_leaves_no_cancellation_behind(
         assert message.body == body
 
 
-def test_a_message_with_a_ttr_goes_back_at_once(mill: Tidemill) -> None:
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_message_with_a_ttr_goes_back_at_once(mill: Tidemill, n: int) -> None:
     async def main() -> None:
-        task = asyncio.ensure_future(mill.queue("q").aget())
+        task = asyncio.ensure_future(mill.queue("q").aget_many(n))
         waiting = mill.consumers.session.waiting
         await asyncio.to_thread(eventually, lambda: waiting, "a waiting call")
         mill.queue("q").put(1)
@@ -106,6 +134,6 @@ def test_a_message_with_a_ttr_goes_back_at_once(mill: Tidemill) -> None:
             await task
 
     asyncio.run(main())
-    message = mill.queue("q").get(5)
+    message = mill.queue("q").get(30)  # its ttr is 60 s
     assert message is not None
     assert message.attempt == 1

@@ -1,4 +1,4 @@
-"""The tests of a client that others wrote pass against our port; of more: `make clients`."""
+"""The published tests of one client pass against our port; ``make clients`` runs more."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from cli_store import Desk
 
 import tidemill.cli.job_actions
-import tidemill.cli.queues
+import tidemill.cli.purges
 from tidemill import InvalidOption, State, Tidemill, chain, group
+from tidemill.core.files import folder_mode
 
 
 @pytest.fixture
@@ -92,16 +94,18 @@ def test_a_wrong_call_is_refused_at_once(desk: Desk, words: list[str], said: str
     assert desk.mill.find().records == []
 
 
-def test_without_an_app_a_call_goes_to_the_store_as_it_is(desk: Desk) -> None:
+def test_without_an_app_nobody_checks_a_call_that_names_its_queue(desk: Desk) -> None:
     # given a store, and a worker's app that the shell knows nothing of
     desk.mill.queues()
     good = desk.run("enqueue", "add", "20", "--kw", "b=22", "--queue", "sums")
-    lost = desk.run("enqueue", "no.such.task")
+    lost = desk.run("enqueue", "no.such.task", "--queue", "lost")
     assert (good.exit_code, lost.exit_code) == (0, 0), good.output
     desk.work()
     assert desk.mill.job(good.stdout.strip()).result(timeout=5) == 42
     # then names and options are checked all the same
     for words, said in [
+        (["addd"], "; did you mean 'add'? Else start its worker first"),
+        (["no.such.task"], "'no.such.task' is no task of this app, and no worker on lmdb://"),
         (["a\tb"], "task 'a\\tb' contains a control"),
         (["add", "--priority", "1000"], "priority must be"),
         (["add", "--queue", ""], "queue must not be empty"),
@@ -142,7 +146,9 @@ def test_waiting_in_vain_says_so(desk: Desk) -> None:
     words = ["enqueue", "add", "1", "--wait", "0.1", "--app", desk.write_app()]
     result = desk.run(*words, url=False)
     assert result.exit_code == 1
-    assert "is still ready after 0.1 s" in result.stderr
+    [job] = desk.mill.find().records
+    said = f"job {job.envelope.id} is still ready after 0.1 s and goes on; tidemill explain"
+    assert result.stderr == f"tidemill: {said} {job.envelope.id} says why\n"
 
 
 # -- retry and cancel -----------------------------------------------------------------------------
@@ -189,7 +195,7 @@ def test_bulk_asks_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [["retry"], ["cancel"], ["cancel", "x", "--all"]])
-def test_it_must_be_clear_which_jobs_are_meant(desk: Desk, words: list[str]) -> None:
+def test_an_unclear_selection_of_jobs_is_wrong_usage(desk: Desk, words: list[str]) -> None:
     desk.add.enqueue(1)
     assert desk.run(*words).exit_code == 2
 
@@ -202,7 +208,88 @@ def test_cancel_before_the_start(desk: Desk) -> None:
     assert {job.state for job in jobs} == {State.CANCELLED}
 
 
+# -- alter ----------------------------------------------------------------------------------------
+
+
+def test_alter_by_id_and_by_filter(desk: Desk) -> None:
+    # given
+    jobs = [desk.add.enqueue(n) for n in range(3)]
+    first = jobs[0].id
+    # when
+    assert desk.json("alter", first, "--to-priority", "5") == {"altered": [first], "refused": []}
+    result = desk.run("alter", "--queue", "sums", "--to-queue", "slow", "--all")
+    # then
+    assert result.stdout == "altered 3 jobs\n"
+    shown = [job.refresh().public() for job in jobs]
+    assert [(it["queue"], it["priority"]) for it in shown] == [
+        ("slow", 5),
+        ("slow", 0),
+        ("slow", 0),
+    ]
+    assert "altered: queue slow" in desk.run("job", first).stdout
+
+
+def test_a_refused_alter_says_why(desk: Desk) -> None:
+    done = desk.add.enqueue(0)
+    desk.work()
+    job = desk.add.enqueue(1)
+    desk.mill.broker.set_queue("full", max_size=1)
+    desk.mill.queue("full").put("x")
+    result = desk.run("alter", done.id, job.id, "nothing", "--to-queue", "full")
+    assert result.exit_code == 1
+    assert f"not {done.id}: it succeeded already" in result.stderr
+    assert f"not {job.id}: the queue 'full' is full (max_size)" in result.stderr
+    assert "not nothing: no job has this id here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "alter needs another priority, another queue, or both"),
+        (["--to-priority", "101"], "priority must be a number from -100 to 100"),
+        (["--to-queue", ""], "queue must not be empty"),
+    ],
+)
+def test_alter_needs_a_target(desk: Desk, words: list[str], said: str) -> None:
+    job = desk.add.enqueue(1)
+    result = desk.run("alter", job.id, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_the_jobs_of_a_group_and_a_chain_are_altered_whole(desk: Desk) -> None:
+    both = desk.mill.enqueue(group(desk.add.call(n) for n in range(2)))
+    steps = desk.mill.enqueue(chain(desk.add.call(1), desk.add.call(), desk.add.call()))
+    assert desk.json("alter", both.id, steps.id, "--to-queue", "slow") == {
+        "altered": [both.id, steps.id],
+        "refused": [],
+    }
+    queues = {record.envelope.queue for record in desk.mill.find().records}
+    assert queues == {"slow"}
+    desk.work()
+    assert both.result(0) == [1, 2]
+    assert steps.result(0) == 4
+
+
 # -- queues ---------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume_print_documents(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    assert desk.json("pause", "sums", "new") == {"queues": ["sums", "new"], "paused": True}
+    assert desk.json("resume", "sums") == {"queues": ["sums"], "paused": False}
+    assert {row.name: row.paused for row in desk.mill.queues()} == {"sums": False, "new": True}
+
+
+def test_token_create_and_revoke_print_documents(desk: Desk, tmp_path: Path) -> None:
+    auth = ("--auth", str(tmp_path / "tokens.json"), "--json")
+    words = ("token", "create", "shop", "--role", "viewer", "-Q", "orders", *auth)
+    made = json.loads(desk.run(*words, url=False).stdout)
+    assert made.pop("token")
+    expected = {"name": "shop", "role": "viewer", "queues": ["orders"], "expires": None}
+    assert made == expected
+    gone = desk.run("token", "revoke", "shop", *auth, url=False)
+    assert json.loads(gone.stdout) == {"revoked": "shop"}
 
 
 def test_pause_and_resume(desk: Desk) -> None:
@@ -221,7 +308,7 @@ def test_a_queue_that_is_not_there(desk: Desk) -> None:
     for verb in ("resume", "purge"):
         result = desk.run(verb, "smus")
         assert result.exit_code == 1
-        assert "no queue has the name 'smus' here; known are: sums" in result.stderr
+        assert "no queue has the name 'smus' here; did you mean 'sums'?" in result.stderr
 
 
 def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,19 +317,46 @@ def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch)
     desk.add.enqueue(1)
     desk.add.using(delay=60).enqueue(2)
     # when nobody can be asked
-    assert desk.run("purge", "sums").exit_code == 2
+    assert desk.run("purge", "sums", "--now").exit_code == 2
     # when the name is typed wrong, then right
-    _Terminal(tidemill.cli.queues, monkeypatch)
-    assert desk.run("purge", "sums", input="sum\n").exit_code == 1
+    _Terminal(tidemill.cli.purges, monkeypatch)
+    assert desk.run("purge", "sums", "--now", input="sum\n").exit_code == 1
     assert len(desk.mill.find().records) == 3
-    assert "deleted 2 jobs of sums" in desk.run("purge", "sums", input="sums\n").stdout
+    purged = desk.run("purge", "sums", "--now", input="sums\n")
+    assert "deleted 2 jobs of sums\n" in purged.stdout
+    assert "for good" in purged.stderr
     # then what had finished is still there
     assert [record.envelope.id for record in desk.mill.find().records] == [done.id]
 
 
 def test_purge_without_asking(desk: Desk) -> None:
     desk.add.enqueue(1)
-    assert desk.json("purge", "sums", "--yes") == {"queue": "sums", "deleted": 1}
+    told = desk.json("purge", "sums", "--yes", "--now")
+    assert told == {"queue": "sums", "deleted": 1, "kept": 0, "purge": None}
+
+
+def test_a_purge_is_listed_and_restored(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    first = desk.json("purge", "sums", "--yes")
+    assert (first["deleted"], first["kept"]) == (1, 1)
+    desk.add.enqueue(2)
+    desk.add.enqueue(3)
+    purged = desk.run("purge", "sums", "--yes").stdout
+    assert purged == "deleted 2 jobs of sums; to bring them back: tidemill restore sums\n"
+
+    listed = desk.json("purges", "sums")["purges"]
+    assert [row["jobs"] for row in listed] == [2, 1]
+    assert listed[1]["id"] == first["purge"]
+    assert first["purge"] in desk.run("purges", "sums").stdout
+
+    assert desk.run("restore", "sums").stdout == "restored 2 jobs of sums\n"
+    restored = desk.json("restore", "sums", first["purge"])
+    assert restored == {"queue": "sums", "restored": 1, "left": 0}
+    assert "no purge of sums can be restored" in desk.run("purges", "sums").stdout
+    again = desk.run("restore", "sums")
+    assert again.exit_code == 1
+    assert "no purge of queue 'sums' can be restored" in again.stderr
+    assert desk.mill.queues()[0].ready == 3
 
 
 # -- backup ---------------------------------------------------------------------------------------
@@ -257,6 +371,20 @@ def test_a_backup_opens_as_a_store(desk: Desk, tmp_path: Path) -> None:
     again = desk.run("backup", str(target))
     assert again.exit_code == 2
     assert "holds a store already" in again.stderr
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660])
+def test_a_backup_has_the_modes_of_the_store(desk: Desk, tmp_path: Path, mode: int) -> None:
+    desk.add.enqueue(1)
+    (tmp_path / "store/data.mdb").chmod(mode)
+    before = os.umask(0o022)
+    try:
+        assert desk.run("backup", str(tmp_path / "copies/first")).exit_code == 0
+    finally:
+        os.umask(before)
+    copy = tmp_path / "copies/first"
+    assert copy.joinpath("data.mdb").stat().st_mode & 0o777 == mode
+    assert copy.stat().st_mode & 0o777 == folder_mode(mode)
 
 
 def test_a_chain_is_cancelled_and_deleted_whole(desk: Desk) -> None:
@@ -275,7 +403,7 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     desk.work()
     facts = desk.json("job", handle.id)
     assert facts["members"] == {"count": 2, "ended": 2, "failures": 1}
-    assert "2 of 2 have ended, 1 of them not well" in desk.run("job", handle.id).stdout
+    assert "2 of 2 have ended, 1 of them without success" in desk.run("job", handle.id).stdout
     assert desk.json("job", handle[0].id)["members"] is None
     ids = [row["id"] for row in desk.json("jobs", "--group", handle.id)["jobs"]]
     assert ids == [handle[1].id, handle[0].id]
@@ -296,6 +424,29 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
 
 
+def test_a_retry_of_all_failed_jobs_leaves_groups_to_their_members(desk: Desk) -> None:
+    # given a group that failed, and its hook, which failed, too
+    handle = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]).on_failure(desk.bad))
+    desk.work()
+    assert desk.mill.job(handle.id).state is State.FAILED
+    hook, member = f"{handle.id}.on_failure", f"{handle.id}.0000001"
+    # when
+    done = desk.run("retry", "--all", "--json")
+    # then no job is refused
+    assert (done.exit_code, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert (sorted(answer["retried"]), answer["refused"]) == (sorted([hook, member]), [])
+    assert desk.mill.job(handle.id).state is State.WAITING
+
+
+def test_a_cancel_of_all_jobs_leaves_groups_to_their_members(desk: Desk) -> None:
+    handle = desk.mill.enqueue(group([desk.add.call(1), desk.add.call(2)]))
+    answer = desk.json("cancel", "--all")
+    assert sorted(answer["cancelled"]) == [f"{handle.id}.0000000", f"{handle.id}.0000001"]
+    assert answer["refused"] == []
+    assert desk.mill.job(handle.id).state is State.FAILED
+
+
 def test_force_is_refused_for_a_group_and_a_chain(desk: Desk) -> None:
     # given a group and a chain, each with a part that failed
     failed = desk.bad.enqueue("x")
@@ -304,7 +455,7 @@ def test_force_is_refused_for_a_group_and_a_chain(desk: Desk) -> None:
     desk.work()
     # when they are to run again by force
     result = desk.run("retry", failed.id, members.id, "--force")
-    with pytest.raises(InvalidOption, match="no step of a chain that succeeded runs again"):
+    with pytest.raises(InvalidOption, match="a step that succeeded never runs again"):
         steps.retry(force=True)
     # then a sentence says why not, and nothing runs
     assert result.exit_code == 2

@@ -1,10 +1,12 @@
-"""``tidemill doctor``: it finds what is wrong, says what to do, and its exit code tells."""
+"""``tidemill doctor`` finds each problem, names the remedy, and has an exit code."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,22 @@ from typing import Any
 
 import pytest
 from cli_store import Desk
+from click.testing import CliRunner
+from harness import eventually
+from servers import Redis
+from servers.http import JobServer
 
+import tidemill.cli.disk_checks
 import tidemill.cli.doctor
-from tidemill import Limit, State
+import tidemill.cli.worker_checks
+from tidemill import Limit, State, StoreFull, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.cli import main
+from tidemill.cli.worker_checks import server_clock
+from tidemill.client.limit_hold import HOLDS
 from tidemill.core.job import Owner
+from tidemill.server import tokens
 
 
 @pytest.fixture
@@ -53,6 +66,128 @@ def test_jobs_that_nobody_will_take(desk: Desk) -> None:
     # given one of this queue
     desk.mill.broker.attach(Owner(id="w2", name="w2", queues=("sums",), concurrency=1))
     assert findings(desk, "warn") == {}
+
+
+def test_the_command_that_starts_a_missing_worker(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    checks = json.loads(desk.run("doctor", "--json").stdout)["checks"]
+    (check,) = [check for check in checks if check["check"] == "queues"]
+    assert check["advice"] == "start one: tidemill worker MODULE:VAR -Q sums"
+
+
+def test_a_lease_that_its_live_worker_does_not_know(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a real worker of another queue, and a lease in its name
+    job = desk.add.enqueue(1)
+    broker = desk.mill.broker
+    with desk.mill.worker(queues=["other"]):
+        (owner,) = eventually(broker.owners, "the worker is there")
+        assert len(broker.exchange(Step(owner.id, want=Want(1, ("sums",)))).leases) == 1
+        assert "leases" not in findings(desk, "fail")  # it may be about to start
+        # when the lease is old
+        monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -1.0)
+        # then
+        said = findings(desk, "fail")["leases"]
+        assert said.startswith("1 running jobs held by a live worker that does not know of them")
+        assert job.id in said
+
+
+def test_a_lease_that_its_worker_runs_is_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -1.0)
+    go, running = threading.Event(), threading.Event()
+
+    @desk.mill.task(name="holds")
+    def holds() -> None:
+        running.set()
+        go.wait(60)
+
+    holds.enqueue()
+    with desk.mill.worker():
+        assert running.wait(60)
+        assert "leases" not in findings(desk, "fail")
+        go.set()
+
+
+def test_a_lease_of_a_worker_that_is_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a running job, and its worker
+    job = desk.add.enqueue(1)
+    desk.mill.broker.attach(Owner(id="w", name="w", concurrency=1))
+    desk.mill.broker.exchange(Step("w", want=Want(1)))
+    assert "leases" not in findings(desk, "fail")
+    # when the store has the lease and not the worker
+    monkeypatch.setattr(LmdbBroker, "owners", lambda self: [])
+    # then
+    said = findings(desk, "fail")["leases"]
+    assert said.startswith("1 running jobs held by a worker that is gone")
+    assert job.id in said
+
+
+def test_workers_of_other_releases(desk: Desk) -> None:
+    # given a real worker
+    with desk.mill.worker(queues=["sums"]):
+        eventually(desk.mill.broker.owners, "the worker is there")
+        assert [*findings(desk, "warn")] == []
+        assert desk.json("workers", "list")["workers"][0]["version"] == __version__
+        # when there is one of another release
+        desk.mill.broker.attach(Owner(id="w2", name="w2", concurrency=1, version="99.10.1"))
+        said = findings(desk, "warn")["versions"]
+        assert said.startswith(f"workers run different releases: {__version__} (1: ")
+        assert said.endswith("; 99.10.1 (1: w2)")
+    # then also when there are only workers of another release
+    report = json.loads(desk.run("doctor", "--json").stdout)["checks"]
+    (check,) = [c for c in report if c["check"] == "versions" and c["status"] == "warn"]
+    assert "99.10.1 (1: w2)" in check["message"]
+    assert check["advice"] == "use it here, too: pip install tidemill==99.10.1"
+
+
+def test_an_older_worker_is_to_be_restarted(desk: Desk) -> None:
+    for n in range(5):
+        desk.mill.broker.attach(Owner(id=f"w{n}", name=f"w{n}", concurrency=1, version="0.0.9"))
+    report = json.loads(desk.run("doctor", "--json").stdout)["checks"]
+    (check,) = [c for c in report if c["check"] == "versions" and c["status"] == "warn"]
+    assert check["message"].endswith("0.0.9 (5: w0, w1, w2 …)")
+    assert check["advice"] == f"restart them with tidemill {__version__}"
+
+
+@pytest.mark.parametrize(("by", "said"), [(-100.0, "ahead of"), (100.0, "behind")])
+def test_a_clock_that_differs_from_the_clock_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, by: float, said: str
+) -> None:
+    # given a server, and a machine whose clock is wrong
+    server = Redis("--appendonly", "yes")
+    try:
+        with Tidemill(server.url) as mill:
+            assert server_clock(mill.broker)[0].status == "ok"
+            real = time.time
+            monkeypatch.setattr(tidemill.cli.worker_checks.time, "time", lambda: real() + by)
+            # then
+            (finding,) = server_clock(mill.broker)
+        assert finding.status == "warn"
+        assert f"s {said} the clock of this machine" in finding.message
+    finally:
+        server.close()
+
+
+def test_a_redis_that_evicts_or_keeps_no_file() -> None:
+    # given a server without a file, then one that evicts keys
+    for options, said, advice in (
+        ((), "the append-only file is off", "appendonly yes"),
+        (
+            ("--appendonly", "yes", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"),
+            "maxmemory-policy is allkeys-lru: the server may throw jobs away",
+            "maxmemory-policy noeviction",
+        ),
+    ):
+        server = Redis(*options)
+        try:
+            result = CliRunner().invoke(main, ["doctor", "--url", server.url, "--json"])
+            checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+            assert checks["durability"]["status"] == "warn"
+            assert said in checks["durability"]["message"]
+            assert advice in checks["durability"]["advice"]
+        finally:
+            server.close()
 
 
 def test_messages_need_no_worker(desk: Desk) -> None:
@@ -110,12 +245,85 @@ def test_a_job_past_its_timeout(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(broker.exchange(Step("w", want=Want(1))).leases) == 1
     assert findings(desk, "fail") == {}
     # when its time is long over
-    monkeypatch.setattr(tidemill.cli.doctor, "LATE", -2.0)
+    monkeypatch.setattr(tidemill.cli.worker_checks, "LATE", -2.0)
     # then
     result = desk.run("doctor")
     assert result.exit_code == 1
     assert f"1 running jobs past the timeout and still held, for example {job.id}" in result.stdout
     assert f"tidemill job {job.id}" in result.stdout
+
+
+def test_a_map_whose_room_for_puts_is_used_up(tmp_path: Path) -> None:
+    # given a small map, and puts until the store refuses one
+    desk = Desk(tmp_path, "?map_size=1048576")
+    try:
+        desk.add.enqueue(1)
+        assert "map" in findings(desk, "ok")
+        with pytest.raises(StoreFull):
+            fill(desk)
+        # then the doctor knows that, too
+        report = json.loads(desk.run("doctor", "--json").stdout)
+        (check,) = (check for check in report["checks"] if check["check"] == "map")
+        assert check["status"] == "fail"
+        assert check["advice"].startswith("puts are refused: raise map_size")
+        assert desk.run("doctor").exit_code == 1
+    finally:
+        desk.close()
+
+
+def fill(desk: Desk) -> None:
+    while True:
+        desk.mill.queue("q").put(b"x" * 10_000)
+
+
+def test_a_map_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidemill.cli.disk_checks, "NEARLY", 0.0)
+    desk = Desk(tmp_path)
+    desk.add.enqueue(1)
+    try:
+        assert "used of a map of" in findings(desk, "warn")["map"]
+    finally:
+        desk.close()
+
+
+def test_a_viewer_at_a_server_elsewhere_is_not_checked_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server, and a token that may only read
+    token = tokens.create(tmp_path / "tokens.json", "look", tokens.Role.VIEWER)
+    server = JobServer("--quiet", "--auth", str(tmp_path / "tokens.json"))
+    try:
+        url = server.url.replace("://", f"://:{token}@")
+        # when the doctor runs on a machine without the store's folder
+        monkeypatch.setattr(os.path, "isdir", lambda path: False)
+        result = CliRunner().invoke(main, ["doctor", "--url", url, "--json"])
+        # then
+        checks = {c["check"]: c for c in json.loads(result.stdout)["checks"]}
+        assert checks["writable"]["status"] == "ok"
+        assert checks["writable"]["message"].startswith("not checked, as this token may only read")
+        assert result.exit_code == 0
+    finally:
+        server.close()
+
+
+def test_the_message_of_a_hold_is_no_backlog(desk: Desk) -> None:
+    # given a place that is held, and a hold that waits for it
+    limit = Limit(name="db", concurrency=1)
+    with desk.mill.limits.hold(limit):
+        waiting = threading.Thread(target=lambda: hold_once(desk, limit))
+        waiting.start()
+        eventually(lambda: [row for row in desk.mill.broker.stats() if row.ready], "it waits")
+        # then no check speaks of the queues of holds
+        assert HOLDS not in json.dumps(findings(desk))
+        assert findings(desk, "ok")["backlog"] == "no job is ready"
+        assert HOLDS not in desk.run("info").stdout
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def hold_once(desk: Desk, limit: Limit) -> None:
+    with desk.mill.limits.hold(limit):
+        pass
 
 
 def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +359,6 @@ def test_a_store_in_use_gets_no_false_alarm(desk: Desk) -> None:
         for _ in range(3):
             assert findings(desk, "fail") == {}
     finally:
-        worker.join(60)
+        worker.join(180)
     assert len(desk.mill.find().records) == 100
     assert {r.state for r in desk.mill.find(limit=2000).records} == {State.SUCCEEDED}

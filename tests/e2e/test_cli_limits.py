@@ -35,20 +35,20 @@ def test_limits_are_listed_and_changed(desk: Desk) -> None:
     desk.run("limit", "sums", "--queue", "--rate", "none", "--breaker", "3", "--pause", "9")
     [queue] = desk.json("limit", "sums", "--queue")["limits"]
     assert (queue["rate"], queue["breaker"]) == (None, {"failures": 3, "pause": 9})
-    assert "breaker 3 failures, 9 s" in desk.run("queues").stdout
+    assert "breaker: 9 s after 3 failures" in desk.run("queues").stdout
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--rate", "1/s"], "name the limit to change"),
-        (["nobody", "--rate", "1/s"], "no job has had a limit of the name 'nobody'"),
+        (["nobody", "--rate", "1/s"], "no job has had a limit of the name 'nobody' yet; known are"),
         (["sums"], "for the queue of that name add --queue"),
         (["sums", "--queue", "--rate", "fast"], "rate must be jobs per time"),
         (["sums", "--queue", "--concurrency", "1.5"], "concurrency must be a whole number or none"),
         (["sums", "--queue", "--rate", "none", "--burst", "5"], "burst goes with a rate"),
         (["sums", "--queue", "--burst", "big"], "burst must be a number or none"),
-        (["sum", "--queue", "--rate", "5/s"], "there is no queue 'sum'"),
+        (["sum", "--queue", "--rate", "5/s"], "no queue has the name 'sum' here; did you mean"),
         (["sums", "--queue", "--rate", "5/s", "--declared"], "pass no other settings with it"),
         (["--declared"], "name the limit to change"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,10 @@ import pytest
 from cli_store import Desk
 from servers import carried_url
 
-from tidemill import State, Tidemill
+from tidemill import State, Tidemill, group
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.core.clock import new_id
+from tidemill.core.job import Note, Owner
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_jobs_are_found_by_every_filter(desk: Desk) -> None:
 def test_jobs_come_in_pages(desk: Desk) -> None:
     made = [desk.add.enqueue(n).id for n in range(5)]
     first = desk.json("jobs", "--limit", "3")
-    second = desk.json("jobs", "--limit", "3", "--cursor", first["cursor"])
+    second = desk.json("jobs", "-n", "3", "--cursor", first["cursor"])
     found = [row["id"] for page in (first, second) for row in page["jobs"]]
     assert found == made[::-1]
     assert second["cursor"] is None
@@ -64,7 +68,7 @@ def test_a_pipe_gets_whole_lines_and_no_colour(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_a_narrow_terminal_gets_short_lines_and_whole_ids(desk: Desk, width: int) -> None:
+def test_a_narrow_terminal_gets_short_lines_and_short_ids(desk: Desk, width: int) -> None:
     job = desk.bad.enqueue("a thing " * 10)
     desk.work()
     for verb in ("jobs", "queues"):
@@ -72,8 +76,58 @@ def test_a_narrow_terminal_gets_short_lines_and_whole_ids(desk: Desk, width: int
         assert max(map(len, out.splitlines())) <= width
         assert "failed" in out
     out = desk.run("jobs", env={"COLUMNS": str(width)}).stdout
-    assert job.id in out
+    assert out.splitlines()[1].startswith(f"{job.id[-8:]}  failed")
     assert "error or arg" in out
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_line_is_cut_and_never_wrapped_whatever_the_ids(desk: Desk, width: int) -> None:
+    for n in range(3):
+        desk.bad.using(id=f"invoice-{n}-" + "x" * 150).enqueue("a thing")
+    out = desk.run("jobs", env={"COLUMNS": str(width)}).stdout
+    assert len(out.splitlines()) == 4
+    assert max(map(len, out.splitlines())) <= width
+    assert out.splitlines()[1].startswith("invoic")
+    assert "  ready  " in out.splitlines()[1]
+
+
+def test_a_running_job_shows_its_progress_in_percent(desk: Desk) -> None:
+    # given a running job that has reported its progress, and one that knows no total
+    desk.add.using(id="half").enqueue(1)
+    desk.add.using(id="unknown").enqueue(2)
+    broker = desk.mill.broker
+    broker.attach(Owner(id="o", kind="worker", name="w7", pid=os.getpid(), queues=("sums",)))
+    leases = broker.exchange(Step("o", want=Want(2))).leases
+    by_id = {lease.open().id: lease.token for lease in leases}
+    notes = [Note(by_id["half"], done=21, total=42, text="b.png"), Note(by_id["unknown"], done=9)]
+    broker.exchange(Step("o", notes=notes))
+    # then
+    lines = desk.run("jobs").stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["unknown", "running", "sums"],
+        ["half", "running", "50%"],
+    ]
+    assert "progress  21 of 42 (50%), b.png\n" in desk.run("job", "half").stdout
+    assert "progress  9\n" in desk.run("job", "unknown").stdout
+    # and the running attempt counts
+    assert all(" 1/4 " in line for line in lines[1:])
+    assert "attempts  attempt 1 of 4" in desk.run("job", "half").stdout
+
+
+def test_identical_tracebacks_are_folded(desk: Desk) -> None:
+    # given two jobs that fail at the same line, twice each
+    first = desk.bad.enqueue("one")
+    second = desk.bad.enqueue("two")
+    desk.work()
+    # then a list prints the traceback once
+    out = desk.run("jobs", "-v").stdout
+    assert out.count("Traceback") == 1
+    assert f"\n{second.id[-8:]}  ValueError: cannot do two\n    Traceback" in out
+    assert f"\n{first.id[-8:]}  ValueError: cannot do one\n    same as {second.id[-8:]}\n" in out
+    # and so does one job
+    out = desk.run("job", first.id).stdout
+    assert out.count("Traceback") == 1
+    assert out.rstrip().endswith("same as attempt 1 of 2")
 
 
 def test_job_shows_the_whole_trail(desk: Desk) -> None:
@@ -108,7 +162,7 @@ def test_job_shows_the_result(desk: Desk) -> None:
     assert desk.json("job", job.id)["result"] == 42
 
 
-def test_what_others_wrote_cannot_steer_the_terminal(desk: Desk) -> None:
+def test_arguments_of_jobs_cannot_control_the_terminal(desk: Desk) -> None:
     job = desk.bad.enqueue("\x1b[31mred")
     desk.work()
     for words in (["job", job.id], ["jobs"]):
@@ -150,11 +204,49 @@ def test_the_beginning_of_an_id_is_enough(desk: Desk) -> None:
     assert desk.json("job", "1")["id"] == "1"
 
 
+def test_the_ending_of_an_id_is_enough(desk: Desk) -> None:
+    # given
+    jobs = [desk.add.enqueue(n) for n in range(3)]
+    whole = desk.mill.enqueue(group(desk.add.call(n) for n in range(2)))
+    desk.add.using(id="last-1-of-the-day").enqueue(1)
+    desk.add.using(id="last-2-of-the-day").enqueue(1)
+    # then the short ids of a list name the jobs
+    for verb in ("job", "explain"):
+        assert desk.json(verb, jobs[0].id[-8:])["id"] == jobs[0].id
+    assert desk.json("cancel", jobs[1].id[-8:])["cancelled"] == [jobs[1].id]
+    assert desk.json("retry", jobs[1].id[-8:])["retried"] == [jobs[1].id]
+    assert desk.json("delete", jobs[1].id[-8:])["deleted"] == [jobs[1].id]
+    # and those of a group and of its members, too
+    shown = desk.run("jobs").stdout
+    assert f"{whole.id[-8:]}.0000001  " in shown
+    assert desk.json("job", f"{whole.id[-8:]}.0000001")["id"] == whole[1].id
+    assert desk.json("job", whole.id[-8:])["id"] == whole.id
+    members = desk.json("jobs", "--group", whole.id[-8:])["jobs"]
+    assert [row["id"] for row in members] == [whole[1].id, whole[0].id]
+    # and an ending that several ids have changes nothing
+    result = desk.run("delete", "of-the-day")
+    assert result.exit_code == 2
+    text = "several ids end with of-the-day: last-2-of-the-day, last-1-of-the-day\n"
+    assert text in result.stderr
+
+
+def test_an_empty_list_names_a_misspelt_queue_or_task(desk: Desk) -> None:
+    desk.add.enqueue(1)
+    assert "no queue has the name 'smus' here; did you mean 'sums'?" in (
+        desk.run("jobs", "--queue", "smus").stdout
+    )
+    app = desk.write_app()
+    out = desk.run("jobs", "--task", "ad", "--app", app, url=False).stdout
+    assert "the app has no task 'ad'; did you mean 'add'?" in out
+    assert desk.run("jobs", "--state", "failed").stdout == "no jobs match\n"
+
+
 def test_explain_says_why_it_waits(desk: Desk) -> None:
     job = desk.add.enqueue(1)
     later = desk.add.using(delay=3600).enqueue(1)
     assert "no worker serves queue 'sums'" in desk.run("explain", job.id).stdout
-    assert "waits for its time" in desk.run("explain", later.id).stdout
+    told = desk.run("explain", later.id).stdout
+    assert re.match(r"It waits until .*:\d\d:\d\d, in \d+ min, as it was put with a delay", told)
     desk.run("pause", "sums")
     document = desk.json("explain", job.id)
     assert "paused" in document["explanation"]
@@ -202,7 +294,9 @@ def test_looking_makes_no_store(desk: Desk, tmp_path: Path) -> None:
         (["jbos"], 2, "did you mean 'jobs'?"),
         (["worker", "x:mill", "-Q", ""], 2, "-Q '' has no queue; write it as -Q urgent,normal"),
         (["worker", "x:mill", "-Q", "a,,b"], 2, "-Q 'a,,b' has an empty name among the queues"),
-        (["jobs", "--state", "sleeping"], 2, "sleeping"),
+        (["jobs", "--state", "faild"], 2, "not 'faild'; did you mean 'failed'?"),
+        (["jobs", "--curs", "x"], 2, "'--cursor'"),
+        (["jobs", "--url", "lmbd://x"], 2, "did you mean 'lmdb'?"),
     ],
 )
 def test_mistakes_are_sentences(desk: Desk, words: list[str], code: int, said: str) -> None:

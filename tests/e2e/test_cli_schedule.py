@@ -22,6 +22,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.syspath_prepend(str(tmp_path))  # restores what --app adds to sys.path
     desk = Desk(tmp_path)
     desk.add.enqueue(1)  # there is a store
+    desk.declare()
     yield desk
     desk.close()
 
@@ -56,7 +57,8 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
     refused = desk.run(*words, "--app", app, url=False)
     assert refused.exit_code == 2
     assert "'nothing' is no task of this app" in refused.stderr
-    assert desk.run(*words).exit_code == 0  # by the url alone nobody can tell
+    assert "no worker on lmdb://" in desk.run(*words).stderr
+    assert desk.run(*words, "--queue", "q").exit_code == 0  # who names the queue knows it
     listed = desk.run("schedule", "list", "--app", app, url=False)
     assert "unknown task" in listed.stdout
     doctor = desk.run("doctor", "--app", app, url=False).stdout
@@ -65,7 +67,7 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
     assert json.loads(document)["schedules"][0]["known"] is False
 
 
-def test_what_no_living_worker_declares_says_so(desk: Desk) -> None:
+def test_a_schedule_that_no_living_worker_declares_says_so(desk: Desk) -> None:
     desk.mill.schedule("s", desk.mill.call("add", 1), every=0.05)
     declared = Hello(schedules=desk.mill.schedules.declared())
     for owner in ("gone", "here"):
@@ -94,7 +96,7 @@ def test_mistakes_say_what_is_wrong(desk: Desk) -> None:  # case C8
         (["--cron", "0 25 * * *"], "its hour '25' is wrong; it goes from 0 to 23"),
         (["--cron", "0 3 * * *", "--every", "5"], "not both cron= and every="),
         ([], "takes one of cron=, every= and at="),
-        (["--every", "eon"], "every 'eon' is none"),
+        (["--every", "eon"], "every 'eon' is no interval"),
         (["--at", "noon"], "'noon' is no time"),
         (["--at", "2020-01-01T00:00"], "would never fire: its time is past"),
         (["--every", "60", "--zone", "Mars"], "zone 'Mars' is no time zone"),

@@ -1,8 +1,9 @@
-"""The demo on a small folder: what it finds, and how its ledger would tell of work done twice."""
+"""The demo on a small folder: its findings, and a ledger that would show work done twice."""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -52,11 +53,13 @@ def test_two_demos_do_not_share_a_home(folder: Path) -> None:
         while not (home / "store").exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
+        demo.send_signal(signal.SIGSTOP)  # else it may end before the other looks
         other = start(folder)
         _, err = other.communicate(timeout=PATIENCE)
         assert other.returncode == 1
         assert "a demo is running in" in err
     finally:
+        demo.send_signal(signal.SIGCONT)
         finish(demo)
 
 

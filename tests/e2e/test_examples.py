@@ -212,12 +212,12 @@ def test_a_task_whose_worker_is_killed_runs_on_another(
         return [line["line"] for line in server.get(f"/v1/jobs/{job_id}").json["log"]]
 
     with running(folder, env, command):
-        # given a job in the middle of its run, beyond its first ttr
-        job_id = call('a "ä".png', seconds=1.5)
+        # given a job in the middle of its run, which lasts for several ttr
+        job_id = call('a "ä".png', seconds=6)
         eventually(lambda: log_of(job_id), "the job runs")
     # when its worker is killed, and another comes
     with running(folder, env, command):
-        end = server.get(f"/v1/jobs/{job_id}/result?wait=60").json
+        end = server.get(f"/v1/jobs/{job_id}/result?wait=60", timeout=2 * LIMIT).json
         # then it has run there
         assert (end["state"], end["result"]) == ("succeeded", 'a "ä".png at 640'), end
         found = server.get(f"/v1/jobs/{job_id}").json
@@ -228,7 +228,7 @@ def test_a_task_whose_worker_is_killed_runs_on_another(
         job_id = call("b.png", seconds=600)
         eventually(lambda: log_of(job_id), "the job runs")
         assert server.post(f"/v1/jobs/{job_id}/cancel").status == 204
-        end = server.get(f"/v1/jobs/{job_id}/result?wait=30").json
+        end = server.get(f"/v1/jobs/{job_id}/result?wait=60", timeout=2 * LIMIT).json
         assert end["state"] == "cancelled"
 
 
@@ -245,7 +245,9 @@ def test_on_disk(tmp_path: Path) -> None:
 # -- all of them on one store --------------------------------------------------------------------
 
 
-def test_what_one_puts_another_takes(beanstalk: Path, both: tuple[JobServer, int]) -> None:
+def test_orders_put_by_each_language_are_taken_by_another(
+    beanstalk: Path, both: tuple[JobServer, int]
+) -> None:
     server, port = both
     env = {**os.environ, "TIDEMILL_URL": server.where, "SERVER": server.url, "PORT": str(port)}
     run(EXAMPLES / "embedded", env, PYTHON.command("produce", "1"))

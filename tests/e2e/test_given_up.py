@@ -37,7 +37,7 @@ def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused
     record = place.wait_state(job, State.SUCCEEDED)
     assert (record.attempt, record.losses, len(record.attempts)) == (1, 1, 1)
     eventually(lambda: len([n for n in place.notes() if n.startswith("cancelled")]) == 2)
-    assert place.enqueue("held", "x").wait(20) is State.SUCCEEDED
+    assert place.enqueue("held", "x").wait(60) is State.SUCCEEDED
     assert worker.stop() == 0
 
 
@@ -45,18 +45,19 @@ def test_a_run_that_is_stuck_is_ended_although_its_lease_is_lost(place: Place) -
     # laws 4, 8
     place.write(
         """
-        @mill.task(timeout=5)  # time enough to give it up in
+        @mill.task(timeout=8)  # time enough to give it up in
         def stuck():
             first = not os.path.exists(os.path.join(HERE, "ledger"))
             begin()
             if first:
-                hold_gil(60)
+                hold_gil_until("gate")
             return "done"
         """
     )
+    place.gate("gate")
     job = place.enqueue("stuck")
     worker = place.worker(slots=2).wait_ready()
-    place.wait_notes("begin", 1)
+    place.wait_notes("held")
     [owner] = place.mill.broker.owners()
     # when: the process can hear nothing of it
     assert place.mill.broker.release(owner.id, None) == 1

@@ -14,7 +14,8 @@ import pytest
 from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
 from servers.http import JobServer
 
-from tidemill import Tidemill
+from tidemill import Limit, Tidemill
+from tidemill.client.limit_hold import HOLDS
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
 from tidemill.server.http.receipts import is_server_owner
@@ -46,7 +47,7 @@ def server() -> Iterator[JobServer]:
 def place(server: JobServer, tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "p"
     folder.mkdir()
-    with open_place(folder, f"{server.url}?owner_lease=5&patience=60") as place:
+    with open_place(folder, f"{server.url}?owner_lease=8&patience=60") as place:
         place.write(APP)
         yield place
 
@@ -85,7 +86,7 @@ def test_workers_go_on_when_the_server_was_killed(place: Place, server: JobServe
     worker.wait_line("cannot reach the job server")
     (place.path / "go").touch()
     place.wait_notes("end", 4)
-    time.sleep(5.5)  # longer than the lease: time in which nobody hears does not count
+    time.sleep(8.5)  # longer than the lease: time in which nobody hears does not count
     server.start()
     for n, record in enumerate(place.finish(jobs)):
         assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 0)
@@ -137,7 +138,7 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path, token: Callable[..
     viewer, operator, admin = (token(file, role) for role in ("viewer", "operator", "admin"))
     server = JobServer("--quiet", "--auth", str(file))
     try:
-        url = server.url.replace("://", "://:{}@") + "?patience=0"
+        url = server.url.replace("://", "://:{}@")
         with Tidemill(url.format(operator)) as mill:
             mill.queue("q").put(1)
             message = mill.queue("q").get_nowait()
@@ -161,6 +162,10 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path, token: Callable[..
                 with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
                     by_hand()
             assert [schedule.name for schedule in mill.schedules] == ["declared"]
+            # a place that was held leaves no queue behind
+            with mill.limits.hold(Limit(name="db", concurrency=1)):
+                assert [row.name for row in mill.broker.stats() if row.name.startswith(HOLDS)]
+            assert [row.name for row in mill.broker.stats()] == ["q"]
             # nor for the owner that the server shares among its clients
             shared = [owner.id for owner in mill.broker.owners() if is_server_owner(owner.id)]
             assert shared
@@ -208,12 +213,32 @@ def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
     )
     server = JobServer("--quiet", "--tls-cert", str(cert), "--tls-key", str(key))
     try:
-        url = server.url.replace("http", "https") + "?patience=0"
+        url = server.url.replace("http", "https")
         with pytest.raises(BrokerUnavailable, match=r"\?ca="):
-            Tidemill(url).broker.stats()
-        with open_place(tmp_path, f"{url}&ca={cert}") as place:
+            Tidemill(f"{url}?patience=0").broker.stats()
+        with open_place(tmp_path, f"{url}?ca={cert}") as place:
             place.write(APP)
             place.worker(slots=2).wait_ready()
             assert [place.enqueue("short", n).result(30) for n in range(5)] == [*range(5)]
     finally:
         server.close()
+
+
+def test_large_results_that_end_together_are_all_kept(tmp_path: Path, server: JobServer) -> None:
+    # law 15: together they have more bytes than the server takes in one request
+    with open_place(tmp_path, server.url) as place:
+        place.write(
+            """
+            @mill.task(retries=0)
+            def gives(size):
+                begin()
+                while not os.path.exists(HERE + "/go"):
+                    time.sleep(0.01)
+                return b"x" * size
+            """
+        )
+        place.worker(slots=4).wait_ready()
+        jobs = [place.enqueue("gives", 12_000_000 + n) for n in range(4)]
+        place.wait_notes("begin", 4)
+        (place.path / "go").touch()
+        assert [len(job.result(60)) for job in jobs] == [12_000_000 + n for n in range(4)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Line, Place, check_counters, open_place
+from harness import Line, Place, check_counters, eventually, open_place
 from servers import NETWORK
 
 from tidemill import Breaker, Limit, State
@@ -18,6 +18,9 @@ from tidemill.core.clock import new_id
 
 APP = """
 from tidemill import Limit
+
+if "TIDEMILL_SUPERVISOR" in os.environ:
+    note("loaded", os.getpid())
 
 forever = Retries(1000, delay=0)
 
@@ -90,6 +93,7 @@ def test_a_rate_holds_over_all_workers(place: Place, what: str) -> None:
         place.worker(processes=2)
     for worker in place.workers:
         worker.wait_ready()
+    place.wait_notes("loaded", 4)
     first = time.time()
     jobs = place.enqueue_many("quick", [()] * count, **({"limit": limit} if limit else {}))
     place.finish(jobs)
@@ -151,7 +155,9 @@ def test_a_queue_that_fails_in_a_row_pauses_and_opens_again(place: Place) -> Non
     waiting = next(job for job in jobs if job.refresh().state is State.READY)
     (row,) = place.mill.limits.list()
     assert row.failures >= 3
-    assert place.mill.broker.held(waiting.id).broken  # type: ignore[attr-defined]
+    broker: Any = place.mill.broker
+    held = eventually(lambda: broker.held(waiting.id), "the queue pauses")
+    assert held.broken
     (place.path / "healed").touch()
     place.finish(jobs)
     assert place.mill.limits.list()[0].failures == 0

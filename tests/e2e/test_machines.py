@@ -29,7 +29,8 @@ def waits():
     note("over", socket.gethostname())
 """
 
-LEASE = 3
+LEASE = 10
+"""Seconds of silence that a worker survives. A busy machine may stop it for some seconds."""
 
 
 def _serve(kind: str, hosts: list[str], folder: Path) -> tuple[Server, str]:

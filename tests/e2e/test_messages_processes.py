@@ -95,7 +95,7 @@ def test_a_put_of_another_process_wakes_the_get(mill: Tidemill, other: Any) -> N
     assert message.ack()
 
 
-def test_what_put_returned_survives_the_kill_of_its_producer(mill: Tidemill, other: Any) -> None:
+def test_a_put_that_returned_survives_the_kill_of_its_producer(mill: Tidemill, other: Any) -> None:
     # case Q7
     producer = other(
         """

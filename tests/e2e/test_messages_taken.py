@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from harness import SLACK
 from message_desk import bodies, later
 
 from tidemill import (
@@ -54,13 +55,13 @@ def test_a_message_not_acknowledged_in_time_comes_back(mill: Tidemill) -> None:
 
 def test_touch_gives_more_time(mill: Tidemill) -> None:
     orders = mill.queue("q")
-    orders.put(1, ttr=2.5)  # time enough to touch it in
+    orders.put(1, ttr=SLACK)  # time enough to touch the message in
     message = orders.get(5)
     assert message is not None
-    assert message.ttr == 2.5
+    assert message.ttr == SLACK
     assert message.touch(60)
     assert message.ttr == 60
-    assert orders.get(timeout=3) is None
+    assert orders.get(timeout=SLACK + 0.5) is None
     assert message.ack()
 
 
@@ -124,7 +125,7 @@ def test_buried_is_kept_for_a_human_and_can_be_kicked(mill: Tidemill) -> None:
     assert bodies(mill) == [{"bad": 1}]
 
 
-def test_what_is_no_message_of_ours_is_buried_by_the_block(mill: Tidemill) -> None:
+def test_the_block_buries_a_message_that_it_cannot_read(mill: Tidemill) -> None:
     mill.broker.put([Envelope(id="odd", queue="q", body=b"\xc1")])
     with pytest.raises(CodecError), mill.queue("q").get(5) as message:  # type: ignore[union-attr]
         _ = message.body

@@ -1,4 +1,4 @@
-"""Messages that a consumer cannot open since its app has no keys: another's app can."""
+"""Messages that a consumer without keys cannot open: another app's consumer can."""
 
 from __future__ import annotations
 

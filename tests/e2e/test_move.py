@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Place, eventually, open_place
+from harness import LIMIT, Place, eventually, open_place
 from servers import NETWORK
 
 from tidemill import Tidemill
@@ -52,7 +52,7 @@ def start(*words: str, **env: str) -> subprocess.Popen[str]:
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     process = start(*words, **env)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=3 * LIMIT)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
@@ -122,6 +122,7 @@ def test_schedules_go_over_once(place: Place, where: str) -> None:
         # then
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
+        assert done.stdout.startswith('{\n  "from": ')  # indented as the documents of all verbs
         assert document["schedules"] == (0 if arrived else 2)
         assert document["stayed_schedules"] == ([] if arrived else ["s2"])
         rows = {schedule.name: schedule for schedule in there.schedules}
@@ -135,7 +136,7 @@ def test_schedules_go_over_once(place: Place, where: str) -> None:
         assert {schedule.name: schedule for schedule in there.schedules} == rows
 
 
-def test_what_runs_ends_first_and_workers_go(place: Place) -> None:
+def test_a_move_waits_for_running_jobs_and_workers_leave(place: Place) -> None:
     place.write(APP)
     job = place.enqueue("slow")
     worker = place.worker().wait_ready()
@@ -151,7 +152,7 @@ def test_what_runs_ends_first_and_workers_go(place: Place) -> None:
     assert job.refresh().state is State.RUNNING
     (place.path / "go").touch()
     # then
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
     assert worker.wait() == 0
     with Tidemill(elsewhere(place)) as there:
@@ -160,7 +161,8 @@ def test_what_runs_ends_first_and_workers_go(place: Place) -> None:
         assert there.job(job.id).result(1) == "slow"
         assert there.broker.get(waiting.id).state is State.SCHEDULED
     late = place.worker()
-    assert late.wait() == 2
+    assert late.wait() == 3
+    assert "the worker ends: this store moves to" in late.output
     assert "use that url" in late.output
 
 

@@ -133,6 +133,6 @@ def test_queues_that_a_fail_over_lost_are_made_again(stack: contextlib.ExitStack
             taken.update(lease.open().id for lease in reply.leases)
         return taken == {"a", "b"}
 
-    eventually(take, "the two jobs", 30, pause=0.1)
+    eventually(take, "the two jobs", pause=0.1)
     counted = {row.name: row.accepted for row in producer.stats()}
     assert counted == {"old": 1, "stranger": 1, "lost": 2}

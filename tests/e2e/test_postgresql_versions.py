@@ -6,6 +6,7 @@ The newer releases are copies of this package with a migration and a function mo
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -69,6 +70,9 @@ class Build:
         self._url, self._place = url, place
         source = Path(tidemill.__file__).parent
         shutil.copytree(source, self._folder / "tidemill", ignore=shutil.ignore_patterns("*.pyc"))
+        self.release = f"0.{above}.7"
+        number = self._folder / "tidemill/core/version.py"
+        number.write_text(f"__version__ = {self.release!r}\n")
         broker = self._folder / "tidemill/brokers/postgres"
         for n in range(VERSION + 1, self.version + 1):
             table = f"CREATE TABLE tidemill.extra{n} (n int);\n"
@@ -99,7 +103,8 @@ class Build:
         return self.run("-m", "tidemill", "migrate", self._url)
 
     def worker(self) -> subprocess.Popen[str]:
-        return self.start("-m", "tidemill", "worker", "app:mill", "-p", "1", "-c", "2")
+        # quiet: nobody reads its output while it runs, and it would wait when the pipe is full
+        return self.start("-m", "tidemill", "worker", "app:mill", "-p", "1", "-c", "2", "--quiet")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def schema() -> str:
 
 @pytest.fixture
 def url(server: Postgres, schema: str) -> str:
-    return f"{server.url()}?schema={schema}&owner_lease=3"
+    return f"{server.url()}?schema={schema}&owner_lease=15"
 
 
 @pytest.fixture
@@ -142,7 +147,7 @@ def ran(place: Path) -> list[tuple[int, int]]:
     return [(int(version), int(n)) for version, n in rows]
 
 
-def until(place: Path, by: int, numbers: range, seconds: float = 60.0) -> None:
+def until(place: Path, by: int, numbers: range, seconds: float = 180.0) -> None:
     """Wait until a release has run one of these jobs."""
     deadline = time.monotonic() + seconds
     while not any(version == by and n in numbers for version, n in ran(place)):
@@ -169,17 +174,18 @@ def test_two_releases_work_side_by_side_and_nothing_is_lost(
     # given a worker and a producer of a release
     old, new, _ = builds
     assert old.migrate()[0] == 0
-    first, second, third = range(1000), range(1000, 2000), range(2000, 3000)
+    many = 1_000_000  # a producer puts fewer jobs while the test runs
+    first, second, third = range(many), range(many, 2 * many), range(2 * many, 3 * many)
     started += [old.worker(), old.start("-c", PRODUCE, "0")]
     until(tmp_path, old.version, first)
     # when the next release migrates the store, and works there, too
     code, said = new.migrate()
     assert (code, said) == (0, f"the store went from version {VERSION} to {VERSION + 1}\n")
-    started += [new.worker(), new.start("-c", PRODUCE, "1000")]
+    started += [new.worker(), new.start("-c", PRODUCE, str(many))]
     until(tmp_path, new.version, first)
     until(tmp_path, old.version, second)
     # and an old worker and an old producer start anew
-    started += [old.worker(), old.start("-c", PRODUCE, "2000")]
+    started += [old.worker(), old.start("-c", PRODUCE, str(2 * many))]
     until(tmp_path, new.version, third)
     # and the old release is told to migrate
     code, said = old.migrate()
@@ -190,13 +196,50 @@ def test_two_releases_work_side_by_side_and_nothing_is_lost(
     assert stored(server, schema) == (VERSION + 1, [f"made_by{VERSION + 1}"])
     # and each job runs once
     (tmp_path / "stop").touch()
-    said = "".join(started[n].communicate(timeout=60)[0] for n in (1, 3, 5))
+    said = "".join(started[n].communicate(timeout=180)[0] for n in (1, 3, 5))
     wanted = sorted(int(line) for line in said.splitlines())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(ran(tmp_path)) < len(wanted) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert sorted(n for _, n in ran(tmp_path)) == wanted
     assert [started[n].poll() for n in (0, 2, 4)] == [None, None, None]
+
+
+def test_the_doctor_names_workers_of_another_release_and_tables_of_a_newer_one(
+    builds: list[Build], tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    old, new, _ = builds
+
+    def warnings(of: Build) -> dict[str, tuple[str, str]]:
+        code, said = of.run("-m", "tidemill", "doctor", "--json")
+        checks = json.loads(said)["checks"]
+        assert code == 0, said
+        return {c["check"]: (c["message"], c["advice"]) for c in checks if c["status"] == "warn"}
+
+    # given a worker of a release
+    assert old.migrate()[0] == 0
+    started.append(old.worker())
+    assert old.run("-c", PRODUCE, "0", "1")[0] == 0
+    until(tmp_path, old.version, range(1))
+    assert not {"migrations", "versions"} & warnings(old).keys()
+    # when the next release migrates the store
+    assert new.migrate()[0] == 0
+    # then the doctor of each release says what to do
+    (_, advice) = warnings(old)["migrations"]
+    assert advice == "upgrade tidemill here, and restart workers of older releases"
+    said, advice = warnings(new)["versions"]
+    assert said.startswith(f"all workers run another release than this command, {new.release}: ")
+    assert f"{old.release} (1: " in said
+    assert advice == f"restart them with tidemill {new.release}"
+    assert "migrations" not in warnings(new)
+    # and with workers of both releases
+    started += [new.worker(), new.start("-c", PRODUCE, "1")]
+    until(tmp_path, new.version, range(1, 10_000))
+    (tmp_path / "stop").touch()
+    for build in (old, new):
+        said, advice = warnings(build)["versions"]
+        assert re.search(rf"different releases: {old.release} \(1.*; {new.release} \(1", said)
+        assert advice.startswith(f"restart the others with tidemill {new.release}")
 
 
 def test_a_release_two_versions_behind_is_refused_and_its_workers_leave(
@@ -215,10 +258,10 @@ def test_a_release_two_versions_behind_is_refused_and_its_workers_leave(
     assert newest.migrate()[0] == 0
     # then they leave with a sentence that names both versions
     both = rf"has version {VERSION + 2}.*this tidemill has version {VERSION}: upgrade tidemill here"
-    said, _ = worker.communicate(timeout=60)
+    said, _ = worker.communicate(timeout=180)
     assert worker.returncode == 0, said
     assert re.search(both + "; this worker leaves", said), said
-    said, _ = consumer.communicate(timeout=60)
+    said, _ = consumer.communicate(timeout=180)
     assert consumer.returncode == 1
     assert re.search(both, said), said
     # and nothing of that release begins

@@ -40,7 +40,7 @@ def test_a_queue_with_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
 
     with pytest.raises(TidemillError, match="1 unfinished jobs; purge it first"):
         orders.delete()
-    assert orders.purge() == 1
+    assert orders.purge(now=True) == 1
     with pytest.raises(TidemillError, match="keeps finished jobs"):
         orders.delete()
     assert names(mill) == ["orders"]
@@ -48,6 +48,16 @@ def test_a_queue_with_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
     assert orders.delete(force=True) == 1
     assert names(mill) == []
     assert list(mill.jobs()) == []
+
+
+def test_a_queue_with_purged_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
+    orders = mill.queue("orders")
+    orders.put_many([1, 2])
+    assert orders.purge() == 2
+    with pytest.raises(TidemillError, match="keeps finished jobs"):
+        orders.delete()
+    assert orders.delete(force=True) == 2
+    assert orders.purges() == []
 
 
 def test_a_queue_with_a_running_job_is_not_deleted(mill: Tidemill) -> None:

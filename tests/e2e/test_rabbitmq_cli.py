@@ -1,4 +1,4 @@
-"""What the command line can tell of a RabbitMQ, and do there: no numbers that nobody knows."""
+"""The command line on RabbitMQ: it shows no number that the server does not know."""
 
 from __future__ import annotations
 
@@ -68,6 +68,29 @@ def failed(place: Place, count: int) -> list[Any]:
     return eventually(enough, f"{count} failed")[0]
 
 
+def listed(place: Place, jobs: list[Any], *args: str) -> list[Any]:
+    """The rows of ``tidemill jobs --state failed``, as soon as they are these jobs.
+
+    An earlier look has just given its messages back, and a list without them may come first.
+    """
+    wanted = [job.id for job in jobs]
+
+    def rows() -> list[Any]:
+        found: list[Any] = read(place, "jobs", "--state", "failed", *args)["jobs"]
+        return found if [row["id"] for row in found] == wanted else []
+
+    return eventually(rows, f"the failed jobs {wanted}")
+
+
+def paged(place: Place) -> list[str]:
+    """The ids of the failed jobs, as two pages show them."""
+    page = read(place, "jobs", "--state", "failed", "--limit", "5")
+    if len(page["jobs"]) < 5 or not page["cursor"]:
+        return []
+    rest = read(place, "jobs", "--state", "failed", "--limit", "20", "--cursor", page["cursor"])
+    return [row["id"] for row in page["jobs"] + rest["jobs"]]
+
+
 def fail_some(place: Place, count: int) -> list[Any]:
     jobs = [place.enqueue("fails", n, queue=f"q{n % 2}") for n in range(count)]
     with_worker = place.worker("-Q", "q0,q1", slots=1)
@@ -113,7 +136,7 @@ def test_the_doctor_tells_no_lies(place: Place) -> None:
 
 
 def test_a_call_from_the_shell_is_run(place: Place) -> None:
-    job_id = run(place, "enqueue", place.task("mends"), "7").strip()
+    job_id = run(place, "enqueue", "--queue", "default", place.task("mends"), "7").strip()
     assert job_id
     place.worker().wait_ready()
     place.wait_notes("ran 7")
@@ -121,19 +144,17 @@ def test_a_call_from_the_shell_is_run(place: Place) -> None:
 
 def test_looking_at_the_failed_keeps_them_and_their_order(place: Place) -> None:
     jobs = fail_some(place, 12)
-    shown = read(place, "jobs", "--state", "failed")["jobs"]
-    assert [row["id"] for row in shown] == [job.id for job in reversed(jobs)]
+    shown = listed(place, jobs[::-1])
     assert {row["state"] for row in shown} == {"failed"}
     assert shown[0]["error"].startswith("ValueError: broken")
     assert (shown[0]["attempt"], shown[0]["max_attempts"]) == (1, 1)
     assert abs(shown[0]["finished"] - time.time()) < 60
-    page = read(place, "jobs", "--state", "failed", "--limit", "5")
-    rest = read(place, "jobs", "--state", "failed", "--limit", "20", "--cursor", page["cursor"])
-    assert [row["id"] for row in page["jobs"] + rest["jobs"]] == [job.id for job in jobs[::-1]]
-    of_one = read(place, "jobs", "--state", "failed", "--queue", "q1")["jobs"]
-    assert [row["queue"] for row in of_one] == ["q1"] * 6
+    eventually(lambda: paged(place) == [job.id for job in jobs[::-1]], "all in two pages")
+    of_one = [job for job in jobs[::-1] if job.record.envelope.queue == "q1"]
+    assert len(of_one) == 6
+    listed(place, of_one, "--queue", "q1")
     assert [job.id for job in failed(place, 12)] == [job.id for job in jobs]
-    told = run(place, "explain", jobs[3].id)
+    told = run(place, "explain", jobs[3].id[-8:])
     assert told.strip() == f"It failed: {shown[-4]['error']}"
     assert read(place, "job", jobs[3].id)["error"] == shown[-4]["error"]
     assert "no failed job has the id 'other'" in run(place, "explain", "other", code=1)
@@ -149,7 +170,8 @@ def test_the_failed_are_tried_again_or_deleted(place: Place) -> None:
     assert jobs[0].retry()
     assert not jobs[0].retry()
     assert jobs[1].delete()
-    assert run(place, "retry", jobs[2].id).strip() == "retried 1 job"
+    assert jobs[2].id[-8:] in run(place, "jobs", "--state", "failed")
+    assert run(place, "retry", jobs[2].id[-8:]).strip() == "retried 1 job"
     text = run(place, "delete", "unknown", code=1)
     assert "no failed job has this id" in text
     assert run(place, "retry", "--queue", "q1", "--all").strip() == "retried 4 jobs"
@@ -172,7 +194,7 @@ def test_a_kill_while_retrying_loses_nothing(place: Place) -> None:  # law 3
     eventually(lambda: ready() == 3, "they run, and may be tried once more: at worst twice")
 
 
-def test_what_is_listed_as_failed_is_retried_or_refused_with_the_reason(place: Place) -> None:
+def test_a_listed_failed_job_is_retried_or_refused_with_the_reason(place: Place) -> None:
     # given: a message among the failed that is no job, from nowhere
     fail_some(place, 1)
     prefix = place.url.rpartition("prefix=")[2]
@@ -187,3 +209,18 @@ def test_what_is_listed_as_failed_is_retried_or_refused_with_the_reason(place: P
     assert "retried 1 job" in text
     assert "not strange: it is no job, and its queue is unknown; tidemill delete removes" in text
     assert run(place, "delete", "strange").strip() == "deleted 1 job"
+
+
+def test_top_shows_what_is_known_and_says_what_is_missing(place: Place) -> None:
+    place.enqueue_many("mends", [(n,) for n in range(3)], queue="a")
+    found = read(place, "top", "--once")
+    (row,) = found["queues"]
+    assert (row["ready"], row["workers"]) == (3, 0)
+    assert row["running"] is None
+    assert row["out_per_second"] is None
+    assert found["running"] is None
+    assert found["workers"] is None
+    assert found["missing"] == ["running jobs", "workers", "the ages of jobs", "totals and rates"]
+    text = run(place, "top", "--once")
+    assert "no consumer" in text
+    assert "this broker does not tell: running jobs, workers" in text

@@ -44,6 +44,6 @@ def test_verdicts_of_a_process_that_ends_without_close_are_kept(
         script = CONSUMER.format(call=call)
         subprocess.run([sys.executable, "-c", script, mill.url], check=True, timeout=60)
         buried = 6 if "bury" in call else 0
-        eventually(lambda: len(list(mill.jobs(state="failed"))) == buried, "the failed jobs", 20)
-        eventually(lambda: mill.queues()[0].ready == 0, "nothing is left", 20)
+        eventually(lambda: len(list(mill.jobs(state="failed"))) == buried, "the failed jobs")
+        eventually(lambda: mill.queues()[0].ready == 0, "nothing is left")
         assert queue.get(timeout=0) is None

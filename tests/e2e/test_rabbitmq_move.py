@@ -1,4 +1,4 @@
-"""``tidemill move`` to RabbitMQ, for what it can carry; and from it, with all that is there."""
+"""``tidemill move`` to RabbitMQ, for jobs that it can carry, and from RabbitMQ, for all jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Place, eventually, open_place
+from harness import LIMIT, SLACK, Place, eventually, open_place
 from servers import rabbitmq_url
 
 from tidemill.core.clock import new_id
@@ -51,7 +51,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * LIMIT,
     )
 
 
@@ -59,7 +59,7 @@ def ran(place: Place, count: int) -> list[int]:
     return [int(line.split()[1]) for line in place.wait_notes("ran", count)]
 
 
-def test_what_it_can_carry_goes_in_its_order(places: tuple[Place, Place]) -> None:
+def test_jobs_that_rabbitmq_can_carry_move_in_order(places: tuple[Place, Place]) -> None:
     store, carrier = places
     store.enqueue_many("work", [(n,) for n in range(1200)])
     store.enqueue("work", 5000, priority=5)
@@ -72,13 +72,15 @@ def test_what_it_can_carry_goes_in_its_order(places: tuple[Place, Place]) -> Non
     order = ran(carrier, 1202)
     assert order[0] == 5000
     assert sorted(order[1:]) == [*range(1200), 6000]
-    (late,) = [line for line in carrier.notes() if line.startswith("ran 6000 ")]
-    assert due <= float(late.split()[3]) < due + 15
+    times = {line.split()[1]: float(line.split()[3]) for line in carrier.notes()}
+    late = times.pop("6000")
+    # the server may forward a due job again only after 10 s, or after 20 s
+    assert due <= late < max(due, *times.values()) + 20 + SLACK
     again = run(store.url, carrier.url, "--json")
     assert json.loads(again.stdout)["moved"] == 0
 
 
-def test_what_it_cannot_carry_is_refused_before_anything_moves(
+def test_jobs_that_rabbitmq_cannot_carry_are_refused_before_anything_moves(
     places: tuple[Place, Place],
 ) -> None:
     store, carrier = places
@@ -145,7 +147,7 @@ def broken_in(place: Place, job_id: str) -> tuple[State, str]:
     return job.state, job.error.splitlines()[0]
 
 
-def test_what_workers_of_the_source_hold_is_told(places: tuple[Place, Place]) -> None:
+def test_a_move_reports_that_workers_of_the_source_hold_jobs(places: tuple[Place, Place]) -> None:
     store, carrier = places
     carrier.enqueue("waits", 1)
     worker = carrier.worker(slots=1).wait_ready()

@@ -1,4 +1,4 @@
-"""Real workers on RabbitMQ without a store: what becomes of jobs is told by their ledger."""
+"""Real workers on RabbitMQ without a store; their ledger tells how jobs ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SLACK, Place, alive, check_no_overlap, eventually, open_place, runs_of
+from harness import LIMIT, SLACK, Place, alive, check_no_overlap, eventually, open_place, runs_of
 from servers import RabbitMQ, free_port, rabbitmq_url
 
 from tidemill import Tidemill
@@ -121,10 +121,13 @@ def test_retry_comes_in_its_time_and_fail_at_once(place: Place) -> None:  # case
 
 def test_a_timeout_ends_the_work(place: Place) -> None:  # cases T6, T7, law 8
     place.worker(slots=2).wait_ready()
+    put = time.time()
     place.enqueue("long", 30.0, timeout=1, retries=0)
     begun = float(place.wait_notes("begin")[0].split()[4])
     (record,) = failed(place)
-    assert 1.0 <= time.time() - begun < 2.0 + SLACK
+    ended = time.time()
+    assert ended - put >= 1.0  # the timeout may have begun long before the note
+    assert ended - begun < 2.0 + SLACK
     assert "timeout" in record.error.lower() or "JobTimeout" in record.error
 
 
@@ -180,7 +183,7 @@ def test_kill_of_everything_in_the_middle_loses_nothing(place: Place) -> None:
     def ran() -> set[str]:
         return {line for line in place.notes() if line.startswith("short")}
 
-    eventually(lambda: len(ran()) == 2000, "all run", 60)
+    eventually(lambda: len(ran()) == 2000, "all run", 3 * LIMIT)
     eventually(lambda: not sum(row.ready for row in place.mill.queues()), "nothing is left")
     assert not place.mill.broker.info()["failed"]
     check_no_overlap(place.ledger())
@@ -202,7 +205,7 @@ def test_a_killed_server_loses_nothing_of_what_it_confirmed(tmp_path: Path) -> N
             def ran() -> set[str]:
                 return {line for line in place.notes() if line.startswith("short")}
 
-            eventually(lambda: len(ran()) == 300, "all run", 60)
+            eventually(lambda: len(ran()) == 300, "all run", 2 * LIMIT)
     finally:
         server.close()
 
@@ -244,7 +247,7 @@ def test_a_job_longer_than_the_server_waits_runs_once_where_nobody_else_takes_it
             place.write(APP)
             worker = place.worker(slots=2).wait_ready()
             job = place.enqueue("long", 300.0)
-            begun = "took back what we hold"
+            begun = "took back our messages"
             eventually(lambda: worker.output.count(begun) > 1, "it is taken back, and again", 60)
             (place.path / "go").touch()
             place.wait_notes("end")
@@ -281,7 +284,7 @@ def test_a_task_that_enqueues_may_hold_the_lock(at: Callable[..., Place]) -> Non
     assert len(place.notes()) == 3 * 100 + 1
 
 
-def test_what_is_urgent_comes_first(place: Place) -> None:  # case T13, law 10
+def test_urgent_queues_are_emptied_first(place: Place) -> None:  # case T13, law 10
     place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
     place.enqueue_many("short", [(n,) for n in range(10, 20)])
     place.enqueue_many("short", [(n,) for n in range(20, 30)], priority=5)
@@ -302,7 +305,7 @@ def test_strict_queues_are_emptied_in_their_order(place: Place) -> None:  # law 
     assert ran == list(range(30))
 
 
-def test_what_has_expired_is_not_run(place: Place) -> None:  # case T14
+def test_expired_jobs_do_not_run(place: Place) -> None:  # case T14
     place.enqueue("short", 1, expires=0.05)
     place.enqueue("short", 2, expires=600)
     time.sleep(0.1)
@@ -310,7 +313,7 @@ def test_what_has_expired_is_not_run(place: Place) -> None:  # case T14
     assert [line for line in place.notes() if line.startswith("short")] == ["short 2"]
 
 
-def test_what_is_not_signed_is_not_run(place: Place) -> None:  # case T15, law 18
+def test_unsigned_jobs_do_not_run(place: Place) -> None:  # case T15, law 18
     forged = Tidemill(place.url, secret_keys=["another"], allow_imports=["*"])
     place.write(APP, secret_keys=["new", "old"])
     forged.enqueue(place.task("short"), 1)

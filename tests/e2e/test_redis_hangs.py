@@ -6,20 +6,21 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from harness import LIMIT, eventually
+from harness import LIMIT, SLACK, eventually
 from servers import Redis, Sentinel
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.redis.errors import Away
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Owner
 
-PATIENCE = 60
+PATIENCE = 120
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def watched(stack: contextlib.ExitStack) -> tuple[Redis, Redis, Sentinel, str]:
     stack.callback(replica.close)
     follows = "master_link_status:up"
     eventually(lambda: follows in replica.run("INFO", "replication"), "the replica follows")
-    sentinel = Sentinel(master.port, down_after=600)
+    sentinel = Sentinel(master.port, down_after=600, abort_after=60)
     stack.callback(sentinel.close)
     known = "num-slaves\n1"
     eventually(lambda: known in sentinel.run("SENTINEL", "MASTER", "mymaster"), "it is known")
@@ -110,17 +111,33 @@ def test_a_slow_master_keeps_its_calls(stack: contextlib.ExitStack) -> None:
     broker = opened(stack, url)
     broker.put([Envelope(id="a", task="t")])
     before = clients(master)
+    server, named = broker._lines.server, list[tuple[str, int]]()
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+        server, "_ask_sentinels", listened(server._ask_sentinels, named)
+    )
+    putting = threading.Thread(target=broker.put, args=([Envelope(id="b", task="t")],))
     # when
-    stalled = master.stalled()
-    stalled.__enter__()
-    threading.Timer(2.5, lambda: stalled.__exit__(None, None, None)).start()
-    began = time.monotonic()
-    broker.put([Envelope(id="b", task="t")])
+    with master.stalled():
+        putting.start()
+        eventually(lambda: named, "the answer of the sentinel")
+        assert putting.is_alive()
+    putting.join(LIMIT)
     # then
-    assert time.monotonic() - began > 1.5
-    assert broker._lines.server.changes == 0
+    assert set(named) == {("127.0.0.1", master.port)}
+    assert server.changes == 0
     assert before <= clients(master)
     assert broker.stats()[0].accepted == 2
+
+
+def listened(ask: Callable[[float], tuple[str, int]], heard: list[Any]) -> Any:
+    """A question to the sentinels whose answers a test hears."""
+
+    def asks(until: float) -> tuple[str, int]:
+        answer = ask(until)
+        heard.append(answer)
+        return answer
+
+    return asks
 
 
 def clients(server: Redis) -> set[str]:
@@ -133,10 +150,61 @@ def test_patience_is_a_hanging_servers_time(stack: contextlib.ExitStack) -> None
     # on a server without Sentinel, too: not once for each attempt
     server = Redis()
     stack.callback(server.close)
-    broker = opened(stack, f"{server.url}?patience=3.5")
+    broker = opened(stack, f"{server.url}?patience=10")
     broker.put([Envelope(id="a", task="t")])
     stack.enter_context(server.stalled())
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="does not answer"):
         broker.put([Envelope(id="b", task="t")])
-    assert 3.4 < time.monotonic() - began < 6.0
+    assert 9.9 < time.monotonic() - began < 10 + SLACK
+
+
+def test_a_call_with_little_time_left_waits_no_longer_than_that(
+    stack: contextlib.ExitStack,
+) -> None:
+    # given a server that hangs, and calls that may take 0.2 s
+    server = Redis()
+    stack.callback(server.close)
+    brokers = [opened(stack, server.url) for _ in range(3)]  # the first failure makes one pause
+    connections = [broker._lines.new_connection(read_timeout=0.2) for broker in brokers]
+    for connection in connections:
+        connection.ask(b"PING")
+    stack.enter_context(server.stalled())
+    took = []
+    for connection in connections:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            connection.ask(b"PING")
+        took.append(time.monotonic() - began)
+    # then none waits for the second after which a silent server is looked at
+    assert 0.15 < min(took) < 0.9
+
+
+def test_the_first_connection_has_one_patience_however_often_it_is_tried(
+    stack: contextlib.ExitStack,
+) -> None:
+    # given a server that answers nothing at first
+    server = Redis()
+    stack.callback(server.close)
+    broker = opened(stack, f"{server.url}?patience={PATIENCE}")
+    broker._lines.close()
+    tries = list[float]()
+    first = broker._lines.new_connection()
+
+    def ask(*command: bytes, until: float = 0.0) -> bytes:
+        tries.append(until)
+        if len(tries) < 4:
+            raise Away("it does not answer")
+        return b"the answer"
+
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr(type(first), "ask", ask_by(ask))
+    began = time.monotonic()
+    assert broker._lines.ask(b"INFO") == b"the answer"
+    # then all tries have the same deadline
+    assert len(tries) == 4
+    assert set(tries) == {tries[0]}
+    assert began + PATIENCE <= tries[0] <= time.monotonic() + PATIENCE
+
+
+def ask_by(function: Any) -> Any:
+    return lambda connection, *command, **options: function(*command, **options)

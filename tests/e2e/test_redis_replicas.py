@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import eventually
+from harness import SLACK, eventually
 from servers import Proxy, Redis
 
 from tidemill.brokers.registry import open_broker
@@ -45,6 +45,14 @@ def jobs(*ids: str) -> list[Envelope]:
     return [Envelope(id=name, task="t") for name in ids]
 
 
+def put(broker: Any, job_id: str) -> bool:
+    """Whether a put ends; False while too few replicas have the job in time."""
+    with contextlib.suppress(NotReplicated):
+        broker.put(jobs(job_id))
+        return True
+    return False
+
+
 def test_a_put_returns_when_a_replica_has_the_job(stack: contextlib.ExitStack) -> None:
     # law 1: also when the call was repeated on a new line
     master, replica, _ = pair(stack)
@@ -68,7 +76,7 @@ def test_a_put_returns_when_a_replica_has_the_job(stack: contextlib.ExitStack) -
 def test_a_put_that_no_replica_has_in_time_says_so(stack: contextlib.ExitStack) -> None:
     # law 16
     master, replica, proxy = pair(stack)
-    broker = opened(stack, f"{master.url}?replicas=1&patience=0.5")
+    broker = opened(stack, f"{master.url}?replicas=1&patience=4")
     plain = opened(stack, master.url)
     # when
     proxy.cut()
@@ -76,14 +84,14 @@ def test_a_put_that_no_replica_has_in_time_says_so(stack: contextlib.ExitStack) 
     with pytest.raises(NotReplicated, match=r"only 0 replicas .* replicas=1"):
         broker.put(jobs("a"))
     # then
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 4 + SLACK
     plain.put(jobs("b"))
     assert plain.stats()[0].ready == 2
     assert replica.run("HEXISTS", "{tidemill}:job", "a") == "0"
     # and once it follows again, the same put tells that the job is kept
     proxy.mend()
     with pytest.raises(DuplicateJob):
-        broker.put(jobs("a"))
+        eventually(lambda: put(broker, "a"), "the answer that the job is kept")
     assert replica.run("HEXISTS", "{tidemill}:job", "a") == "1"
 
 

@@ -19,7 +19,7 @@ def server() -> Iterator[JobServer]:
     server.close()
 
 
-def test_what_is_put_is_in_the_store(server: JobServer) -> None:
+def test_a_message_put_over_http_is_in_the_store(server: JobServer) -> None:
     # when a message is put
     answer = server.post("/v1/jobs", {"queue": "orders", "body": {"order": 17}})
     # then the answer names it, and the store has it after the server has ended
@@ -31,7 +31,7 @@ def test_what_is_put_is_in_the_store(server: JobServer) -> None:
         assert (message.id, message.body) == (answer.json["id"], {"order": 17})
 
 
-def test_it_says_that_it_serves(server: JobServer) -> None:
+def test_the_server_reports_that_it_serves(server: JobServer) -> None:
     assert server.get("/health").json == {"status": "ok"}
     assert server.get("/ready").json == {"status": "ready"}
     assert server.get("/").headers["content-type"].startswith("text/html")
@@ -51,10 +51,10 @@ def test_a_page_of_another_site_changes_nothing(server: JobServer) -> None:
     assert server.post("/v1/jobs", job, headers={"Origin": server.url}).status == 201
 
 
-def test_what_is_wrong_is_named_in_one_sentence(server: JobServer) -> None:
+def test_a_wrong_request_is_refused_in_one_sentence(server: JobServer) -> None:
     for body, detail in [
         ({"body": 1, "delay": "x"}, "delay: expected number or null, got text"),
-        ({"body": 1, "dela": 1}, "unknown field dela; did you mean delay?"),
+        ({"body": 1, "dela": 1}, "unknown field dela; did you mean 'delay'?"),
         ({"body": 1, "timeout": 3}, "timeout and result_ttl belong to a task; a message has a ttr"),
         (
             {"body": 1, "limit": "x"},

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from harness import eventually
 from servers import rabbitmq_url
 from servers.http import JobServer
 
+from tidemill import Tidemill
+from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.clock import new_id
+from tidemill.testing import run_all
 
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"Content-Type": "application/json"}
@@ -52,6 +57,30 @@ def test_a_put_by_id_may_be_sent_again(server: JobServer, queue: str) -> None:
     other = server.put(path, job | {"body": {"n": 2}})
     assert (other.status, other.json["job_id"]) == (409, "order/17")
     assert len(reserve(server, queue, count=10)) == 1
+
+
+def test_a_number_of_retries_keeps_the_delays_of_the_served_app(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/jobs"
+    (tmp_path / "shop.py").write_text(
+        "from tidemill import Retries, Tidemill\n"
+        f"mill = Tidemill('{url}')\n"
+        "@mill.task(retries=Retries(5, delay=60))\n"
+        "def work(): ...\n"
+    )
+    server = JobServer("--quiet", where=f"{tmp_path}/shop.py:mill")
+    try:
+        once = {"task": "shop.work", "retries": 1}
+        call = server.post("/v1/jobs", once).json["id"]
+        server.put("/v1/schedules/s", {**once, "every": 60})
+        scheduled = server.post("/v1/schedules/s/run").json["id"]
+        message = server.post("/v1/jobs", {"queue": "q", "body": 1, "retries": 1}).json["id"]
+        with Tidemill(url) as mill:
+            for job_id in (call, scheduled):
+                assert mill.job(job_id).record.envelope.retries == RetryPolicy(1, delay=60)
+            policy = mill.job(message).record.envelope.retries
+            assert policy == msgspec.structs.replace(MESSAGE, limit=1)
+    finally:
+        server.close()
 
 
 def test_a_batch_is_put_whole_or_not_at_all(server: JobServer, queue: str) -> None:
@@ -175,7 +204,7 @@ def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:
     poll += b"Content-Length: %d\r\n\r\n%s" % (len(asked), asked)
     other = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
     # given a client that left, with another request behind its poll
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         for part in (poll, other % b""):
             sock.sendall(part)
             server.get("/health")  # by then it was read
@@ -184,7 +213,7 @@ def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:
     (job,) = reserve(server, queue, timeout=20)
     assert (job["body"], job["attempt"]) == ("first", 1)
     # and one that stays gets an answer to each, in order, also to what it sends meanwhile
-    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         last = poll[60:] + other % b"Connection: close\r\n"
         for part in (poll, other % b"", other % b"", poll[:60], last):
             sock.sendall(part)
@@ -248,6 +277,43 @@ def test_a_refused_kick_gives_the_reason(server: JobServer, queue: str) -> None:
     assert server.post("/v1/jobs/kick", {"ids": [made], "force": True}).json == {"done": [False]}
 
 
+def test_a_waiting_job_gets_another_priority_and_queue(server: JobServer, queue: str) -> None:
+    one, two, three = (
+        server.post("/v1/jobs", {"queue": queue, "body": n}).json["id"] for n in range(3)
+    )
+    target = f"{queue}-other"
+    # when
+    assert server.post(f"/v1/jobs/{one}/alter", {"to_queue": target}).status == 204
+    both = {"to_priority": 5, "to_queue": target}
+    assert server.post("/v1/jobs/alter", {"ids": [two, "none"], **both}).json == {
+        "done": [True, False]
+    }
+    matching = {"state": ["ready"], "queue": target, "to_priority": 7}
+    assert server.post("/v1/matching/alter", matching).json == {
+        "ids": [two, one],
+        "done": [True, True],
+        "more": False,
+    }
+    # then
+    shown = [server.get(f"/v1/jobs/{i}").json for i in (one, two, three)]
+    assert [(it["queue"], it["priority"]) for it in shown] == [
+        (target, 7),
+        (target, 7),
+        (queue, 0),
+    ]
+    lines = [event["detail"] for event in shown[1]["trail"] if event["what"] == "log"]
+    assert lines == [f"altered: queue {target}, priority 5", "altered: priority 7"]
+    assert server.post(f"/v1/jobs/{one}/alter", {}).status == 400
+    # and a job that has ended or runs is refused with the reason
+    server.post(f"/v1/jobs/{three}/cancel")
+    refused = server.post(f"/v1/jobs/{three}/alter", {"to_priority": 1})
+    assert refused.status == 409
+    assert "it was cancelled already" in refused.json["detail"]
+    assert reserve(server, target)[0]["id"] == one
+    refused = server.post(f"/v1/jobs/{one}/alter", {"to_priority": 1})
+    assert "it runs; only a job that waits" in refused.json["detail"]
+
+
 def test_queues_are_paused_bounded_and_purged(server: JobServer, queue: str) -> None:
     assert server.get(f"/v1/queues/{queue}").status == 404
     assert server.request("PATCH", f"/v1/queues/{queue}", {"max_size": 2}).json["max_size"] == 2
@@ -260,13 +326,31 @@ def test_queues_are_paused_bounded_and_purged(server: JobServer, queue: str) -> 
     assert server.get(f"/v1/queues/{queue}").json["size"] == 0
 
 
+def test_a_purge_is_listed_and_restored(server: JobServer, queue: str) -> None:
+    path = f"/v1/queues/{queue}"
+    assert server.post(f"{path}/restore", {}).status == 404
+    made = [server.post("/v1/jobs", {"queue": queue, "body": n}).json["id"] for n in range(2)]
+    assert server.post(f"{path}/purge").json == {"count": 2}
+    assert server.get(f"/v1/jobs/{made[0]}").json["state"] == "cancelled"
+    (purge,) = server.get(f"{path}/purges").json["purges"]
+    assert purge["jobs"] == 2
+
+    assert server.post(f"{path}/restore", {"purge": "unknown"}).status == 404
+    assert server.post(f"{path}/restore", {"purge": purge["id"]}).json == {"count": 2, "left": 0}
+
+    assert server.get(path).json["ready"] == 2
+    assert server.get(f"{path}/purges").json == {"purges": []}
+    server.post(f"{path}/purge")
+    assert server.post(f"{path}/restore", {}).json == {"count": 2, "left": 0}
+
+
 def test_a_queue_is_deleted_with_its_counters(server: JobServer, queue: str) -> None:
     path = f"/v1/queues/{queue}"
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     refused = server.delete(path)
     assert refused.status == 409
     assert "1 unfinished jobs; purge it first" in refused.json["detail"]
-    assert server.post(f"{path}/purge").json == {"count": 1}
+    assert server.post(f"{path}/purge?now=true").json == {"count": 1}
     assert server.get(path).json["purged"] == 1
 
     assert server.delete(path).json == {"count": 0}
@@ -302,15 +386,15 @@ def test_limits_are_set_and_lifted(server: JobServer, queue: str) -> None:
 def test_schedules(server: JobServer, queue: str) -> None:
     path = f"/v1/schedules/{queue}"
     job = {"task": "math.sqrt", "args": [2], "queue": queue}
-    made = server.put(path, job | {"cron": "0 3 * * *", "zone": "Europe/Berlin"})
-    assert (made.status, made.json["when"]) == (201, "0 3 * * * Europe/Berlin")
+    made = server.put(path, job | {"cron": "0 3 1 1 *", "zone": "Europe/Berlin"})
+    assert (made.status, made.json["when"]) == (201, "0 3 1 1 * Europe/Berlin")
     # the same again does nothing, another is refused
     assert server.post(f"{path}/pause").json["paused"] is True
-    again = server.put(path, job | {"cron": "0 3 * * *", "zone": "Europe/Berlin"})
+    again = server.put(path, job | {"cron": "0 3 1 1 *", "zone": "Europe/Berlin"})
     assert (again.status, again.json) == (200, made.json | {"next": None, "paused": True})
     assert server.put(path, job | {"every": 60}).status == 409
-    assert server.put(path, job | {"cron": "0 3 * * *"}).status == 409
-    other = job | {"args": [3], "cron": "0 3 * * *", "zone": "Europe/Berlin"}
+    assert server.put(path, job | {"cron": "0 3 1 1 *"}).status == 409
+    other = job | {"args": [3], "cron": "0 3 1 1 *", "zone": "Europe/Berlin"}
     assert server.put(path, other).status == 409
     assert server.put(f"{path}-2", job | {"cron": "0 3 * *"}).status == 400
     for name, value in [("every", 0), ("at", 0)]:  # given, though as nothing
@@ -382,8 +466,41 @@ def test_a_stream_reports_a_job_until_its_end(server: JobServer, queue: str) -> 
         assert (name, data["state"]) == ("end", "cancelled")
 
 
+def declare(url: str, *names: str, **options: Any) -> None:
+    """Declare tasks on the server's store, as their worker does at its start."""
+    with Tidemill(url) as mill:
+        for name in names:
+            mill.task(name=name, **options)(max)
+        run_all(mill, queues=["none"])
+
+
+def test_a_call_of_a_declared_task_has_the_workers_options(server: JobServer, queue: str) -> None:
+    # given a server on a URL, and a worker that has declared its task
+    task = f"{queue}.send"
+    call = {"task": task, "args": [1, 2]}
+    refused = server.post("/v1/jobs", call)
+    assert refused.status == 404
+    assert "has declared it; start its worker first" in refused.json["detail"]
+    declare(server.where, task, queue=queue, retries=9, priority=5)
+    wrong, said = call | {"task": f"{queue}.sned"}, f"did you mean '{task}'? Else start its worker"
+    eventually(lambda: said in server.post("/v1/jobs", wrong).json["detail"], "the suggestion")
+    # when clients call it by its name, in every way
+    put = [
+        eventually(lambda: server.post("/v1/jobs", call).json.get("id"), "the declaration"),
+        *(one["id"] for one in server.post("/v1/jobs/batch", {"jobs": [call]}).json["jobs"]),
+        server.put(f"/v1/jobs/{queue}", call).json["id"],
+    ]
+    server.put(f"/v1/schedules/{queue}", call | {"every": 3600})
+    put.append(server.post(f"/v1/schedules/{queue}/run").json["id"])
+    # then its options hold
+    for job_id in put:
+        job = server.get(f"/v1/jobs/{job_id}").json
+        assert (job["queue"], job["priority"], job["max_attempts"]) == (queue, 5, 10)
+
+
 def test_the_changes_that_the_document_shows_are_accepted(server: JobServer) -> None:
-    server.post("/v1/jobs", {"task": "shop.thumbnail", "limit": "1/s"})
+    declare(server.where, "shop.report", "shop.sweep")
+    server.post("/v1/jobs", {"task": "shop.thumbnail", "queue": "thumbs", "limit": "1/s"})
     text = (ROOT / "docs" / "server.md").read_text()
     shown = re.findall(r"^curl -X (PATCH|PUT) --json '(.*)' \$B(/\S+)$", text, re.MULTILINE)
     assert {path.split("/")[2] for _, _, path in shown} == {"queues", "limits", "schedules"}

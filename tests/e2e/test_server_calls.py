@@ -1,13 +1,13 @@
 """Case W1, over every call there is: those the server describes, and those of the broker.
 
-No call without a token, none that changes anything by a viewer, or by a page of another site; and
-who only looks changes nothing.
+No call works without a token. A viewer, a page of another site and a GET change nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Call(NamedTuple):
-    """One call: its path has names in it of what is there, and a stream has no end."""
+    """One call: the parameters in its path name existing things, and a stream has no end."""
 
     method: str
     path: str
@@ -56,7 +56,7 @@ def filled(path: str, names: dict[str, str]) -> str:
 
 
 def ask(server: JobServer, call: Call, path: str, **more: Any) -> int:
-    """Its status; of a stream only the beginning is heard."""
+    """The status of an answer; a stream is closed after its head."""
     if not (call.streams and call.method == "GET"):
         return server.request(call.method, path, **more).status
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
@@ -68,23 +68,38 @@ def ask(server: JobServer, call: Call, path: str, **more: Any) -> int:
         connection.close()
 
 
+REPLIES = b"tidemill-said"
+ORDER = b"tidemill-=order"
+BY_TIME = re.compile(rb"tidemill-=clock|tidemill-=h/.{4}queue\0.*", re.DOTALL)
+"""Rows that a server writes as time passes: the clock, and snapshots of queues."""
+
+
 def kept(server: JobServer) -> dict[bytes, dict[bytes, bytes]]:
-    """All that the store has, byte by byte."""
+    """All that the store has, byte by byte, except for rows that time changes.
+
+    Of the table of replies only the owners' signs of life are left out, whose keys begin with o;
+    of the mark of the order of acceptance only its last field, an id of 11 bytes made of the time.
+    """
+    found: dict[bytes, dict[bytes, bytes]] = {}
     with lmdb.open(str(server.path / "store"), readonly=True, max_dbs=100) as env:
         with env.begin() as txn:
             everything = dict(txn.cursor())
-        found: dict[bytes, dict[bytes, bytes]] = {b"": everything}
+        found[b""] = {k: v for k, v in everything.items() if not BY_TIME.fullmatch(k)}
+        found[b""][ORDER] = found[b""][ORDER][:-11]
         for name in everything:
             with contextlib.suppress(lmdb.Error):
                 table = env.open_db(name, create=False)
+                found[b""].pop(name, None)  # the number of its first page, which any write changes
                 with env.begin(db=table) as txn:
                     found[name] = dict(txn.cursor())
+    replies = found[REPLIES]
+    found[REPLIES] = {k: v for k, v in replies.items() if not k.startswith(b"o")}
     return found
 
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A token of each role, and where they are known."""
+    """A token of each role, and the path of the file of tokens."""
     path = tmp_path_factory.mktemp("auth") / "tokens.json"
     made = {rank.name.lower(): tokens.create(path, rank.name.lower(), rank) for rank in Rank}
     return made | {"path": str(path)}
@@ -92,7 +107,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(secrets: dict[str, str]) -> Iterator[JobServer]:
-    """With tokens, and a store in which there is some of everything."""
+    """A server with tokens, on a store with jobs in each state, a schedule and limits."""
     server = JobServer("--quiet", "--longest-poll", "0.05", "--auth", secrets["path"])
     server.token = secrets["admin"]
     fill(server)
@@ -100,11 +115,18 @@ def server(secrets: dict[str, str]) -> Iterator[JobServer]:
     server.close()
 
 
-NAMES: dict[str, str] = {"job_id": "ready", "queue": "a", "name": "s", "receipt": ""}
+NAMES: dict[str, str] = {
+    "job_id": "ready",
+    "queue": "a",
+    "name": "s",
+    "receipt": "",
+    "topic": "orders.new",
+    "pattern": "orders.*",
+}
 
 
 def fill(server: JobServer) -> None:
-    """Something in every state, and what calls name."""
+    """Put a job into each state, and make the things that calls name."""
     for job in (
         {"id": "held"},
         {"id": "ready", "priority": -1, "key": "k", "tags": ["t"], "limit": None},
@@ -114,7 +136,9 @@ def fill(server: JobServer) -> None:
         {"id": "old", "expires": 3600},
         {"id": "call", "task": "math.sqrt", "args": [2], "body": None},
     ):
-        given = {"queue": "a", "body": {"n": 1}} | job
+        given = {"queue": "a", "body": {"n": 1}, "ttr": 3600} | job
+        if given["body"] is None:
+            given["ttr"] = None  # a task has none
         for name in [name for name, value in given.items() if value is None]:
             del given[name]
         assert server.post("/v1/jobs", given).status == 201, given
@@ -123,7 +147,7 @@ def fill(server: JobServer) -> None:
         (job,) = server.post("/v1/reserve", {"queues": [queue]}).json["jobs"]
         assert server.post(f"/v1/reservations/{job['receipt']}/{act}", {}).status == 204
         NAMES["receipt"] = job["receipt"]
-    schedule = {"task": "math.sqrt", "args": [2], "every": 3600}
+    schedule = {"task": "math.sqrt", "args": [2], "queue": "a", "every": 3600}
     assert server.put("/v1/schedules/s", schedule).status == 201
     assert server.request("PATCH", "/v1/queues/a", {"max_size": 1000}).status == 200
     assert server.request("PATCH", "/v1/queues/b/limit", {"rate": "5/s"}).status == 200
@@ -141,10 +165,12 @@ def test_no_call_without_a_token(server: JobServer, secrets: dict[str, str]) -> 
             for method in METHODS:
                 assert server.request(method, path).status == 401, (method, path)
     assert kept(server) == before
-    # and what is served to anybody is what says nothing of the jobs
+    # and the public paths tell nothing of the jobs; the dashboard leads to its login
     server.token = ""
     for path in PUBLIC:
-        assert server.get(path).status == 200
+        answer = server.get(path)
+        expected = (303, "/login") if path == "/" else (200, None)
+        assert (answer.status, answer.headers.get("location")) == expected, path
 
 
 def test_a_viewer_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
@@ -194,7 +220,7 @@ def test_a_page_of_another_site_changes_nothing() -> None:  # case W1
 
 
 def test_inspection_changes_nothing(server: JobServer, secrets: dict[str, str]) -> None:  # case W1
-    server.token = secrets["admin"]  # who could, if a look did
+    server.token = secrets["admin"]  # an admin may change everything
     before = kept(server)
     for call in described(server):
         if call.method != "GET":
@@ -212,7 +238,7 @@ def test_inspection_changes_nothing(server: JobServer, secrets: dict[str, str]) 
 
 
 def head(server: JobServer, path: str) -> int:
-    """The status of a HEAD, after which its line is free again, also where GET is a stream."""
+    """The status of a HEAD, which frees its connection even if a GET there is a stream."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
         statuses = []
@@ -230,7 +256,7 @@ ODD = ("", "-1", "1e400", "nan", "true", "[]", "%00", "%FF", "x" * 300, "';--")
 
 
 def odd_paths(call: Call) -> Iterator[str]:
-    """A path with what may stand in it, and what may not."""
+    """A path with valid and invalid values in its parameters."""
     path = filled(call.path, NAMES)
     yield path
     for name in (*call.query, "nix", "_method", "wait"):
@@ -251,6 +277,8 @@ ACCEPTED: dict[str, Any] = {
     "/v1/jobs/{job_id}": {"queue": "a", "body": 1},
     "/v1/jobs/cancel": {"ids": ["ready"]},
     "/v1/jobs/kick": {"ids": ["buried"]},
+    "/v1/jobs/alter": {"ids": ["ready"], "to_priority": 5},
+    "/v1/jobs/{job_id}/alter": {"to_queue": "b"},
     "/v1/jobs/delete": {"ids": ["ready"]},
     "/v1/reserve": {"queues": ["a"]},
     **{f"/v1/{act}": {"receipts": []} for act in ("ack", "release", "touch", "bury")},
@@ -258,8 +286,10 @@ ACCEPTED: dict[str, Any] = {
     "/v1/reservations/{receipt}/fail": {"error": "E"},
     "/v1/matching/cancel": {"state": ["ready"]},
     "/v1/matching/kick": {"state": ["failed"]},
+    "/v1/matching/alter": {"state": ["ready"], "to_queue": "b"},
     "/v1/matching/delete": {"state": ["ready"]},
     "/v1/queues/{queue}": {"max_size": 5},
-    "/v1/schedules/{name}": {"task": "math.sqrt", "args": [2], "every": 60},
+    "/v1/schedules/{name}": {"task": "math.sqrt", "args": [2], "queue": "a", "every": 60},
+    "/v1/topics/{topic}/messages": {"n": 1},
 }
 """Bodies that would do something, by path; {} is what the others take."""

@@ -13,8 +13,8 @@ from servers.http import JobServer
 NAMES = itertools.count()
 FUTURE = "2999-01-01T00:00:00Z"
 MESSAGE: dict[str, Any] = {"queue": "a", "body": 1}
-CALL: dict[str, Any] = {"task": "math.sqrt", "args": [2]}
-DAILY: dict[str, Any] = {"task": "math.sqrt", "args": [2], "cron": "0 6 * * *"}
+CALL: dict[str, Any] = {"task": "math.sqrt", "args": [2], "queue": "math"}
+DAILY: dict[str, Any] = {**CALL, "cron": "0 6 * * *"}
 LIMIT: dict[str, Any] = {"rate": "10/s"}
 RESERVE: dict[str, Any] = {"queues": ["empty"]}
 
@@ -43,6 +43,7 @@ def agree(server: JobServer, components: dict[str, Any], shape: str, body: Any) 
         "QueueLimitIn": ("PATCH", f"/v1/queues/{next(NAMES)}/limit"),
         "ReserveIn": ("POST", "/v1/reserve"),
         "KickIn": ("POST", "/v1/queues/a/kick"),
+        "AlterMany": ("POST", "/v1/jobs/alter"),
     }[shape]
     answer = server.request(method, path, body)
     assert (answer.status != 400) == described, answer
@@ -81,9 +82,11 @@ def agree(server: JobServer, components: dict[str, Any], shape: str, body: Any) 
         ("QueueLimitIn", {"breaker": {"failures": 3.0}}),
         ("ReserveIn", RESERVE | {"count": 2.0}),
         ("KickIn", {"count": 7.0}),
+        ("AlterMany", {"ids": ["a"], "to_priority": -2.5}),
+        ("AlterMany", {"ids": [], "to_queue": "b", "to_priority": None}),
     ],
 )
-def test_what_is_described_is_served(
+def test_answers_have_the_described_shapes(
     server: JobServer, components: dict[str, Any], shape: str, body: Any
 ) -> None:
     assert agree(server, components, shape, body)
@@ -115,6 +118,10 @@ def test_what_is_described_is_served(
         ("JobIn", MESSAGE | {"limit": "1/0s"}),
         ("JobIn", CALL | {"ttr": 5}),
         ("JobIn", CALL | {"key": "k", "on_conflict": "replace", "unique_for": 5}),
+        ("AlterMany", {"ids": ["a"]}),
+        ("AlterMany", {"ids": ["a"], "to_queue": None, "to_priority": None}),
+        ("AlterMany", {"ids": ["a"], "to_priority": 101}),
+        ("AlterMany", {"ids": ["a"], "to_queue": ""}),
         ("ScheduleIn", CALL),
         ("ScheduleIn", DAILY | {"every": 5}),
         ("ScheduleIn", DAILY | {"start": "2030-01-01T00:00:00+01:00"}),

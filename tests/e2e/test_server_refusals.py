@@ -40,12 +40,16 @@ LARGE = "x" * (1 << 20)  # with the quotes it is too long
     ("method", "path", "body"),
     [
         ("POST", "/v1/jobs", {"body": LARGE}),
-        ("POST", "/v1/jobs", {"task": "math.sqrt", "args": [LARGE]}),
+        ("POST", "/v1/jobs", {"task": "math.sqrt", "queue": "q", "args": [LARGE]}),
         ("PUT", "/v1/jobs/large", {"body": LARGE}),
         ("PUT", "/v1/jobs/large", {"body": 1, "headers": {"trace": LARGE}}),
         ("POST", "/v1/jobs/batch", {"jobs": [{"queue": "a", "body": 1}, {"body": LARGE}]}),
         ("POST", "/v1/queues/large/messages", LARGE.encode() + b"!"),
-        ("PUT", "/v1/schedules/large", {"task": "math.sqrt", "args": [LARGE], "every": 60}),
+        (
+            "PUT",
+            "/v1/schedules/large",
+            {"task": "math.sqrt", "queue": "q", "args": [LARGE], "every": 60},
+        ),
     ],
 )
 def test_a_job_that_is_too_large_is_413(
@@ -71,7 +75,7 @@ CONFLICTS = "keep, merge, reject or replace"
     ("method", "path", "body", "detail"),
     [
         ("GET", "/v1/jobs?state=done", None, f"state[0]: expected {STATES}, got 'done'"),
-        ("GET", "/v1/jobs?stat=failed", None, "unknown field stat; did you mean state?"),
+        ("GET", "/v1/jobs?stat=failed", None, "unknown field stat; did you mean 'state'?"),
         (
             *("POST", "/v1/queues/a/messages?on_conflict=x", b"1"),
             f"on_conflict: expected {CONFLICTS}, got 'x'",
@@ -87,7 +91,7 @@ CONFLICTS = "keep, merge, reject or replace"
         ),
         (
             *("PATCH", "/v1/queues/a/limit", {"breaker": {"failure": 3}}),
-            "breaker: unknown field failure; did you mean failures?",
+            "breaker: unknown field failure; did you mean 'failures'?",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import http.client
 import json
 import re
 import signal
@@ -63,7 +65,7 @@ def test_confirmed_jobs_survive_a_kill(start: Any) -> None:
         for n in range(10_000):
             try:
                 answer = server.post("/v1/jobs", {"queue": "kept", "body": [number, n]})
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 return
             assert answer.status == 201
             kept.append(answer.json["id"])
@@ -82,7 +84,7 @@ def test_confirmed_jobs_survive_a_kill(start: Any) -> None:
 
 def test_long_polls_are_answered_at_a_shutdown(start: Any) -> None:
     server = start()
-    job = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2]}).json["id"]
+    job = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": "q"}).json["id"]
     asked = {"queues": ["none"], "timeout": 120}
     polls = [server.begin("POST", "/v1/reserve", asked) for _ in range(5)]
     for poll in polls:
@@ -180,7 +182,7 @@ def test_a_receipt_is_valid_at_every_server_of_a_store(start: Any) -> None:
 def test_no_receipt_settles_a_job_of_a_worker(start: Any) -> None:
     # its jobs are its own
     server = start("--quiet")
-    broker = open_broker(f"{server.url}?patience=0")
+    broker = open_broker(server.url)
     owner = Owner(id=new_id(), kind="worker", name="w")
     broker.attach(owner)
     broker.exchange(Step(owner.id))
@@ -270,7 +272,7 @@ def test_tls_and_certificates_of_clients(start: Any, tmp_path: Path) -> None:
 
     def ask(context: ssl.SSLContext, request: str = "GET /v1/queues", most: int = 100) -> bytes:
         with (
-            socket.create_connection(("127.0.0.1", server.port), 10) as plain,
+            socket.create_connection(("127.0.0.1", server.port), 30) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as sock,
         ):
             sock.sendall(f"{request} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -316,11 +318,11 @@ def test_bodies_are_bounded(start: Any) -> None:
     server = start("--max-request", "2000")
     fits = server.post("/v1/jobs", {"queue": "a", "body": "x" * 1000})
     assert fits.status == 201
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
         sock.sendall(head + b"Content-Length: 2001\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 413")
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         sock.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
         sock.sendall(b"3e8\r\n" + b" " * 1000 + b"\r\n")
         sock.sendall(b"3e9\r\n" + b" " * 1001 + b"\r\n")
@@ -329,7 +331,7 @@ def test_bodies_are_bounded(start: Any) -> None:
 
 def test_a_client_that_sends_too_much_gets_its_answer(start: Any) -> None:
     """Though it reads only when it has sent everything: to close on it is to reset its line."""
-    server = start("--max-request", "2000", "--body-timeout", "1")
+    server = start("--max-request", "2000", "--body-timeout", "5")
     for _ in range(3):
         answer = server.post("/v1/jobs", b" " * 10_000_000)
         assert (answer.status, answer.json["type"]) == (413, "urn:tidemill:problem:too-large")
@@ -337,7 +339,7 @@ def test_a_client_that_sends_too_much_gets_its_answer(start: Any) -> None:
     with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         sock.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 413")
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         with contextlib.suppress(ConnectionError):
             while time.monotonic() < until:
                 sock.sendall(b" ")
@@ -347,7 +349,7 @@ def test_a_client_that_sends_too_much_gets_its_answer(start: Any) -> None:
 
 def test_heads_are_bounded(start: Any) -> None:
     server = start()
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         answer = b""
         try:
@@ -363,7 +365,7 @@ def test_heads_are_bounded(start: Any) -> None:
 def test_heads_behind_a_long_poll_are_bounded(start: Any) -> None:
     server = start()
     poll = b'{"queues": ["nothing"], "timeout": 60}'
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         sock.sendall(
             b"POST /v1/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%sGET / HTTP/1.1\r\nHost: localhost\r\n" % (len(poll), poll)
@@ -380,7 +382,7 @@ def test_heads_behind_a_long_poll_are_bounded(start: Any) -> None:
 
 def test_bodies_that_are_nested_without_end_are_refused(start: Any) -> None:
     server = start()
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         body = b"[" * 100_000
         head = b"POST /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\n"
         head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -398,7 +400,7 @@ def test_slow_clients_are_cut_off_and_do_not_disturb_others(start: Any) -> None:
     beginnings.append(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + beginnings[-1])
     slow = []
     for beginning in beginnings * 20:
-        sock = socket.create_connection(("127.0.0.1", server.port), 20)
+        sock = socket.create_connection(("127.0.0.1", server.port), 30)
         sock.sendall(beginning)
         slow.append(sock)
     assert server.post("/v1/jobs", {"queue": "a", "body": 1}).status == 201
@@ -409,8 +411,8 @@ def test_slow_clients_are_cut_off_and_do_not_disturb_others(start: Any) -> None:
 
 def test_connections_are_bounded(start: Any) -> None:
     server = start("--max-connections", "5")
-    with socket.create_connection(("127.0.0.1", server.port), 10) as first:
-        others = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(10)]
+    with socket.create_connection(("127.0.0.1", server.port), 30) as first:
+        others = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(10)]
         refused = 0
         for sock in others[4:]:
             refused += sock.recv(100).startswith(b"HTTP/1.1 503")
@@ -420,7 +422,13 @@ def test_connections_are_bounded(start: Any) -> None:
         assert first.recv(100).startswith(b"HTTP/1.1 200")
         for sock in others:
             sock.close()
-    eventually(lambda: server.get("/health").status == 200, "room again")
+
+    def is_served() -> bool:
+        with contextlib.suppress(ConnectionError):  # it was refused before it had sent its request
+            return server.get("/health").status == 200
+        return False
+
+    eventually(is_served, "room again")
 
 
 def test_requests_are_bounded(start: Any) -> None:
@@ -433,7 +441,7 @@ def test_requests_are_bounded(start: Any) -> None:
 
 
 def test_ids_of_requests(start: Any) -> None:
-    server = start("--log-json")
+    server = start("--log-format", "json")
     sane = server.get("/health", headers={"X-Request-ID": "trace-1:2/3"})
     assert sane.headers["x-request-id"] == "trace-1:2/3"
     odd = server.get("/health", headers={"X-Request-ID": "a b\tc"})
@@ -442,6 +450,9 @@ def test_ids_of_requests(start: Any) -> None:
         lambda: next((x for x in server.output.splitlines() if "trace-1" in x), ""), "its line"
     )
     assert json.loads(line)["request_id"] == "trace-1:2/3"
+    assert dt.datetime.fromisoformat(json.loads(line)["time"]).utcoffset() is not None
+    serving = json.loads(server.output.splitlines()[0])
+    assert (serving["level"], serving["logger"]) == ("INFO", "tidemill.server")
 
 
 # -- a worker beside ------------------------------------------------------------------------------
@@ -461,7 +472,7 @@ def test_server_and_worker_in_one_command(start: Any, tmp_path: Path) -> None:
     assert (result.status, result.json["result"]) == (200, 42)
     bad = server.post("/v1/jobs", {"task": "shop.double", "args": [1, 2, 3]})
     assert bad.status == 400
-    assert bad.json["detail"].startswith("shop.double cannot be called with these arguments: ")
+    assert "; task shop.double takes (" in bad.json["detail"]
     # it ends with the server
     family = psutil.Process(server.pid).children(recursive=True)
     assert family

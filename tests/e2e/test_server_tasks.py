@@ -136,7 +136,9 @@ def test_the_tasks_of_a_worker_outlive_the_server(store: str, tmp_path: Path) ->
         server.stop(signal.SIGKILL)
         server.start()
         # when each is settled through the next server
-        answer = say(server, kept, "heartbeat", progress=1, total=2, log=["still here"])
+        answer = say(
+            server, kept, "heartbeat", progress=1, total=2, text="half", log=["still here"]
+        )
         assert answer.json == {"stop": None}
         assert say(server, done, "complete", result="r").status == 204
         assert say(server, failed, "fail", error="E: no", traceback="line 1").status == 204
@@ -146,6 +148,7 @@ def test_the_tasks_of_a_worker_outlive_the_server(store: str, tmp_path: Path) ->
         assert (end["state"], end["error"], end["traceback"]) == ("failed", "E: no", "line 1")
         held = server.get(f"/v1/jobs/{ids[2]}").json
         assert (held["state"], held["progress"]) == ("running", [1.0, 2.0])
+        assert held["progress_text"] == "half"
         assert [line["line"] for line in held["log"]] == ["still here"]
     finally:
         server.close()
@@ -239,10 +242,10 @@ def test_a_job_beyond_its_timeout_gets_no_more_time(server: JobServer, queue: st
     call(server, queue, timeout=0.2)
     job = take(server, queue)
     assert job["timeout"] == 0.2
-    assert say(server, job, "touch", ttr=3).status == 204
+    assert say(server, job, "touch", ttr=8).status == 204
     time.sleep(0.3)
     assert say(server, job, "heartbeat", ttr=60).json == {"stop": "timeout"}
-    again = take(server, queue, timeout=20)
+    again = take(server, queue, timeout=25)
     assert again["attempt"] == 2
     assert say(server, again, "complete").status == 204
 

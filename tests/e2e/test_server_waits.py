@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from harness import SLACK
 from servers.http import JobServer
 
 from tidemill import Tidemill
@@ -83,7 +84,7 @@ def test_many_waits_for_jobs_need_few_threads(server: JobServer, way: str) -> No
         begun = time.monotonic()
         assert server.post(f"/v1/jobs/{ids[0]}/cancel").status == 204
         await asyncio.wait_for(answer(lines[0][0]), 30)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 5 + SLACK
         # and when the others end
         assert all(server.post("/v1/jobs/cancel", {"ids": ids[1:]}).json["done"])
         # then each is told
@@ -129,31 +130,36 @@ def quickest_put(server: JobServer) -> float:
     return min(put() for _ in range(5))
 
 
-async def has_room(reader: asyncio.StreamReader) -> bool:
-    return bool(CALLS["wait_space"].read_answer(await answer(reader)))
+async def told(line: Line, name: str, **arguments: Any) -> None:
+    """Wait for what the call waits for. A call without it ends after 25 s, and is sent again."""
+    reader, writer = line
+    while not CALLS[name].read_answer(await answer(reader)):
+        writer.write(broker_call(name, **arguments))
+
+
+async def waiting(port: int, name: str, **arguments: Any) -> tuple[Line, asyncio.Future[None]]:
+    """A connection on which a call waits, and what is done when the wait is over."""
+    arguments["timeout"] = 25.0
+    line = await ask(port, broker_call(name, **arguments))
+    return line, asyncio.ensure_future(told(line, name, **arguments))
 
 
 def test_many_waits_for_room_need_few_threads(server: JobServer) -> None:
     # given a full queue, and 2,000 clients that wait for room in it
     full(server, "a")
-    begun = time.monotonic()
 
     async def main() -> None:
-        request = broker_call("wait_space", queue="a", timeout=25.0)
-        lines = [await ask(server.port, request) for _ in range(2000)]
+        waits = [await waiting(server.port, "wait_space", queue="a") for _ in range(2000)]
         await asyncio.sleep(1.0)
         assert threads(server) < 150
         # then another client is served
         assert quickest_put(server) < 1
         # when there is room
-        told = [asyncio.ensure_future(has_room(reader)) for reader, _ in lines]
-        if time.monotonic() - begun < 20:
-            assert not any(each.done() for each in told)
+        assert not any(each.done() for _, each in waits)
         assert server.post("/v1/queues/a/purge").status == 200
         # then all waiting calls return
-        assert all(await asyncio.wait_for(asyncio.gather(*told), 60))
-        for _, writer in lines:
-            writer.close()
+        await asyncio.wait_for(asyncio.gather(*(each for _, each in waits)), 60)
+        close([line for line, _ in waits])
 
     asyncio.run(main())
 
@@ -178,30 +184,30 @@ def test_many_owners_that_sleep_need_few_threads(store: str, count: int) -> None
         for n in range(count):  # each has heard of those that came after it
             await call(line, "wait", owner_id=f"w{n}", timeout=0.0, server=name)
             await call(line, "exchange", step=Step(f"w{n}", serial=1))
-        lines, told = [line], []
-        for n in range(count):
-            request = broker_call("wait", owner_id=f"w{n}", timeout=25.0, server=name)
-            lines.append(await ask(server.port, request))
-            told.append(asyncio.ensure_future(answer(lines[-1][0])))
+        waits = [
+            await waiting(server.port, "wait", owner_id=f"w{n}", server=name) for n in range(count)
+        ]
+        lines, woken = [line, *(line for line, _ in waits)], [each for _, each in waits]
         await asyncio.sleep(2.0)
         assert threads(server) < 150
-        assert not any(each.done() for each in told)
+        assert not any(each.done() for each in woken)
         # then another client is served
         assert quickest_put(server) < 1
         if store:  # where each change wakes all
-            hints = await asyncio.wait_for(asyncio.gather(*told), 30)
-            assert all(CALLS["wait"].read_answer(hint) for hint in hints)
+            await asyncio.wait_for(asyncio.gather(*woken), 60)
             close(lines)
             return
         # when one owner gets a job, then that owner wakes, and the others sleep
         arguments = {"owner_id": "w7", "command": Command("quiet")}
         server.post(f"{PATH}command", CALLS["command"].write(arguments), headers=headers)
-        assert CALLS["wait"].read_answer(await asyncio.wait_for(told[7], 10))
-        assert sum(each.done() for each in told) == 1
+        await asyncio.wait_for(woken[7], 30)
+        assert sum(each.done() for each in woken) == 1
         # and the server ends in time
+        for _, each in waits:
+            each.cancel()
         begun = time.monotonic()
         assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 10 + SLACK
         close(lines)
 
     try:
@@ -216,21 +222,20 @@ def test_waits_for_room_in_many_queues_take_turns(server: JobServer) -> None:
     full(server, *names)
 
     async def main() -> None:
-        requests = [broker_call("wait_space", queue=name, timeout=25.0) for name in names]
-        lines = [await ask(server.port, request) for request in requests]
-        told = [asyncio.ensure_future(has_room(reader)) for reader, _ in lines]
+        waits = [await waiting(server.port, "wait_space", queue=name) for name in names]
         await asyncio.sleep(0.5)
         assert threads(server) < 150
         # when one queue has room, then only the calls that wait for that queue return
         assert server.post("/v1/queues/q77/purge").status == 200
-        assert await asyncio.wait_for(told[77], 10)
-        assert sum(each.done() for each in told) == 1
+        await asyncio.wait_for(waits[77][1], 30)
+        assert sum(each.done() for _, each in waits) == 1
         # and the server ends in time
+        for _, each in waits:
+            each.cancel()
         begun = time.monotonic()
         assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10
-        for _, writer in lines:
-            writer.close()
+        assert time.monotonic() - begun < 10 + SLACK
+        close([line for line, _ in waits])
 
     asyncio.run(main())
 
@@ -262,7 +267,7 @@ def test_a_wait_ends_when_its_client_goes_and_when_the_server_does(server: JobSe
         await asyncio.sleep(0.3)
         begun = time.monotonic()
         assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 10 + SLACK
         for _, writer in lines:
             writer.close()
 

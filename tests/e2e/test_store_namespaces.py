@@ -64,6 +64,7 @@ def test_two_containers_with_one_process_id_are_told_apart_at_once(tmp_path: Pat
         assert said.startswith("tidemill.core.errors.BrokerUnavailable: another process with the ")
         assert "process id 1 has the store" in said
         assert "docker run --pid=container:NAME" in said
+        assert "http:// (tidemill server)" in said
         # and the first one is not disturbed
         assert first.communicate("\n", timeout=60)[0] == "['first']\n"
     broker = open_broker(url)

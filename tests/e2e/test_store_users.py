@@ -104,7 +104,7 @@ def place(folder: Path) -> Iterator[Place]:
         yield place
 
 
-def test_what_root_does_stops_no_worker_of_the_service_user(place: Place) -> None:
+def test_acts_of_root_stop_no_worker_of_the_service_user(place: Place) -> None:
     # given a worker of the service's user, on a store in its own folder
     store, task = place.path / "store", place.task("double")
     worker = place.worker(under=as_user(SERVICE)).wait_ready()
@@ -190,7 +190,7 @@ def test_the_mode_in_the_url_opens_a_store_to_all(folder: Path) -> None:
     assert {found.st_mode & 0o666 for found in files(folder / "store").values()} == {0o666}
 
 
-def test_who_may_not_use_a_store_is_told_why(folder: Path) -> None:
+def test_a_user_without_rights_is_told_why(folder: Path) -> None:
     # given a store of root's that anybody can see
     url = f"lmdb://{folder}/store"
     open_broker(url).close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness import Place, eventually
+from harness import ON_SERVERS, Place, eventually
+from patience import patience
 
 from tidemill.core.job import State
 
@@ -27,11 +28,12 @@ def neighbour():
 """
 
 
+@ON_SERVERS
 @pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
 def test_a_fan_out_job_is_interrupted(place: Place, slots: int) -> None:
     # given: neighbours that are still running
     place.write(APP)
-    worker = place.worker("-Q", "default", slots=slots).wait_ready()
+    worker = place.worker("-Q", "default", slots=slots, env=patience(place)).wait_ready()
     neighbours = [place.enqueue("neighbour") for _ in range(slots - 1)]
     if neighbours:
         place.wait_notes("begin", slots - 1)

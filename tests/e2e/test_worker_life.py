@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from harness import SLACK, Place, alive, check_counters, check_no_overlap, eventually, runs_of
+from patience import patience
 
 from tidemill.core.job import State
 
@@ -51,12 +52,12 @@ def test_recycling_by_jobs(place: Place) -> None:  # case T8
     place.write(APP)
     worker = place.worker("--max-jobs", "2", slots=2)
     jobs = place.enqueue_many("short", [(n,) for n in range(5)])
-    assert [job.result(20) for job in jobs] == [0, 1, 2, 3, 4]
+    assert [job.result(60) for job in jobs] == [0, 1, 2, 3, 4]
     by_pid = Counter(line.pid for line in place.ledger() if line.what == "begin")
     assert len(by_pid) == 3
     assert max(by_pid.values()) == 2
     again = place.enqueue("short", 7)  # it goes on, also after it was idle with its number full
-    assert again.result(20) == 7
+    assert again.result(60) == 7
     assert "right after its start" not in worker.output
     assert worker.stop() == 0
 
@@ -66,10 +67,10 @@ def test_recycling_by_memory(place: Place) -> None:  # case T8
         "@mill.task\ndef eats():\n    sys.kept = b'x' * 200_000_000\n    return os.getpid()\n"
     )
     worker = place.worker("--max-memory", "150", slots=1)
-    first = place.enqueue("eats").result(20)
+    first = place.enqueue("eats").result(60)
     eventually(lambda: not alive(first), "it is recycled")
     eventually(lambda: len(worker.children()) == 1, "its replacement")
-    assert place.enqueue("eats").result(20) != first
+    assert place.enqueue("eats").result(60) != first
     assert worker.stop() == 0
 
 
@@ -108,18 +109,20 @@ def test_kill_of_a_process_that_a_task_has_forked(place: Place) -> None:  # case
                 if os.fork() == 0:
                     time.sleep(60)
                     os._exit(0)
+                note("forked")
                 time.sleep(60)
         """
     )
     place.worker().wait_ready()
     job = place.enqueue("forks")
-    begun = eventually(place.ledger, "it runs")
+    place.wait_notes("forked")
+    begun = place.ledger()
     killed = time.time()
     os.kill(begun[0].pid, signal.SIGKILL)
-    job.wait(20)
+    job.wait(60)
     again = place.ledger()[-1]
     assert (again.attempt, job.state) == (2, S.SUCCEEDED)
-    assert again.time - killed < 10
+    assert again.time - killed < 30  # the fork lives for 60 s
 
 
 def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
@@ -129,7 +132,7 @@ def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
     place.gate("gate")
     blocker = place.enqueue("is_held")
     held = place.enqueue_many("short", [(n,) for n in range(50)])
-    place.wait_notes(f"begin {blocker.id}")
+    place.wait_notes("held")
     os.kill(worker.children()[0].pid, signal.SIGKILL)
     (record,) = place.finish([blocker])
     assert record.attempt == 2
@@ -142,7 +145,7 @@ def test_a_job_that_kills_its_worker(place: Place) -> None:  # case T9
     (record,) = place.finish([place.enqueue("kills")])
     assert (record.state, record.attempt) == (S.FAILED, 3)
     assert "SIGKILL" in record.error
-    assert place.enqueue("short", 1).result(20) == 1
+    assert place.enqueue("short", 1).result(60) == 1
     assert "right after its start" not in worker.output
     assert worker.stop() == 0
 
@@ -171,8 +174,9 @@ def has_child():
     family = [*processes, child]
     eventually(lambda: not any(map(alive, family)), "all end by themselves", 2.0 + SLACK)
     worker.wait()
-    # Nothing is lost: the next worker finds them, each with its attempt used.
-    place.worker(slots=4)
+    # Nothing is lost: the next worker finds them, each with its attempt used. Each job has its own
+    # process: "holds" keeps the interpreter lock, and a neighbour might not even begin.
+    place.worker(processes=3, slots=1)
     for job in jobs:
         place.wait_notes(f"begin {job.id} 2")
 
@@ -215,12 +219,13 @@ def test_shutdown_lets_jobs_finish(place: Place) -> None:  # case T11
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, None])
 def test_shutdown_that_interrupts(place: Place, second: int | None) -> None:  # case T11
     place.write(APP)
-    timeout = "0.3" if second is None else "60"
+    timeout = "2" if second is None else "60"  # no process can report while "is_held" runs
     worker = place.worker("--shutdown-timeout", timeout, slots=3).wait_ready()
     jobs = [place.enqueue("long"), place.enqueue("along")]
     place.wait_notes("begin", 2)
-    jobs.append(place.enqueue("holds"))
-    place.wait_notes("begin", 3)
+    place.gate("gate")
+    jobs.append(place.enqueue("is_held"))
+    place.wait_notes("held")
     worker.send(signal.SIGTERM)
     if second is not None:
         worker.wait_line("stopping")
@@ -250,9 +255,12 @@ def test_two_signals_at_once_are_one(place: Place, second: int) -> None:  # case
     worker = place.worker(slots=2).wait_ready()
     job = place.enqueue("patient")
     place.wait_notes("begin")
-    # when: as a process manager does that signals the group and the process
+    # when: as a process manager does that signals the group and the process; the worker takes both
+    # at the same moment
+    worker.send(signal.SIGSTOP)
     worker.send(signal.SIGTERM)
     worker.send(second)
+    worker.send(signal.SIGCONT)
     worker.wait_line("stopping:")
     (place.path / "go").write_text("")
     # then
@@ -306,7 +314,7 @@ def test_a_task_that_stops_when_asked_is_cancelled(place: Place) -> None:  # cas
     assert ("log", "cancel was asked for") in events
 
 
-def test_what_was_only_prefetched_is_cancelled_before_it_started(place: Place) -> None:  # case T14
+def test_a_prefetched_job_is_cancelled_before_it_starts(place: Place) -> None:  # case T14
     place.write(
         """
         @mill.task
@@ -332,41 +340,17 @@ def test_what_was_only_prefetched_is_cancelled_before_it_started(place: Place) -
     place.finish([blocks])
 
 
-def test_what_a_worker_says_of_jobs(place: Place) -> None:
-    place.write(
-        """
-        @mill.task(retries=Retries(1, delay=0))
-        def fails(): raise ValueError("no such thing")
-
-        @mill.task
-        def works(): pass
-        """
-    )
-    quiet, works = place.worker(slots=1).wait_ready(), place.enqueue("works")
-    fails = place.enqueue("fails")
-    place.finish([works, fails])
-    assert quiet.stop() == 0
-    again, last = [line for line in quiet.output.splitlines() if "ValueError: no such" in line][:2]
-    assert f"job {fails.id} " in again
-    assert again.endswith("again in 0 s")
-    assert last.endswith("not again")
-    assert quiet.output.count("Traceback (most recent call last)") == 1
-    assert "in fails" in quiet.output
-    assert works.id not in quiet.output
-    # when
-    loud = place.worker("-v", slots=1, env={"TIDEMILL_LOG": "INFO"}).wait_ready()
-    works = place.enqueue("works")
-    place.finish([works])
-    assert loud.stop() == 0
-    assert f"job {works.id} ({place.task('works')}) started, attempt 1" in loud.output
-    assert f"job {works.id} ({place.task('works')}) succeeded in " in loud.output
-
-
 def test_exit_codes_of_a_bad_start(place: Place) -> None:  # case T11
     place.write("raise RuntimeError('not today')", load=False)
     worker = place.worker()
     assert worker.wait() == 2
     assert "RuntimeError: not today" in worker.output
+    assert worker.output.count("the worker ends: ") == 1
+    place.write("os._exit(5)", load=False)
+    worker = place.worker()
+    assert worker.wait() == 2
+    assert "could not be loaded: worker process" in worker.output
+    assert "exited with code 5" in worker.output
     place.write("sys.exit(5)", load=False)
     assert place.worker().wait() == 2
     place.app = "no_such_app"
@@ -380,6 +364,7 @@ def test_exit_codes_of_a_bad_start(place: Place) -> None:  # case T11
     (place.path / "newer" / "data.mdb").write_bytes(b"nothing of lmdb" * 1000)
     worker = place.worker()
     assert worker.wait() == 3, worker.output
+    assert "the worker ends: " in worker.output
 
 
 def test_stop_while_the_app_loads(place: Place) -> None:
@@ -399,14 +384,35 @@ def test_a_long_job_that_holds_the_lock_runs_once(place: Place) -> None:  # case
     assert len(runs_of(place.ledger())[job.id]) == 1
 
 
+FETCHES_AHEAD = """
+if "TIDEMILL_SUPERVISOR" in os.environ:
+    from tidemill.worker.prefetch import Prefetch
+    from tidemill.worker.slots import Slots
+
+    def add(self, jobs, add=Slots.add):
+        jobs = list(jobs)
+        added = add(self, jobs)
+        for job in jobs:
+            note("waits", job.envelope.id)
+        return added
+
+    Prefetch.ahead = property(lambda self: 50, lambda self, value: None)
+    Slots.add, Slots.tick = add, lambda self: (True, [])
+"""
+"""A process gets fifty jobs in advance, notes these jobs, and gives none back while it is busy."""
+
+
 def test_high_priority_first(place: Place) -> None:  # case T13
-    place.write(APP)
+    # given jobs that the process of a running job has got in advance, those of low priority first
+    place.write(FETCHES_AHEAD + APP)
     worker = place.worker(slots=1).wait_ready()
-    place.finish(place.enqueue_many("short", [(n,) for n in range(100)]))
-    blocker = place.enqueue("holds", 2.0)
+    blocker = place.enqueue("long", 300.0)
     place.wait_notes(f"begin {blocker.id}")
     low = place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
     high = place.enqueue_many("short", [(n,) for n in range(10)], priority=5)
+    place.wait_notes("waits", 1 + len(low) + len(high))
+    # when
+    (place.path / "go").touch()
     place.finish([*low, *high])
     order = [line.id for line in place.ledger() if line.what == "begin"][-20:]
     assert order == [job.id for job in (*high, *low)]
@@ -457,7 +463,7 @@ async def awatches():
     return "seen"
 """
     )
-    worker = place.worker(slots=slots).wait_ready()
+    worker = place.worker(slots=slots, env=patience(place)).wait_ready()
     seen = place.enqueue("watches" if name == "long" else "awatches")
     place.wait_notes(f"begin {seen.id}")
     assert seen.cancel()
@@ -469,7 +475,7 @@ async def awatches():
     record = place.wait_state(job, S.CANCELLED)
     assert record.finished - asked < 1.0 + SLACK
     (attempt,) = record.attempts
-    assert "sleep(" in attempt.traceback
+    assert f"in {name}" in attempt.traceback
     assert not job.cancel()
     assert len(worker.children()) == 1
     assert worker.stop() == 0
@@ -483,7 +489,8 @@ def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
     short += place.enqueue_many("short", [(n,) for n in range(2500)])
     records = place.finish(short, 120)
     assert all(record.attempt == 1 for record in records)
-    assert {job.refresh().state for job in long} == {S.RUNNING}
+    for job in long:  # a process may give a job that waits for a slot back to the store
+        place.wait_state(job, S.RUNNING)
     (place.path / "go").touch()
     place.finish(long)
 
@@ -505,20 +512,20 @@ def test_burst_ends_when_nothing_is_left(place: Place) -> None:
 def test_reload(place: Place) -> None:
     place.write("@mill.task\ndef version(): return 1\n")
     worker = place.worker(processes=2, slots=2).wait_ready()
-    assert place.enqueue("version").result(20) == 1
+    assert place.enqueue("version").result(60) == 1
     old = {process.pid for process in worker.children()}
     file = place.path / f"{place.app}.py"
     text = file.read_text()
     file.write_text(text.replace("return 1", "return 2  # other"))
     worker.send(signal.SIGHUP)
     eventually(lambda: not any(map(alive, old)), "the old processes go")
-    assert place.enqueue("version").result(20) == 2
+    assert place.enqueue("version").result(60) == 2
     eventually(lambda: len(worker.children()) == 2, "as many as before")
     new = {process.pid for process in worker.children()}
     file.write_text(text + "\nthis is broken")
     worker.send(signal.SIGHUP)
-    worker.wait_line("the code from before go", 2)
-    assert place.enqueue("version").result(20) == 2
+    worker.wait_line("the processes with the old code keep running", 2)
+    assert place.enqueue("version").result(60) == 2
     assert {process.pid for process in worker.children()} >= new
     assert worker.stop() == 0
 
@@ -528,7 +535,7 @@ def test_stacks_on_demand(place: Place) -> None:
     worker = place.worker(slots=2).wait_ready()
     let_go = place.gate("gate")
     place.enqueue("is_held")
-    place.wait_notes("begin")
+    place.wait_notes("held")
     worker.send(signal.SIGUSR1)
     worker.wait_line("in hold_gil_until")
     let_go()
@@ -551,7 +558,7 @@ if os.path.exists(HERE + "/broken"):
     assert starts[1] - starts[0] >= 0.4
     assert starts[2] - starts[1] >= 0.9
     (place.path / "broken").unlink()
-    assert place.enqueue("short", 3).result(20) == 3
+    assert place.enqueue("short", 3).result(60) == 3
     assert worker.stop() == 0
 
 
@@ -574,7 +581,7 @@ def test_waiting_that_would_starve_the_worker(place: Place) -> None:
         @mill.task(retries=0)
         def child(): return 1
         @mill.task(retries=0)
-        def parent(): begin(); return child.enqueue().result(20)
+        def parent(): begin(); return child.enqueue().result(60)
         @mill.task(retries=0)
         async def aparent():
             begin()
@@ -589,13 +596,13 @@ def test_waiting_that_would_starve_the_worker(place: Place) -> None:
         assert "would wait for job" in record.error
     assert worker.stop() == 0
     worker = place.worker(processes=2, slots=1).wait_ready()
-    assert place.enqueue("parent").result(20) == 1
-    assert place.enqueue("aparent").result(20) == 3
+    assert place.enqueue("parent").result(60) == 1
+    assert place.enqueue("aparent").result(60) == 3
     assert worker.stop() == 0
     # Another worker is there: it can run what the first one waits for.
     place.worker("-Q", "parents", slots=1).wait_ready()
     place.worker("-Q", "default", slots=1).wait_ready()
-    assert place.enqueue("parent", queue="parents").result(20) == 1
+    assert place.enqueue("parent", queue="parents").result(60) == 1
 
 
 def test_large_bodies_do_not_block_the_supervisor(place: Place) -> None:

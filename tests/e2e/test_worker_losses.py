@@ -1,4 +1,4 @@
-"""Who brings a worker down without a witness is found out, and nobody else suffers (law 6)."""
+"""A job that kills its worker without a witness is found out, and no other job fails (law 6)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def poison():
     # As if the machine went down: nothing is left to tell who ran.
     begin()
     supervisor = os.getppid()
-    for board in glob.glob(os.path.join(HERE, "store", "**", "*"), recursive=True):
-        if "boards" in os.path.dirname(board):
-            os.unlink(board)
+    for fd in glob.glob(f"/proc/{supervisor}/fd/*"):
+        path = os.readlink(fd)
+        if "board" in path and os.path.isfile(path):
+            os.unlink(path)
     os.kill(supervisor, signal.SIGKILL)
     time.sleep(30)
 
@@ -42,7 +43,7 @@ def test_the_culprit_alone_fails(place: Place, processes: int, slots: int) -> No
     culprit = place.enqueue("poison")
     after = [place.enqueue("innocent") for _ in range(6)]
     # when: whenever everything has died another worker is started
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     downs = 0
     while not culprit.refresh().state.finished:
         assert time.monotonic() < until, place.outputs()

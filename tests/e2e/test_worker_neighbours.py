@@ -6,7 +6,7 @@ finish, bounded by ``--stuck-grace`` (law 8).
 
 from __future__ import annotations
 
-from harness import Place, alive, check_no_overlap, eventually, runs_of
+from harness import ON_SERVERS, Place, alive, check_no_overlap, eventually, runs_of
 
 from tidemill.core.job import State
 
@@ -48,6 +48,7 @@ def short(): begin(); end()
 """
 
 
+@ON_SERVERS
 def test_a_neighbour_that_ended_with_the_last_one_does_not_run_again(place: Place) -> None:
     # case T6: its verdict is read before the process is killed
     place.write(APP)
@@ -61,6 +62,7 @@ def test_a_neighbour_that_ended_with_the_last_one_does_not_run_again(place: Plac
         assert len(runs) == 1, (job_id, runs)
 
 
+@ON_SERVERS
 def test_a_neighbour_without_another_attempt_outlives_the_grace(place: Place) -> None:
     # given: a stuck job, and beside it one job with attempts left and one without
     place.write(APP)
@@ -68,7 +70,7 @@ def test_a_neighbour_without_another_attempt_outlives_the_grace(place: Place) ->
     last, other = place.enqueue("last_attempt"), place.enqueue("with_retries_first")
     place.wait_notes("begin", 2)
     (old,) = [child.pid for child in worker.children()]
-    stuck = place.enqueue("sleeps")
+    stuck = place.enqueue("sleeps", timeout=1)
     place.finish([stuck])
     # when: the replacement has done much, and the grace is over
     for _ in range(3):
@@ -90,17 +92,17 @@ def test_the_log_and_the_trail_say_for_whom_a_neighbour_was_interrupted(place: P
     worker = place.worker("--stuck-grace", "0.3", slots=3).wait_ready()
     neighbour = place.enqueue("with_retries")
     place.wait_notes("begin")
-    stuck = place.enqueue("sleeps")
+    stuck = place.enqueue("sleeps", timeout=1)
     place.finish([stuck])
     place.wait_notes(f"begin {neighbour.id}", 2)
     (place.path / "go").touch()
     (record,) = place.finish([neighbour])
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
-    reason = f"job {stuck.id} ({place.task('sleeps')}) ran past its timeout"
+    reason = f"{place.task('sleeps')}[{stuck.id}] ran past its timeout"
     (said,) = [event.detail for event in neighbour.trail if event.what == "log"]
     assert said.startswith("interrupted after ")
     assert reason in said
-    assert f"job {neighbour.id} ({place.task('with_retries')}) was interrupted" in worker.output
+    assert f"{place.task('with_retries')}[{neighbour.id}] was interrupted" in worker.output
     assert reason in worker.output
     check_no_overlap(place.ledger())
 
@@ -113,7 +115,7 @@ def test_a_held_interpreter_lock_ends_the_grace(place: Place) -> None:
     place.wait_notes("begin")
     (old,) = [child.pid for child in worker.children()]
     # when
-    (record,) = place.finish([place.enqueue("holds")])
+    (record,) = place.finish([place.enqueue("holds", timeout=1)])
     # then
     assert "hold_gil" in record.attempts[0].traceback
     eventually(lambda: not alive(old), "the process is killed")
@@ -128,7 +130,7 @@ def test_the_end_of_the_worker_overrides_the_grace(place: Place) -> None:  # cas
     worker = place.worker("--shutdown-timeout", "0.5", slots=2).wait_ready()
     neighbour = place.enqueue("last_attempt")
     place.wait_notes("begin")
-    place.finish([place.enqueue("sleeps")])
+    place.finish([place.enqueue("sleeps", timeout=1)])
     assert worker.stop() == 1
     record = neighbour.refresh()
     assert (record.state, record.attempt) == (State.READY, 0)

@@ -28,7 +28,7 @@ def busy():
         exec("def f(): return 1\\nf()", {})
     end()
 
-@mill.task(timeout=0.3, retries=0)
+@mill.task(timeout=1.0, retries=0)
 def holds():
     begin()
     hold_gil(60)

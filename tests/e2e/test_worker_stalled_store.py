@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import SLACK, Place, alive, eventually, runs_of
-from stalls import KINDS, Lock, lmdb_locked, open_stalling
+from stalls import KINDS, Lock, open_stalling
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import Record, State
@@ -96,7 +97,7 @@ def test_a_timeout_falls_while_the_store_is_stalled(
 
 
 @pytest.mark.parametrize("name", ["spins", "awaits", "sleeps"])
-def test_what_ends_while_the_store_is_stalled_is_settled_once(
+def test_jobs_that_end_while_the_store_is_stalled_are_settled_once(
     stalling: tuple[Place, Lock], name: str
 ) -> None:
     # given: a job past its timeout, and a neighbour that ends
@@ -139,16 +140,19 @@ def test_a_step_that_was_given_up_in_a_stall_is_stored_once(
 @pytest.mark.parametrize("kind", ["http", "redis", "redis-paused"])
 def test_a_stall_longer_than_the_owner_lease_gives_up_nobody(kind: str, tmp_path: Path) -> None:
     # laws 5, 19: nobody could be heard
-    with open_stalling(kind, tmp_path, "?owner_lease=2") as (place, stalled):
+    lease = 5  # time enough for both workers to come back in
+    with open_stalling(kind, tmp_path, f"?owner_lease={lease}") as (place, stalled):
         # given: two workers, and a job that runs in each
         place.write(APP)
         workers = [place.worker(slots=1).wait_ready() for _ in range(2)]
         jobs = [place.enqueue("brief") for _ in workers]
         place.wait_notes("begin", 2)
         # when
+        began = time.monotonic()
         with stalled(place):
             for worker in workers:
                 worker.wait_line("trying again")
+            eventually(lambda: time.monotonic() - began > lease + 1, "a long stall")
         for worker in workers:
             worker.wait_line("the broker is back")
         (place.path / "go").touch()
@@ -233,13 +237,45 @@ def test_a_worker_ends_while_the_store_is_stalled(
         assert (record.state, record.attempt) == (State.READY, 0)
 
 
-def test_a_job_that_ended_is_on_the_board_until_its_verdict_is_stored(place: Place) -> None:
-    # law 6: when everything dies before that, the job used an attempt
-    place.write(APP)
+@pytest.mark.parametrize(
+    ("stalling", "signum"),
+    [
+        ("django-sqlite", signal.SIGTERM),
+        ("django-postgresql", signal.SIGINT),
+        ("lmdb", signal.SIGTERM),
+    ],
+    indirect=["stalling"],
+)
+def test_a_worker_without_outcomes_ends_in_its_time_while_the_store_is_stalled(
+    stalling: tuple[Place, Lock], signum: signal.Signals
+) -> None:
+    # case T11: given a worker whose only job has ended, and whose outcome is stored
+    place, stalled = stalling
+    worker = place.worker("--shutdown-timeout", "3").wait_ready()
+    (place.path / "go").touch()
+    job = place.enqueue("brief")
+    place.finish([job])
+    with stalled(place):
+        # when the worker gets the order to end
+        told = time.monotonic()
+        worker.send(signum)
+        # then it ends within the shutdown timeout, and nothing was interrupted
+        assert worker.wait() == 0
+        assert time.monotonic() - told < 3 + SLACK
+    check_settled_once(place, job)
+
+
+@pytest.mark.parametrize("stalling", ["lmdb"], indirect=True)
+def test_a_job_that_ended_is_on_the_board_until_its_verdict_is_stored(
+    stalling: tuple[Place, Lock],
+) -> None:
+    # law 6: when everything dies before that, the job used an attempt; the broker of a server has
+    # no witness of such a death
+    place, stalled = stalling
     worker = place.worker(slots=1).wait_ready()
     job = place.enqueue("brief")
     place.wait_notes("begin")
-    with lmdb_locked(place):
+    with stalled(place):
         (place.path / "go").touch()
         place.wait_notes("end")
         worker.kill_everything()

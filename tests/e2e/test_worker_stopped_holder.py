@@ -41,8 +41,11 @@ broker._store.commits.run(broker._transitions, stay)
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with open_place(tmp_path, f"lmdb://{tmp_path}/store?patience=1") as place:
+    """A place whose workers and tools wait a second for the store, and the test as usual."""
+    with open_place(tmp_path, f"lmdb://{tmp_path}/store") as place:
         place.write(APP)
+        place.url += "?patience=1"
+        place.write(APP, load=False)
         yield place
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from harness import Place
+from harness import ON_SERVERS, Place
 
 from tidemill.core.job import Outcome, State
 from tidemill.core.stopping import Stopping
@@ -136,6 +136,7 @@ def test_a_task_can_wait_for_the_end_of_its_worker(place: Place, name: str, slot
     assert job.result() == "saved"
 
 
+@ON_SERVERS
 @POOLS
 def test_a_task_may_give_its_job_back(place: Place, slots: int) -> None:
     # Given one task that raises WorkerStopping although nobody stops: an error as any other.
@@ -165,8 +166,9 @@ def test_a_timeout_holds_while_a_task_cleans_up(place: Place, slots: int) -> Non
     assert "JobTimeout" in record.error
 
 
+@ON_SERVERS
 @POOLS
-def test_what_cannot_hear_goes_back_when_time_is_over(place: Place, slots: int) -> None:
+def test_a_blocked_job_goes_back_after_the_shutdown_timeout(place: Place, slots: int) -> None:
     place.write(APP)
     worker = place.worker("--shutdown-timeout", "1", slots=slots).wait_ready()
     job = place.enqueue("cannot_hear")

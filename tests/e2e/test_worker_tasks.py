@@ -256,7 +256,9 @@ def test_results_are_waited_for(place: Place) -> None:  # case T16
         place.mill.job("nobody").result(1)
 
 
-def test_what_cannot_be_printed_or_kept(place: Place) -> None:  # case T20
+def test_values_that_cannot_be_printed_or_kept_fail_their_job_alone(
+    place: Place,
+) -> None:  # case T20
     place.write(
         """
         class Mute(Exception):
@@ -442,7 +444,7 @@ def test_a_users_module_may_have_the_name_of_one_of_pythons(place: Place) -> Non
 
 
 def test_backoff_is_jittered_and_capped() -> None:  # case T5
-    from tidemill.core.retry import backoff
+    from tidemill.core.backoff import backoff
 
     policy = Retries(10, delay=1.0, factor=2.0, cap=5.0)
     drawn = [backoff(policy, attempt) for attempt in (1, 2, 3, 9, 1000) for _ in range(300)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import Place, eventually
+from patience import patience
 
 from tidemill.core.job import State
 
@@ -162,7 +163,7 @@ def check_all_slots(place: Place, slots: int) -> None:
 
 @POOLS
 @pytest.mark.parametrize("name", ["does", "adoes"])
-def test_what_user_code_raises_ends_no_thread(place: Place, name: str, slots: int) -> None:
+def test_errors_of_user_code_end_no_thread(place: Place, name: str, slots: int) -> None:
     # Given a worker; when user code around tasks raises all there is to raise.
     place.write(APP)
     worker = place.worker(slots=slots).wait_ready()
@@ -190,10 +191,10 @@ def test_what_user_code_raises_ends_no_thread(place: Place, name: str, slots: in
 
 
 @POOLS
-def test_what_comes_late_ends_no_thread(place: Place, slots: int) -> None:
+def test_late_errors_end_no_thread(place: Place, slots: int) -> None:
     # Given tasks that leave an alarm, a profiler and a bad value behind.
     place.write(APP)
-    worker = place.worker(slots=slots).wait_ready()
+    worker = place.worker(slots=slots, env=patience(place)).wait_ready()
     jobs = [place.enqueue(name) for name in ("sets_alarm", "profiles")]
     jobs.append(place.enqueue("takes", {"n": 1}))
     # When these raise while no task runs.

@@ -1,4 +1,4 @@
-"""What must hold after any number of kills, told from the store and from the ledger of runs.
+"""The checks after any number of kills, from the store and from the ledger of runs.
 
 Given the ids that were accepted, the times at which something was killed, and a drained store:
 

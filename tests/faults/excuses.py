@@ -1,4 +1,4 @@
-"""What a server's misfortunes explain, and nothing else.
+"""The effects that a server's misfortunes explain, and no others.
 
 A server forgets steps that it had answered when a replica takes over that lags, or when an old
 image takes its place. The *lost span* of such a misfortune begins with the first step that may be

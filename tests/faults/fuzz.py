@@ -72,13 +72,15 @@ def fuzz(*options: str, seed: int) -> dict[str, int]:
 
 def _begin(server: JobServer) -> Iterator[dict[str, Any]]:
     """A finding, with the calls that led to it."""
-    jobs: list[dict[str, Any]] = [{"task": "math.sqrt", "args": [n]} for n in range(30)]
+    jobs: list[dict[str, Any]] = [
+        {"task": "math.sqrt", "queue": "a", "args": [n]} for n in range(30)
+    ]
     jobs += [{"queue": queue, "body": n, "ttr": 3600} for n in range(30) for queue in ("a", "b")]
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/v1/jobs/batch", {"jobs": jobs}),
         ("POST", "/v1/reserve", {"queues": ["a"], "count": 10}),
-        ("POST", "/v1/tasks/reserve", {"tasks": ["math.sqrt"], "count": 10}),
-        ("PUT", "/v1/schedules/{name}", {"task": "math.sqrt", "args": [2], "every": 3600}),
+        ("POST", "/v1/tasks/reserve", {"tasks": ["math.sqrt"], "queues": ["a"], "count": 10}),
+        ("PUT", "/v1/schedules/{name}", {"task": "math.sqrt", "queue": "a", "every": 3600}),
     ]
     for method, path, body in asked:
         answer = server.request(method, path.replace("{name}", "a"), body)

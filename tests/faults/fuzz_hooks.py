@@ -97,8 +97,10 @@ def agreeing(case: Any) -> None:
     for job in _jobs(body):
         if job.get("task") is not None and case.path.startswith("/v1/jobs"):
             options_agree(job)  # the task could bring a key and a policy, and this one does not
+            job["queue"] = job.get("queue") or "a"  # no worker has declared the task
     if case.path == "/v1/schedules/{name}" and body:
         rule_agrees(body)
+        body["queue"] = body.get("queue") or "a"
 
 
 def options_agree(options: dict[str, Any]) -> None:

@@ -164,17 +164,18 @@ class Storm:
         assert self.witness is not None
         half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
         whole = self.place.worker(*grace, slots=6).wait_ready()
-        while self.place.unfinished() and time.monotonic() < until:
-            time.sleep(0.1)
+        done, left = functools.partial(_has_ended, self.place), until - time.monotonic()
+        with contextlib.suppress(AssertionError):  # more than fits into a minute: see below
+            eventually(done, "the end of all jobs", left, 0.1)
         for worker in (half, whole):
             worker.stop()
         if self.witness.process.poll() is None:  # else it held the lock that a misfortune struck
             self._check_the_living()
             self.witness.stop()
         check_nothing_held(self.place, self.excuses)
-        if self.place.unfinished():  # there was more to do than fits into a minute
+        if not done():
             half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
-            self.place.drain(*grace, slots=6, limit=300.0)
+            self.place.drain(*grace, slots=6)
             half.stop()
 
     def _check_the_living(self) -> None:
@@ -275,6 +276,10 @@ class Storm:
                 when = dt.datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
                 kills.append(when.timestamp())
         return kills
+
+
+def _has_ended(place: Place) -> bool:
+    return not place.unfinished()
 
 
 def _runs_nothing(place: Place) -> bool:

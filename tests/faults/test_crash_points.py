@@ -6,9 +6,9 @@ another drains the store, and the checker looks at what is left.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -143,10 +143,12 @@ def test_kill_a_worker_that_was_handed_jobs(place: Place) -> None:  # case Q20
         before = len(kill_times(place))
         worker = place.worker(slots=3, env=crash_env(place, "store.fetching", lives)).wait_ready()
         for n in range(200):  # it may be awake now and then, and take them itself
-            accepted.append(place.enqueue("work", n).id)
-            if len(kill_times(place)) > before:
+            job = place.enqueue("work", n)
+            accepted.append(job.id)
+            died = functools.partial(has_crashed, place, before)
+            eventually(lambda job=job, died=died: job.state.finished or died(), "its end")
+            if died():
                 break
-            time.sleep(0.02)
         worker.wait()
     place.drain(slots=4)
     assert len(kill_times(place)) == ROUNDS
@@ -209,7 +211,7 @@ def test_kill_while_jobs_are_set_aside_and_brought_back(
             crash = crash_env(place, point, rng.randint(least, least + 8))
             before = len(kill_times(place))
             worker = place.worker(processes=2, slots=3, env={**lacks, **crash})
-            worker._until(lambda before=before: has_died(place, before), point)
+            worker._until(lambda before=before: has_crashed_or_rests(place, before), point)
             worker.kill_everything()
             tasks = with_unknown_tasks(place.mill.broker, "the test").unknown_tasks()
             aside += sum(task.count for task in tasks)
@@ -219,7 +221,12 @@ def test_kill_while_jobs_are_set_aside_and_brought_back(
         assert kill_times(place)
 
 
-def has_died(place: Place, before: int) -> bool:
-    """A process died at its point, or all that is left is set aside."""
+def has_crashed(place: Place, before: int) -> bool:
+    """A process died at its point."""
+    return len(kill_times(place)) > before
+
+
+def has_crashed_or_rests(place: Place, before: int) -> bool:
+    """A process died at its point, or all jobs that are left are set aside."""
     busy = sum(row.ready + row.running for row in place.mill.queues())
-    return len(kill_times(place)) > before or not busy
+    return has_crashed(place, before) or not busy

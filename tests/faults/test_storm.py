@@ -1,4 +1,4 @@
-"""The storm, small: the whole one is ``make storm``."""
+"""The storm, small; the whole one is ``make storm``. ``test_faults`` storms all brokers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from storm import storm
 
 
-@pytest.mark.parametrize("broker", ["lmdb", "redis", "postgresql", "rabbitmq", "http"])
+@pytest.mark.parametrize("broker", ["lmdb", "rabbitmq"])
 def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
     path = tmp_path / "p"
     path.mkdir()
-    kills = 6 if broker == "rabbitmq" else 12  # its server takes seconds to come back
+    kills = 4 if broker == "rabbitmq" else 8  # its server takes seconds to come back
     table = storm(path, seed=4, kills=kills, broker=broker)
     assert table["runs"] > 20  # how many it is depends on the machine

@@ -3,7 +3,7 @@
 Each may be killed and started again on the same port and data in the middle of a test. A server
 that is missing is a failure on CI (``CI=true``) and one sentence elsewhere. To run what does not
 kill its server against one of your own, set ``TIDEMILL_TEST_REDIS``, ``TIDEMILL_TEST_POSTGRES`` or
-``TIDEMILL_TEST_RABBITMQ`` to its URL; each test uses a prefix or a schema of its own there.
+``TIDEMILL_TEST_RABBITMQ`` to its URL; each test uses a prefix or a database of its own there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from collections.abc import Callable
 import pytest
 
 from .base import Server, free_port, program
+from .django import (
+    django_on_mariadb,
+    django_on_own_postgres,
+    django_on_postgres,
+    django_on_sqlite,
+)
 from .network import Machine, Proxy, may_have_machines
-from .postgres import PgBouncer, Postgres, postgres_url
+from .postgres import PgBouncer, Postgres, postgres_for_a_while, postgres_store, postgres_url
 from .rabbitmq import RabbitMQ, rabbitmq_url
 from .redis import Redis, Sentinel, language, redis_url
 from .served import forget_served, http_url, served, served_for_a_while
@@ -33,11 +39,17 @@ __all__ = [
     "Sentinel",
     "Server",
     "carried_url",
+    "django_on_mariadb",
+    "django_on_own_postgres",
+    "django_on_postgres",
+    "django_on_sqlite",
     "forget_served",
     "free_port",
     "http_url",
     "language",
     "may_have_machines",
+    "postgres_for_a_while",
+    "postgres_store",
     "postgres_url",
     "program",
     "rabbitmq_url",
@@ -64,7 +76,7 @@ def _options(name: str) -> str:
 
 NETWORK: dict[str, Callable[[str], str]] = {
     "redis": lambda name: f"{redis_url()}?prefix={name}",
-    "postgresql": lambda name: f"{postgres_url()}?schema={name}&migrate=1",
+    "postgresql": postgres_store,
     "http": lambda name: f"{http_url(name.partition('&')[0])}?patience=10{_options(name)}",
 }
 """Brokers over a network: the url of a store of that name on the server that tests share."""

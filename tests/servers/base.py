@@ -1,4 +1,4 @@
-"""What every private server has: a process, a folder, a port, a log."""
+"""The base of private servers: a process, a folder, a port, a log."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _dying_with_us() -> list[str]:
 class Server:
     """One server process, its folder and its port."""
 
-    patience = 20.0
-    """Seconds it has to start, and to end."""
+    patience = 60.0
+    """Seconds it has to start, and to end: far more than it takes on a busy machine."""
 
     def __init__(self, kind: str, above: Path | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=f"tidemill-test-{kind}-", dir=above))

@@ -62,7 +62,7 @@ class InHand:
 class JobServer(Server):
     """One server. ``where`` is its app or URL, LMDB in its own folder when not given."""
 
-    patience = 60.0
+    patience = 120.0
 
     def __init__(self, *options: str, where: str = "", env: dict[str, str] | None = None) -> None:
         super().__init__("server")
@@ -109,7 +109,7 @@ class JobServer(Server):
         body: Any = None,
         *,
         headers: dict[str, str] | None = None,
-        timeout: float = 30.0,
+        timeout: float = 120.0,
     ) -> Answer:
         """One request on a connection of its own; ``body`` is bytes, or sent as JSON."""
         given = dict(headers or {})

@@ -1,18 +1,17 @@
-"""Lines that can be cut without anybody being told: within this machine, and to others."""
+"""Lines that can be cut without notice: within this machine, and to others."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import random
 import secrets
 import socket
 import subprocess
 import threading
 from pathlib import Path
 
-from .base import program
+from .base import free_port, program
 
 
 class Proxy:
@@ -97,7 +96,8 @@ class Machine:
     def __init__(self, name: str, folder: Path) -> None:
         self._space = f"tidemill-{name}-{os.getpid()}"
         self._link = f"tm{secrets.token_hex(4)}"
-        subnet = f"10.{random.randrange(64, 256)}.{random.randrange(256)}"
+        number = free_port()  # which is this process's alone: so is the subnet
+        subnet = f"10.{64 + number // 256}.{number % 256}"
         self.host = f"{subnet}.1"
         ip("netns", "add", self._space)
         atexit.register(self.close)

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +61,7 @@ class RabbitMQ(Server):
     """
 
     plugins: Sequence[str] = ()
-    patience = 60.0  # idle, this machine takes 4 s to start it
+    patience = 240.0  # an idle machine takes 4 s to start it, a busy one has taken over 60 s
 
     def __init__(
         self, *lines: str, hosts: Sequence[str] = (), beside: RabbitMQ | None = None
@@ -128,13 +129,13 @@ class RabbitMQ(Server):
             return False
 
     def ctl(self, *command: str) -> str:
-        """What rabbitmqctl prints for a command. It takes a second."""
+        """What rabbitmqctl prints for a command. It takes a second, on a busy machine a minute."""
         done = subprocess.run(
             [_rabbitmq_program("rabbitmqctl"), "--quiet", *command],
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=self.patience,
             cwd=self.path,
             env={**os.environ, **self.env},
         )
@@ -143,18 +144,23 @@ class RabbitMQ(Server):
     def eval(self, *expressions: str) -> str:
         """Have it evaluate Erlang; what that printed. It takes a hundredth of ``ctl``."""
         call = [program("erl_call", "erlang-base"), "-sname", self.node, "-c", self.cookie, "-r"]
-        done = subprocess.run(
-            [*call, "-fetch_stdout", "-e"],
-            input=", ".join((*expressions, "done.\n")),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, **self.env},
-        )
-        printed, ended, rest = done.stdout.rpartition("{ok, done}")
-        assert ended, f"{expressions}: {rest}"
-        return printed.strip()
+        until = time.monotonic() + self.patience
+        while True:
+            done = subprocess.run(
+                [*call, "-fetch_stdout", "-e"],
+                input=", ".join((*expressions, "done.\n")),
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env={**os.environ, **self.env},
+            )
+            printed, ended, rest = done.stdout.rpartition("{ok, done}")
+            if ended:
+                return printed.strip()
+            # erl_call gives up at once when a busy node does not answer its greeting in time.
+            again = done.returncode and not done.stdout and time.monotonic() < until
+            assert again, f"{expressions}: {rest}{done.stderr}"
 
     def alarm(self, on: bool) -> None:
         """Let it complain of too little memory: it reads nothing more from those who publish."""
@@ -216,7 +222,7 @@ class RabbitMQ(Server):
         return [Holder(**row) for row in json.loads(rows)]
 
     def leaderless(self) -> list[str]:
-        """The quorum queues that nobody leads: they are there, count nothing and answer nobody."""
+        """The quorum queues that this node does not lead; on a single node, they answer nobody."""
         rows = self.eval(
             "States = [{atom_to_binary(Name), State} || {Name, State} <- ets:tab2list(ra_state)]",
             "io:put_chars(rabbit_json:encode([Name ||"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,11 +63,29 @@ class Redis(Server):
         done = subprocess.run(cli, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout.strip()
 
+    def replicate(self) -> None:
+        """Wait until a replica has all that was written until now.
+
+        ``WAIT`` over a new connection would wait for nothing: that connection has written nothing.
+        """
+        written = self._number("master_repl_offset")
+        until = time.monotonic() + self.patience
+        while written > max(self._numbers(r"slave\d+:.*offset"), default=-1):
+            assert time.monotonic() < until, self.run("INFO", "replication")
+            time.sleep(0.05)
+
+    def _number(self, name: str) -> int:
+        return self._numbers(name)[0]
+
+    def _numbers(self, name: str) -> list[int]:
+        return [int(n) for n in re.findall(rf"{name}[:=](\d+)", self.run("INFO", "replication"))]
+
 
 class Sentinel(Redis):
     """``redis-server --sentinel``, which writes its own configuration, for the master of a port.
 
-    It takes a master for dead after ``down_after`` seconds, if ``quorum`` sentinels do.
+    The sentinel takes a master for dead after ``down_after`` seconds of silence, if ``quorum``
+    sentinels agree. It gives up a fail-over that makes no progress for ``abort_after`` seconds.
     """
 
     def __init__(
@@ -73,6 +93,7 @@ class Sentinel(Redis):
         master: int,
         quorum: int = 1,
         down_after: float = 1.0,
+        abort_after: float = 3.0,
         options: Sequence[str] = (),
         host: str = "127.0.0.1",
     ) -> None:
@@ -81,7 +102,7 @@ class Sentinel(Redis):
             f"{names if host == 'localhost' else ''}"
             f"sentinel monitor mymaster {host} {master} {quorum}\n"
             f"sentinel down-after-milliseconds mymaster {down_after * 1000:.0f}\n"
-            "sentinel failover-timeout mymaster 3000\n"
+            f"sentinel failover-timeout mymaster {abort_after * 1000:.0f}\n"
         )
         super().__init__(*options)
 

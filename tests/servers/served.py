@@ -63,7 +63,7 @@ class Stores:
         self._loop.run_until_complete(self._server.serve([self._sock]))
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def open(self, url: str) -> str:
         """The url at which the store of a url is served; it is opened, or was before."""

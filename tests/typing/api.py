@@ -1,4 +1,4 @@
-"""What type checkers must see of the API. Read by mypy strict and pyright, never run.
+"""The API as type checkers must see it. Read by mypy strict and pyright, never run.
 
 A line that ends in ``type: ignore[…]`` is an error that must be found: both checkers complain of an
 ignore that was not needed.
@@ -6,10 +6,13 @@ ignore that was not needed.
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from datetime import UTC, datetime, timedelta
+from typing import Any, Unpack, assert_type
 
 from tidemill import (
+    Breaker,
     Call,
+    CallOptions,
     Chain,
     Ended,
     Flow,
@@ -17,10 +20,14 @@ from tidemill import (
     Job,
     JobChain,
     JobGroup,
+    Limit,
     Message,
+    PartialCall,
+    PutOptions,
     Retries,
     Schedule,
     State,
+    TaskOptions,
     Tidemill,
     When,
     as_completed,
@@ -37,7 +44,7 @@ def plain(path: str, width: int = 640) -> str:
     return path * width
 
 
-@mill.task(queue="images", retries=Retries(5), timeout=30)
+@mill.task(queue="images", retries=Retries(5, on=OSError, never=("a.B",)), timeout=30)
 def configured(path: str, *, width: int = 640) -> list[str]:
     return [path] * width
 
@@ -60,6 +67,62 @@ class Report:
     @mill.task(name="send")
     async def send(self, to: str) -> bool:
         return bool(to)
+
+
+def options_are_typed() -> None:
+    minute, noon = timedelta(minutes=1), datetime(2030, 1, 1, 12, tzinfo=UTC)
+    Tidemill(retries=Retries(5, delay=60), timeout=minute, queue=None)
+    Tidemill(retires=3)  # type: ignore[call-arg]
+    Tidemill(timeout="5")  # type: ignore[arg-type]
+
+    mill.task(retries=3, key=lambda path: str(path), limit="10/s", tags=["a"], timeout=None)
+    mill.task(key="k", on_conflict="replace", max_wait=minute, limit=Limit(concurrency=1))
+    mill.task(quue="images")  # type: ignore[call-overload]
+    mill.task(delay=5)  # type: ignore[call-overload]
+    mill.task(retries="3")  # type: ignore[call-overload]
+    mill.task(schedule=5.5, name="n")
+    mill.task(schedule=[5])  # type: ignore[call-overload]
+
+    plain.using(delay=minute, at=None, id="a", headers={"a": "b"}, on_conflict="keep")
+    plain.using(at=noon, tags=("a", "b"), expires=5, ttr=3)  # type: ignore[call-arg]
+    plain.using(dealy=5)  # type: ignore[call-arg]
+    plain.using(delay="5")  # type: ignore[arg-type]
+    plain.using(tags="a")  # type: ignore[arg-type]
+    plain.using(on_conflict="ignore")  # type: ignore[arg-type]
+    plain.using(delay=5).using(quue="q")  # type: ignore[call-arg]
+    plain.call("a").using(priorty=5)  # type: ignore[call-arg]
+    fetch.using(limit=5)  # type: ignore[arg-type]
+    assert_type(fetch.using(delay=5).enqueue("u"), Job[bytes])
+
+
+def queues_and_searches_are_typed() -> None:
+    orders = mill.queue("orders", rate="5/s", breaker=3)
+    mill.queue("orders", max_szie=5)  # type: ignore[call-arg]
+    mill.queue("orders", rate=5)  # type: ignore[arg-type]
+    assert_type(orders.put("a", delay=5, ttr=timedelta(hours=1), timeout=3), Job[Any])
+    orders.put("a", dealy=5)  # type: ignore[call-arg]
+    orders.put("a", id=5)  # type: ignore[arg-type]
+    orders.put("a", queue="b")  # type: ignore[call-arg]
+    orders.put_many(["a"], priorty=5)  # type: ignore[call-arg]
+    orders.envelope("a", retries="3")  # type: ignore[arg-type]
+    orders.limit(rate=None, breaker=Breaker(3))
+    orders.limit(rat="5/s")  # type: ignore[call-arg]
+    mill.limits.set("plain", breaker=3)  # type: ignore[call-arg]
+    mill.limits.set_queue("orders", concurrency="3")  # type: ignore[arg-type]
+    assert_type(list(mill.jobs(state=["failed"], task=plain)), list[Job[Any]])
+    mill.jobs(stat="failed")  # type: ignore[call-arg]
+
+
+def options_may_be_passed_on(**options: Unpack[CallOptions]) -> None:
+    defaults: TaskOptions = {"retries": 3, "timeout": 5}
+    message: PutOptions = {"ttr": 5}
+    Tidemill(**defaults)
+    mill.task(**defaults)(len)
+    plain.using(**options)
+    mill.queue("q").put("a", **message)
+    mill.queue("q").put("a", **options)  # type: ignore[misc]
+    wrong: CallOptions = {"dealy": 5}  # type: ignore[typeddict-unknown-key]
+    plain.using(**wrong)
 
 
 def calls_are_unchanged() -> None:
@@ -97,7 +160,10 @@ def calls_that_are_not_made() -> None:
     assert_type(mill.enqueue(plain.call("a")), Job[str])
     assert_type(mill.enqueue_many(plain.call(p) for p in "abc"), list[Job[str]])
     assert_type(mill.enqueue_many([fetch.call("u")]), list[Job[bytes]])
-    plain.call(3)  # type: ignore[call-overload]
+    plain.call(b"a")  # type: ignore[call-overload]
+    assert_type(plain.call(3), PartialCall[str])  # lacks the path, which a chain could give
+    mill.enqueue(plain.call(3))  # type: ignore[call-overload]
+    mill.enqueue_many([plain.call()])  # type: ignore[arg-type]
     with mill.batch():
         assert_type(plain.enqueue("a"), Job[str])
 
@@ -115,8 +181,16 @@ def compositions() -> None:
     assert_type(mill.enqueue(map_many(fetch, ["a"])).results(timeout=1), list[bytes])
     assert_type(mill.enqueue(plain.call("a").on_failure(told)), Job[str])
     assert_type(mill.enqueue(map_many(plain, "ab").on_success(told.call())), JobGroup[str])
+    assert_type(chain(plain.call("a"), plain.call(width=3), group([plain.call(3)])), Chain[Any])
+    assert_type(mill.enqueue(plain.call("a").on_failure(told.call("why"))), Job[str])
+    assert_type(told.using(delay=5).call("why").using(priority=5), PartialCall[None])
+    plain.call("a").on_failure(told.call(5))  # type: ignore[call-overload]
     flow = Flow().using(id="f")
-    flow.add(plain.call("a"), after=[flow.add(fetch)])
+    node = flow.add(plain.call("a"), after=[flow.add(fetch)])
+    assert_type(node, str)  # it stands for the result
+    assert_type(flow.add(configured.call(node), after=[node]), list[str])
+    flow.add(head.call(flow.add(fetch)))  # type: ignore[call-overload]
+    flow.add(plain.call("a"), waits="al")  # type: ignore[call-overload]
     assert_type(mill.enqueue(flow), JobGroup[Any])
     assert_type(mill.group("f").progress, tuple[int, int])
     for name in as_completed(mill.enqueue(map_many(plain, "ab")), timeout=1, progress=True):
@@ -137,6 +211,7 @@ def states() -> None:
 
 async def in_asyncio() -> None:
     assert_type(await fetch("u"), bytes)
+    assert_type(await fetch.using(retries=Retries(1))("u"), bytes)
     assert_type(await Report().send("me"), bool)
     assert_type(await plain.aenqueue("a"), Job[str])
     assert_type(await (await plain.aenqueue("a")), str)
@@ -165,6 +240,9 @@ async def messages() -> None:
         assert_type(message, Message)
         assert_type(await message.aack(), bool)
     orders.get("5")  # type: ignore[arg-type]
+    assert_type(await orders.aput("a", timeout=5, txn=None), Job[Any])
+    await orders.aput("a", dealy=5)  # type: ignore[call-arg]
+    await orders.aput_many(["a"], tags="a")  # type: ignore[arg-type]
 
 
 @mill.task(schedule="0 3 * * *")
@@ -178,8 +256,11 @@ async def monthly() -> int:
 
 def schedules() -> None:
     mill.schedule("s", plain.call("a", width=2), every=30)
-    mill.schedule("s", plain.call(1), "* * * * *")  # type: ignore[call-overload]
+    mill.schedule("s", plain.call(1), "* * * * *")  # type: ignore[arg-type]
     assert_type(mill.schedules.add("s", plain.call("a"), every=30), Schedule)
+    mill.schedule("s", plain.call("a"), evry=30)  # type: ignore[call-arg]
+    mill.schedule("s", plain.call("a"), every=[30])  # type: ignore[arg-type]
+    mill.schedules.add("s", plain.call("a"), b"* * * * *")  # type: ignore[arg-type]
     assert_type([s.name for s in mill.schedules], list[str])
     assert_type(mill.schedules.run("s"), Job[Any])
     When(every=30, jitter="x")  # type: ignore[arg-type]

@@ -31,3 +31,7 @@ def test_pyright_sees_what_we_mean(tmp_path: Path) -> None:
         ' "typeCheckingMode": "standard", "reportUnnecessaryTypeIgnoreComment": "error"}'
     )
     assert not check("pyright", "--project", str(config), "--pythonpath", sys.executable)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src" / "tidemill" / "py.typed").is_file()

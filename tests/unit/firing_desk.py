@@ -1,4 +1,4 @@
-"""An app, a memory broker and a clock, for tests of what a supervisor does with schedules."""
+"""An app, a memory broker and a clock, for tests of schedules in a supervisor."""
 
 from __future__ import annotations
 

@@ -31,7 +31,11 @@ class Lossy:
             except OSError:
                 return
             self.made += 1
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server is down: hang up, and go on
+                near.close()
+                continue
             doomed = threading.Event()
             for source, sink, back in ((near, far, False), (far, near, True)):
                 args = (source, sink, doomed, back)

@@ -1,4 +1,4 @@
-"""What the tests of the LMDB store share: jobs, threads, processes, a leader held up."""
+"""For the tests of the LMDB store: jobs, threads, processes, and a leader that is held up."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class Gate:
         self.open = threading.Event()
         self.thread = threading.Thread(target=lambda: store.commits.run(_Nothing, self.hold))
         self.thread.start()
-        assert self.inside.wait(10)
+        assert self.inside.wait(60)
 
     def hold(self, _: object) -> None:
         self.inside.set()
-        assert self.open.wait(30)
+        assert self.open.wait(60)
 
     def release_when(self, pending: int) -> None:
         """Open once so many requests wait."""
         while len(self.store.commits.pending) < pending:
             os.sched_yield()
         self.open.set()
-        self.thread.join(30)
+        self.thread.join(60)
 
 
 class _Nothing:
@@ -90,7 +90,7 @@ def in_threads(calls: list[Any]) -> tuple[list[threading.Thread], list[Any]]:
 
 def join(threads: list[threading.Thread]) -> None:
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL broker share: jobs, owners, processes, a user's connection."""
+"""For the tests of the PostgreSQL broker: jobs, owners, processes, a user's connection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from harness import eventually
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
@@ -53,11 +54,12 @@ def connect(url: str, **options: Any) -> psycopg.Connection:
 def until_blocked(looker: psycopg.Connection, holder: psycopg.Connection) -> None:
     """Until somebody waits for what another connection holds; others use the same server."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
-    for _ in range(20_000):
+
+    def is_blocked() -> bool:
         row = looker.execute(query, [holder.info.backend_pid]).fetchone()
-        if row and row[0]:
-            return
-    raise AssertionError("nobody waits")
+        return row is not None and row[0] > 0
+
+    eventually(is_blocked, "somebody waits", pause=0.001)
 
 
 def start(

@@ -59,11 +59,11 @@ def held(server: RabbitMQ, prefix: str) -> int:
 def suspended(server: RabbitMQ, name: str) -> Iterator[None]:
     """A quorum queue that answers nobody, as one does whose log was lost with its server."""
     process = f"'%2F_{name}'"
-    server.ctl("eval", f"sys:suspend({process}).")
+    server.eval(f"sys:suspend({process})")
     try:
         yield
     finally:
-        server.ctl("eval", f"sys:resume({process}).")
+        server.eval(f"sys:resume({process})")
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def led_by_a_lost_node(server: RabbitMQ, name: str) -> Iterator[None]:
 def away(server: RabbitMQ, name: str) -> Iterator[None]:
     """A queue that the server says is down, as one does whose node is away."""
     resource = f'rabbit_misc:r(<<"/">>, queue, <<"{name}">>)'
-    server.ctl("eval", f"mnesia:dirty_delete(rabbit_queue, {resource}).")
+    server.eval(f"mnesia:dirty_delete(rabbit_queue, {resource})")
     try:
         yield
     finally:
         known = f"[Q] = mnesia:dirty_read(rabbit_durable_queue, {resource})"
-        server.ctl("eval", f"{known}, mnesia:dirty_write(rabbit_queue, Q).")
+        server.eval(known, "mnesia:dirty_write(rabbit_queue, Q)")
 
 
 def put_until(broker: Broker, jobs: Sequence[Envelope]) -> None:

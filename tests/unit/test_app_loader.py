@@ -1,4 +1,4 @@
-"""Finding the app a worker is to run: what is wrong is said in the user's own terms."""
+"""Finding the app of a worker: each mistake is named in the user's own terms."""
 
 from __future__ import annotations
 
@@ -29,17 +29,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("spec", "sentence"),
     [
         ("lod_shop:mil", "no Tidemill named 'mil'; did you mean 'mill'"),
-        ("lod_shop:tide", "no Tidemill named 'tide'; it has mill"),
+        ("lod_shop:tide", "no Tidemill named 'tide'; known are mill"),
         ("lod_shp:mill", "no module 'lod_shp' from .*; did you mean 'lod_shop'"),
         ("lod_shop.mill", "did you mean 'lod_shop:mill'"),
         ("lod_pkg.taks:mill", "did you mean 'lod_pkg.tasks'"),
         ("lod_pkg/tasks:mill", "write 'lod_pkg.tasks'"),
         ("nowhere_at_all:mill", "name the app as module:variable"),
         ("lod_shp.py:mill", "there is no file .*lod_shp.py"),
+        ("lod_shop:make", r"lod_shop.make is a function and no Tidemill; .* mill = make\(\)"),
+        ("lod_shop:PORT", "lod_shop.PORT is of type int, not Tidemill; known are mill"),
+        ("lod_pkg", "lod_pkg has no Tidemill; name the module that makes the app"),
+        ("lod_pkg:mill", "lod_pkg has no Tidemill; name the module that makes the app"),
+        ("lod_two", "lod_two has several Tidemills: b, a; write one as lod_two:a"),
     ],
 )
 def test_a_near_miss_is_named(folder: Path, spec: str, sentence: str) -> None:
-    (folder / "lod_shop.py").write_text(APP)
+    (folder / "lod_shop.py").write_text(APP + "PORT = 1\ndef make(): return mill\n")
+    (folder / "lod_two.py").write_text(
+        "from tidemill import Tidemill\nb = Tidemill('memory://')\na = Tidemill('memory://')\n"
+    )
     (folder / "lod_pkg").mkdir()
     (folder / "lod_pkg" / "__init__.py").touch()
     (folder / "lod_pkg" / "tasks.py").write_text(APP)

@@ -33,6 +33,7 @@ LAYERS: list[tuple[str, ...]] = [
         *("brokers.memory", "brokers.lmdb", "brokers.redis", "brokers.postgres"),
         *("brokers.rabbitmq", "brokers.http"),
     ),
+    ("brokers.django",),
     ("client",),
     ("workflows",),
     ("schedules", "transfer"),
@@ -40,13 +41,17 @@ LAYERS: list[tuple[str, ...]] = [
     ("app",),
     ("app_loader",),
     ("",),
+    ("metrics", "otel", "alerts"),
+    ("dashboard",),
     ("server", "testing", "worker_main"),
     ("cli",),
+    ("django",),
     ("demo",),
     ("__main__",),
 ]
-CONCRETE = LAYERS[7]
+CONCRETE = LAYERS[7] + LAYERS[8]
 NAMES_A_BROKER = {
+    "brokers.django": "brokers.memory",  # applies the rules of memory:// to rows
     "app": "brokers.lmdb",  # opens a store in the caller's own environment
     "cli": "brokers.lmdb",  # the doctor explains a store on disk
 }

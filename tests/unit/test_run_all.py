@@ -1,17 +1,18 @@
-"""``run_all``: a test runs what is ready, or all there is, and goes on."""
+"""``run_all`` and ``join``: a test runs jobs, or waits for them, and goes on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tidemill import Retries, Snooze, State, Tidemill, TidemillError, current_job
-from tidemill.testing import run_all
+from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, current_job
+from tidemill.testing import join, run_all, worker
 
 
-def test_what_is_scheduled_runs_when_asked_for(mill: Tidemill) -> None:
+def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:
     # given a delayed job, and one whose retries would take hours
     @mill.task(retries=Retries(2, delay=3600, jitter=False))
     def flaky() -> str:
@@ -77,3 +78,76 @@ def test_a_job_that_never_ends_is_given_up(
     later.enqueue()
     with pytest.raises(TidemillError, match="still put off after 3 rounds"):
         run_all(mill, scheduled=True)
+
+
+# -- join ------------------------------------------------------------------------------------------
+
+
+def test_join_waits_for_jobs_that_jobs_enqueue_and_for_retries(make_mill: Any) -> None:
+    mill, ended = make_mill(), list[int]()
+
+    @mill.task(name="leaf", retries=Retries(2, delay=0))
+    def leaf(number: int) -> None:
+        job = current_job()
+        assert job is not None
+        if job.attempt == 1:
+            raise ValueError("again")
+        ended.append(number)
+
+    @mill.task(name="branch")
+    def branch() -> None:
+        for number in range(3):
+            leaf.using(delay=0.2 if number else 0).enqueue(number)
+
+    mill.queue("post").put("a message that nobody takes")
+    branch.enqueue()
+    # when no worker runs
+    with pytest.raises(
+        ResultTimeout, match=r"have not ended after 0 s: \w+ \(ready\); tidemill exp"
+    ):
+        join(mill, timeout=0)
+    join(mill, timeout=0, queues=["other"])
+    # when a worker runs, then all jobs have ended
+    with worker(mill):
+        join(mill, timeout=60)
+        assert sorted(ended) == [0, 1, 2]
+        join(mill)
+
+
+def test_join_sees_a_job_that_came_while_it_read_several_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a job that enqueues another, behind more messages than a page shows.
+    mill = Tidemill("memory://")
+
+    @mill.task(name="second", queue="later")
+    def second() -> None: ...
+
+    @mill.task(name="first")
+    def first() -> None:
+        second.enqueue()
+
+    first.enqueue()
+    mill.queue("post").put_many(range(501))
+    # When the job runs between two pages.
+    find = mill.find
+
+    def ends_between_pages(*args: Any, cursor: str = "", **options: Any) -> Any:
+        if cursor:
+            run_all(mill, queues=["default"])
+        return find(*args, cursor=cursor, **options)
+
+    monkeypatch.setattr(mill, "find", ends_between_pages)
+    # Then the other job is not overlooked.
+    with pytest.raises(ResultTimeout, match="have not ended"):
+        join(mill, timeout=0)
+
+
+def test_join_returns_at_once_with_sync() -> None:
+    mill = Tidemill("memory://", sync=True)
+
+    @mill.task
+    def nothing() -> None: ...
+
+    nothing.enqueue()
+    join(mill, timeout=0)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.config import Url, parse_url
 from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.files import take_standard_descriptors
+from tidemill.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from tidemill.brokers.contract.features import Feature
@@ -21,14 +22,18 @@ __all__ = [
     "DriverMissing",
     "check_url",
     "features_of",
+    "grants_of",
     "instrument_calls",
     "instrumented",
     "migrate_store",
     "open_broker",
-    "register_scheme",
 ]
 
-_SCHEMES: dict[str, str | Callable[[Url], Store]] = {
+# The package of a broker has ``open_url``, and ``check_url``, which refuses a wrong URL without
+# opening anything. It may have ``migrate_url`` if its stores need tables, ``grants_url`` if users
+# of the server need rights, ``features_of`` if a URL determines the features, and ``read_url`` if
+# reading a store differs from using it.
+_SCHEMES = {
     "memory": "tidemill.brokers.memory",
     "lmdb": "tidemill.brokers.lmdb",
     "redis": "tidemill.brokers.redis",
@@ -40,8 +45,10 @@ _SCHEMES: dict[str, str | Callable[[Url], Store]] = {
     "amqps": "tidemill.brokers.rabbitmq",
     "http": "tidemill.brokers.http",
     "https": "tidemill.brokers.http",
+    "django": "tidemill.brokers.django",
 }
 _EXTRAS = {
+    "django": "django",
     "hiredis": "redis",
     "httptools": "http",
     "pika": "rabbitmq",
@@ -59,21 +66,10 @@ class DriverMissing(FeatureMissing):
     """The driver of a broker is not installed; the message names the extra to install."""
 
 
-def register_scheme(scheme: str, opener: str | Callable[[Url], Store]) -> None:
-    """Teach ``open_broker`` a scheme: a function, or a module with a function ``open_url``.
-
-    Such a module also has ``check_url``, which refuses a wrong URL without opening anything. It may
-    have ``migrate_url`` if its stores need tables, ``grants_url`` if users of the server need
-    rights, ``features_of`` if a URL determines the features, and ``read_url`` if reading a store
-    differs from using it.
-    """
-    _SCHEMES[scheme] = opener
-
-
 def open_broker(text: str, *, reading: bool = False) -> Store:
     """Open the broker that a URL names.
 
-    With ``reading`` the caller only reads: no file is made, and no job is changed.
+    With ``reading`` the broker makes no file and changes no job.
 
     Raises:
         InvalidOption: no broker has the scheme, or an option in the URL is wrong.
@@ -81,21 +77,18 @@ def open_broker(text: str, *, reading: bool = False) -> Store:
         BrokerUnavailable: the store cannot be opened.
     """
     url = parse_url(text)
-    opener = _opener_of(url)
     take_standard_descriptors()
-    if isinstance(opener, str):
-        driver = _driver(url, opener)
-        read = getattr(driver, "read_url", None) if reading else None
-        opener = cast("Callable[[Url], Store]", read or driver.open_url)
-    return instrumented(opener(url))
+    package = _package_of(url)
+    read = getattr(package, "read_url", None) if reading else None
+    return instrumented((read or package.open_url)(url))
 
 
 def instrument_calls(wrap: Instrument) -> Callable[[], None]:
     """Pass the calls of brokers opened from now on through ``wrap(name, call)``.
 
-    ``wrap`` returns the function to call instead. Calls that a broker makes of itself pass through
-    it, too. Brokers opened without instruments pay nothing. Returns a function that undoes this for
-    brokers opened later.
+    ``wrap`` returns the function to call instead. Calls that a broker makes to itself pass through
+    ``wrap``, too. Without instruments, calls have no overhead. Returns a function that removes
+    ``wrap`` for brokers opened later.
     """
     _instruments.append(wrap)
     return lambda: _instruments.remove(wrap)
@@ -117,15 +110,12 @@ def instrumented(broker: Store) -> Store:
 
 
 def check_url(text: str) -> None:
-    """Refuse a URL that could never be opened, as far as the text alone shows.
+    """Refuse a URL whose text alone shows that it can never be opened.
 
     Raises:
         InvalidOption, DriverMissing: as ``open_broker``.
     """
-    url = parse_url(text)
-    opener = _opener_of(url)
-    if isinstance(opener, str):
-        _driver(url, opener).check_url(url)
+    _ask_package(text, "check_url")
 
 
 def features_of(text: str) -> frozenset[Feature] | None:
@@ -134,12 +124,8 @@ def features_of(text: str) -> frozenset[Feature] | None:
     Raises:
         InvalidOption, DriverMissing: as ``open_broker``.
     """
-    url = parse_url(text)
-    opener = _opener_of(url)
-    if not isinstance(opener, str):
-        return None
-    find = getattr(_driver(url, opener), "features_of", None)
-    return find(url) if find else None
+    features: frozenset[Feature] | None = _ask_package(text, "features_of")
+    return features
 
 
 def migrate_store(text: str) -> tuple[int, int] | None:
@@ -150,12 +136,8 @@ def migrate_store(text: str) -> tuple[int, int] | None:
     Raises:
         InvalidOption, DriverMissing, BrokerUnavailable: as ``open_broker``.
     """
-    url = parse_url(text)
-    opener = _opener_of(url)
-    if not isinstance(opener, str):
-        return None
-    migrate = getattr(_driver(url, opener), "migrate_url", None)
-    return migrate(url) if migrate else None
+    versions: tuple[int, int] | None = _ask_package(text, "migrate_url")
+    return versions
 
 
 def grants_of(text: str, role: str) -> list[str] | None:
@@ -164,27 +146,24 @@ def grants_of(text: str, role: str) -> list[str] | None:
     Raises:
         InvalidOption, DriverMissing: as ``open_broker``.
     """
+    statements: list[str] | None = _ask_package(text, "grants_url", role)
+    return statements
+
+
+def _ask_package(text: str, name: str, *args: object) -> Any:
+    """Call a function of the broker's package with the URL; None when it has no such function."""
     url = parse_url(text)
-    opener = _opener_of(url)
-    if not isinstance(opener, str):
-        return None
-    grants = getattr(_driver(url, opener), "grants_url", None)
-    return grants(url, role) if grants else None
+    function = getattr(_package_of(url), name, None)
+    return function(url, *args) if function else None
 
 
-def _opener_of(url: Url) -> str | Callable[[Url], Store]:
-    opener = _SCHEMES.get(url.scheme)
-    if opener is None:
-        raise InvalidOption(
-            f"no broker for {url.scheme}:// in url {url.text!r}; known are "
-            + ", ".join(f"{name}://" for name in sorted(_SCHEMES))
-        )
-    return opener
-
-
-def _driver(url: Url, module: str) -> Any:
+def _package_of(url: Url) -> Any:
+    if url.scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
+        near = did_you_mean(url.scheme, _SCHEMES) or f"known are {known}"
+        raise InvalidOption(f"no broker for {url.scheme}:// in url {url.text!r}; {near}")
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(_SCHEMES[url.scheme])
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         if extra is None:

@@ -21,6 +21,7 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.files import take_standard_descriptors
+from tidemill.core.suggest import did_you_mean
 
 __all__ = ["main"]
 
@@ -35,15 +36,25 @@ _VERBS = {  # each verb with its module, in the order of the help
     "explain": "cli.jobs",
     "retry": "cli.job_actions",
     "cancel": "cli.job_actions",
+    "alter": "cli.job_actions",
     "delete": "cli.job_actions",
     "schedule": "cli.schedules",
     "queues": "cli.queues",
     "limit": "cli.limits",
+    "bind": "cli.topics",
+    "unbind": "cli.topics",
+    "publish": "cli.topics",
     "pause": "cli.queues",
     "resume": "cli.queues",
-    "purge": "cli.queues",
+    "purge": "cli.purges",
+    "purges": "cli.purges",
+    "restore": "cli.purges",
     "delete-queue": "cli.queues",
     "recall": "cli.queues",
+    "top": "cli.top.command",
+    "workers": "cli.workers",
+    "profile": "cli.profile",
+    "alerts": "cli.alerts",
     "info": "cli.info",
     "doctor": "cli.doctor",
     "backup": "cli.info",
@@ -53,7 +64,7 @@ _VERBS = {  # each verb with its module, in the order of the help
 
 
 class _Verbs(click.Group):
-    """A group that imports each verb when it is used."""
+    """A click group that imports the module of a verb when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -65,15 +76,32 @@ class _Verbs(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._behind_the_verb(ctx, args))
+
+    def _behind_the_verb(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move options from before the verb to behind the verb: ``tidemill --url URL jobs``."""
+        at = 0
+        while at < len(args) and args[at].partition("=")[0] in ("--url", "--app"):
+            at += 1 if "=" in args[at] else 2
+        store, rest = args[:at], args[at:]
+        if store and not rest:
+            ctx.fail("a verb is missing, such as: tidemill jobs --url URL")
+        if not store:
+            return args
+        verb = (
+            1
+            if rest[0] not in _VERBS
+            else 1 + isinstance(self.get_command(ctx, rest[0]), click.Group)
+        )
+        return [*rest[:verb], *store, *rest[verb:]]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], _VERBS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see: tidemill --help"
-            ctx.fail(f"no verb {args[0]!r}; {hint}")
+            near = did_you_mean(args[0], _VERBS)
+            ctx.fail(f"no verb {args[0]!r}; {near or 'see: tidemill --help'}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -86,7 +114,7 @@ class _Verbs(click.Group):
 
 
 def _sentence(error: TidemillError) -> str:
-    """The text of an error, with advice where the error has none."""
+    """The text of an error; some errors without advice get advice here."""
     if isinstance(error, JobPruned):
         return f"{error}; to keep finished jobs longer add ?keep=SECONDS to the url"
     if isinstance(error, JobNotFound):

@@ -1,4 +1,4 @@
-"""The options ``--url`` and ``--app`` of the verbs, and opening the app or store they name."""
+"""The options ``--url`` and ``--app`` of the verbs; opens the app or store that they name."""
 
 from __future__ import annotations
 
@@ -15,44 +15,54 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import parse_url
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["json_option", "open_mill", "store_options"]
+__all__ = ["app_option", "json_option", "open_mill", "store_options", "url_option"]
 
 Verb = Callable[..., Any]
 
 _NEEDS = {
     **dict.fromkeys(("jobs", "job", "explain", "retry", "delete"), Feature.FAILED),
     **dict.fromkeys(("pause", "resume"), Feature.PAUSE),
+    **dict.fromkeys(("bind", "unbind"), Feature.TOPICS),
     "cancel": Feature.CANCEL,
     "limit": Feature.LIMITS,
     "schedule": Feature.SCHEDULES,
+    **dict.fromkeys(("workers", "profile", "alerts"), Feature.HISTORY),
     "backup": Feature.BACKUP,
 }
-"""The feature without which a verb can do nothing."""
+"""The feature that each verb needs."""
 
 _READS_ONLY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("doctor", "explain", "info", "job", "jobs", "queues"), ()),
-    **dict.fromkeys(("schedule list", "schedule next"), ()),
+    **dict.fromkeys(("doctor", "explain", "info", "job", "jobs", "queues", "top"), ()),
+    **dict.fromkeys(("schedule list", "schedule next", "workers list", "alerts list"), ()),
     "limit": ("rate", "burst", "window", "concurrency", "breaker", "declared"),
 }
-"""Verbs that only read, unless one of the listed options is given.
+"""Verbs that only read, each with the options with which the verb also writes.
 
 A verb that only reads makes no file in the store's folder, and changes no job.
 """
 
+url_option = click.option(
+    "--url",
+    default=None,
+    metavar="URL",
+    help="The URL of the store with the jobs; without an app also $TIDEMILL_URL.",
+)
+app_option = click.option(
+    "--app",
+    default=None,
+    envvar="TIDEMILL_APP",
+    show_envvar=True,
+    metavar="MODULE:VAR",
+    help="The app whose store has the jobs.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def store_options(function: Verb) -> Verb:
-    """Give a verb ``--url`` and ``--app``. The verb gets ``mill``, which is closed after it."""
+    """Give a verb ``--url`` and ``--app``. The verb receives ``mill``, closed after the verb."""
 
-    @click.option("--url", default=None, metavar="URL", help="The URL of the store with the jobs.")
-    @click.option(
-        "--app",
-        default=None,
-        envvar="TIDEMILL_APP",
-        metavar="MODULE:VAR",
-        help="The app whose store has the jobs.",
-    )
+    @url_option
+    @app_option
     @functools.wraps(function)
     def verb(*args: Any, url: str | None, app: str | None, **options: Any) -> Any:
         with open_mill(url, app) as mill:
@@ -62,17 +72,16 @@ def store_options(function: Verb) -> Verb:
 
 
 def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -> Tidemill:
-    """Open the user's app, or an app without tasks on a URL. A URL goes before an app.
+    """Open the user's app, or an app without tasks on a URL. A URL overrides an app.
 
-    ``tasks`` is for verbs that enqueue: the user's app may then make its store, and an app on a URL
-    accepts any task.
+    ``tasks`` is for verbs that enqueue: the user's app may then make its store.
 
     Raises:
-        BrokerUnavailable: there is no store, and this verb must not make one.
-        FeatureMissing: the store is inside another process, or lacks what the verb needs.
+        BrokerUnavailable: there is no store, and this verb must not make a store.
+        FeatureMissing: the store is inside another process, or lacks a feature that the verb needs.
     """
     without_app = bool(url or not app)
-    mill = Tidemill(url, allow_imports=["*"] * tasks) if without_app else load_app(app or "")
+    mill = Tidemill(url) if without_app else load_app(app or "")
     folder = _store_folder(mill.url)
     if (
         folder

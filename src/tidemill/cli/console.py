@@ -44,12 +44,13 @@ _STYLES = {
     "fail": "bold red",
     "paused": "yellow",
 }
-_PIPE_WIDTH = 10_000  # wide enough that programs get uncut lines
-_LEAST = 12  # a column is cut to this width, but not further
+_PIPE_WIDTH = 10_000  # columns of a pipe, wide enough that no line is cut
+_LEAST = 12  # the least width to which a column is cut before other columns are left out
+_CUT_LEAST = 4  # the least width to which a column is cut when no column can be left out
 
 
 def console(stderr: bool = False) -> Console:
-    """A console with colours on terminals only. It honours NO_COLOR and knows no markup."""
+    """A console with colours on terminals only. NO_COLOR turns them off, and markup is ignored."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -60,10 +61,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table without a box that fits the console.
+    """A table without borders, fitted to the width of the console.
 
-    A column's name may end with marks: ``#`` for numbers, ``…`` for a column that may be cut, ``?``
-    for a column that a narrow console leaves out, the rightmost first.
+    A column's name may end with marks. ``#`` marks a column of numbers, ``…`` a column that may be
+    cut. ``?`` marks a column that a narrow console leaves out, beginning with the rightmost.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -81,6 +82,9 @@ def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -
     for n in reversed(range(len(columns))):
         if _has(columns[n], "?") and _total(least, shown) > out.width:
             shown.remove(n)
+    for n in reversed(shown):
+        if _has(columns[n], "…"):
+            least[n] -= max(0, min(_total(least, shown) - out.width, least[n] - _CUT_LEAST))
     spare = out.width - _total(least, shown)
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for n in shown:
@@ -109,7 +113,7 @@ def _cell(cell: object) -> Text:
 
 
 def styled(word: str) -> Text:
-    """A state, or ok, warn, fail, in its colour."""
+    """A state, or the word ok, warn or fail, in its colour."""
     from rich.text import Text
 
     return Text.assemble((word, style_of(word)))
@@ -121,7 +125,7 @@ def style_of(word: str) -> str:
 
 
 def clean(text: str, *, one_line: bool = False) -> str:
-    """Text from jobs, with the characters escaped that could control a terminal."""
+    """Text from jobs; characters that could control a terminal are escaped."""
     keep = "" if one_line else "\n\t"
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
@@ -155,7 +159,7 @@ def span(seconds: float) -> str:
 
 
 def ago(moment: float) -> str:
-    """The time since, or until, a wall time."""
+    """The time from a wall time until now, or from now until a wall time."""
     if not moment:
         return "-"
     seconds = time.time() - moment

@@ -23,8 +23,9 @@ __all__ = ["argument", "enqueue", "keyword"]
 @click.option(
     "--app",
     envvar="TIDEMILL_APP",
+    show_envvar=True,
     metavar="MODULE:VAR",
-    help="The app with the task, or one that allows its import.",
+    help="The app that has the task or allows its import.",
 )
 @click.option("--url", metavar="URL", help="The URL of the store, instead of an app.")
 @click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
@@ -50,13 +51,13 @@ def enqueue(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a call of TASK: the name of a task, or a dotted path that the app allows.
+    """Enqueue a call of TASK: a task of the app, a task of a worker, or a path that the app allows.
 
     ARGS and the values of --kw are read as JSON if they are valid JSON, and otherwise as strings:
     3, true, '[1, 2]', '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.
 
-    Without an app, nobody checks the call until a worker runs it: TASK may not exist, or may not
-    take these arguments. The task's own options (queue, retries, timeout) do not apply then.
+    A task that the app does not have takes the options that its worker has declared. If no worker
+    has declared TASK, give --queue. Nobody checks the arguments then until a worker runs the call.
     """
     mill = open_mill(url, app, tasks=True)
     given = {name: value for name, value in options.items() if value is not None}
@@ -67,7 +68,7 @@ def enqueue(
         try:
             job = mill.enqueue(mill.call(task, *map(argument, args), **kwargs).using(**given))
         except TypeError as error:
-            raise InvalidOption(f"{task} cannot be called like this: {error}") from None
+            raise InvalidOption(str(error)) from None
         document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
         if wait is None:
             _print(document, as_json)
@@ -88,8 +89,12 @@ def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: boo
         if as_json:
             _print(document, as_json)
         else:
-            text = f"job {job.id} {document['state']}: {clean(text)}"
-            click.echo(f"tidemill: {text}; its trail: tidemill job {job.id}", err=True)
+            failed = isinstance(error, JobFailed)
+            text = f"job {job.id} failed: {text}" if failed else text  # other texts name the job
+            trail = (
+                "" if isinstance(error, ResultTimeout) else f"; its trail: tidemill job {job.id}"
+            )
+            click.echo(f"tidemill: {clean(text)}{trail}", err=True)
         return 1
     document["state"], document["result"] = str(State.SUCCEEDED), plain(result)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,10 +12,15 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
 from tidemill.cli.connect import json_option, store_options
-from tidemill.cli.queues import queues_table
+from tidemill.cli.queues import public, queues_table
+from tidemill.client.history_numbers import TaskNumbers
 from tidemill.core.config import lmdb_url
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Owner
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 __all__ = ["backup", "info"]
 
@@ -24,16 +29,26 @@ __all__ = ["backup", "info"]
 @json_option
 @store_options
 def info(mill: Tidemill, as_json: bool) -> None:
-    """Show the store, its queues and its workers."""
+    """Show the store, its queues, its workers, and the runs of the last hour by task."""
     from tidemill.cli import console
 
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
     knows = Feature.INSPECT in mill.broker.features
     totals = totals_of(rows, knows=knows)
+    tasks = mill.history.tasks() if Feature.HISTORY in mill.broker.features else None
     if as_json:
         workers = [_public(owner) for owner in owners] if knows else None
-        queues = [row.public() for row in rows]
-        console.print_json({"store": facts, "totals": totals, "queues": queues, "workers": workers})
+        queues = public(mill, rows)
+        last_hour = [_public_task(one) for one in tasks] if tasks is not None else None
+        console.print_json(
+            {
+                "store": facts,
+                "totals": totals,
+                "queues": queues,
+                "workers": workers,
+                "last_hour": last_hour,
+            }
+        )
         return
     out = console.console()
     for name, value in facts.items():
@@ -44,6 +59,9 @@ def info(mill: Tidemill, as_json: bool) -> None:
     if rows:
         out.print()
         out.print(queues_table(mill, out, rows))
+    if tasks:
+        out.print()
+        out.print(_tasks_table(out, tasks))
     out.print()
     if not knows:
         out.print(
@@ -60,8 +78,45 @@ def info(mill: Tidemill, as_json: bool) -> None:
     out.print(console.table(out, ("worker", "kind", "queues…?", "slots#?", "up#?"), cells))
 
 
+def _tasks_table(out: Console, tasks: list[TaskNumbers]) -> Table:
+    """The runs of the last hour, by queue and task."""
+    from tidemill.cli import console
+
+    columns = (
+        *("last hour", "queue", "succeeded#", "failed#", "retried#", "per minute#?"),
+        *("wait p50#?", "wait p95#", "run p50#?", "run p95#"),
+    )
+    cells = [
+        (
+            *(one.task, one.queue),
+            *(f"{count:,}" for count in (one.succeeded, one.failed, one.retried)),
+            f"{60 * one.rate:,.1f}",
+            *(_time(value) for value in (one.wait.p50, one.wait.p95, one.run.p50, one.run.p95)),
+        )
+        for one in tasks
+    ]
+    return console.table(out, columns, cells)
+
+
+def _time(seconds: float | None) -> str:
+    """A percentile in two digits; percentiles are right only within a factor of two."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def _public_task(one: TaskNumbers) -> dict[str, Any]:
+    counts = ("queue", "task", "succeeded", "failed", "retried", "cancelled", "given_back")
+    percentiles = {
+        f"{name}_{part}": getattr(getattr(one, name), part)
+        for name in ("wait", "run")
+        for part in ("p50", "p95", "p99")
+    }
+    return {name: getattr(one, name) for name in counts} | percentiles
+
+
 def _public(owner: Owner) -> dict[str, Any]:
-    names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
+    names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency", "version")
     return {name: getattr(owner, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""``tidemill retry``, ``cancel`` and ``delete``: act on jobs, by id or by filter."""
+"""``tidemill retry``, ``cancel``, ``alter`` and ``delete``: act on jobs, by id or by filter."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
-from tidemill.client.explain import why_not_run
-from tidemill.core.job import GROUP, Record, State
-from tidemill.workflows.group_members import cancel_all, delete_all, is_hook
+from tidemill.client.explain import why_not_altered, why_not_run
+from tidemill.core.config import check_alter
+from tidemill.core.job import GROUP, WAITING_STATES, Record, State
+from tidemill.workflows.group_members import (
+    alter_all,
+    cancel_all,
+    delete_all,
+    is_hook,
+    lacks_members,
+)
 from tidemill.workflows.handles import JobGroup
 
-__all__ = ["cancel", "delete", "retry"]
+__all__ = ["alter", "cancel", "delete", "retry"]
 
 _BATCH = 500
-_HOOKS_MOST = 3  # that a job may have
+_HOOKS_MOST = 3  # the most hooks of one job
 _RETRIED = frozenset({State.FAILED})
 _CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
 
@@ -39,7 +46,7 @@ _all_option = click.option(
 @click.option(
     "--force",
     is_flag=True,
-    help="Also retry jobs that succeeded, and jobs whose key a success holds.",
+    help="Also retry succeeded jobs, and jobs whose key belongs to a succeeded job.",
 )
 @_all_option
 @json_option
@@ -54,9 +61,9 @@ def retry(
 ) -> None:
     """Retry jobs: start a new run of each, with all its attempts.
 
-    Select jobs by id, by the beginning of an id, or by filters. Filters select failed jobs, unless
-    you pass --state cancelled, expired or scheduled. The id of a group selects its members that did
-    not succeed.
+    Select jobs by id, by the beginning or ending of an id, or by filters. Filters select failed
+    jobs, unless you pass --state cancelled, expired or scheduled. The id of a group selects its
+    members that did not succeed.
     """
     chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
     if force and ids:
@@ -66,7 +73,7 @@ def retry(
         return mill.broker.kick(part, force=force)
 
     by_id = _with_groups(mill, do, lambda group: group.retry())
-    _act("retried", chosen, by_id if ids else do, mill, as_json)
+    _act("retried", chosen, by_id if ids else do, mill, as_json, why_not_run)
 
 
 @click.command()
@@ -86,9 +93,9 @@ def cancel(
 ) -> None:
     """Cancel jobs that have not finished.
 
-    Select jobs by id, by the beginning of an id, or by filters. A job that has not started never
-    starts. A running job is asked to stop; --terminate stops it. The id of a group or a chain
-    selects all its jobs.
+    Select jobs by id, by the beginning or ending of an id, or by filters. A job that has not
+    started never starts. A running job is asked to stop; --terminate stops it. The id of a group or
+    a chain selects all its jobs.
     """
     chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
 
@@ -107,6 +114,47 @@ def cancel(
 @click.command()
 @click.argument("ids", nargs=-1)
 @filter_options
+@click.option("--to-priority", "priority", type=float, help="The new priority, -100 to 100.")
+@click.option("--to-queue", "target", metavar="QUEUE", help="The queue to move the jobs to.")
+@_all_option
+@json_option
+@store_options
+def alter(
+    mill: Tidemill,
+    ids: tuple[str, ...],
+    what: Filter,
+    priority: float | None,
+    target: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Give jobs that wait another priority, or move them to another queue.
+
+    Select jobs by id, by the beginning or ending of an id, or by filters. A job waits while it is
+    ready, scheduled or waiting for another job; a job that runs is refused. A job keeps its place
+    in the order of acceptance. The id of a group or a chain selects all its jobs.
+    """
+    rank, target = check_alter(priority, target)
+    mill.features.need(Feature.ALTER, "alter")
+    chosen = _chosen(mill, ids, what, WAITING_STATES, "alter", everything)
+
+    def do(part: Sequence[str]) -> list[bool]:
+        return mill.broker.alter(part, rank=rank, queue=target)
+
+    def do_whole(whole: str) -> int:
+        return alter_all(mill, whole, rank, target)
+
+    by_id = _with_groups(mill, do, lambda group: do_whole(group.id), do_whole)
+
+    def why_not(record: Record) -> str:
+        return why_not_altered(record, target)
+
+    _act("altered", chosen, by_id if ids else do, mill, as_json, why_not)
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@filter_options
 @_all_option
 @json_option
 @store_options
@@ -115,8 +163,8 @@ def delete(
 ) -> None:
     """Delete jobs in any state, with their results.
 
-    Select jobs by id, by the beginning of an id, or by filters. A running job loses its lease. The
-    id of a group or a chain selects its members or steps, and its hooks.
+    Select jobs by id, by the beginning or ending of an id, or by filters. A running job loses its
+    lease. The id of a group or a chain selects its members or steps, and its hooks.
     """
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
 
@@ -135,7 +183,7 @@ def _with_groups(
     do_group: Callable[[JobGroup[Any]], int],
     do_chain: Callable[[str], int] | None = None,
 ) -> Callable[[Sequence[str]], list[bool]]:
-    """Extend an act on ids: the id of a group or a chain stands for all its jobs.
+    """Extend an action on ids: the id of a group or a chain stands for all its jobs.
 
     The id of a chain is the id of its last step.
     """
@@ -171,7 +219,7 @@ def _refuse_force(mill: Tidemill, ids: Sequence[str]) -> None:
 
 
 def _has_steps(mill: Tidemill, job_id: str) -> bool:
-    """True for the id of a chain: jobs other than hooks have ids that begin with it."""
+    """True for the id of a chain: the ids of other jobs, hooks left out, begin with this id."""
     parts = mill.broker.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
     return any(not is_hook(record) for record in parts)
 
@@ -184,7 +232,7 @@ def _chosen(
     verb: str,
     everything: bool,
 ) -> list[str]:
-    """The selected ids. A person confirms a selection by filters."""
+    """The selected ids. The user confirms a selection by filters."""
     filtered = what != Filter()
     if ids and (filtered or everything):
         raise click.UsageError("give either ids or filters, not both")
@@ -195,8 +243,8 @@ def _chosen(
     if not what.states:
         what = msgspec.structs.replace(what, states=states)
     what = whole_group(mill, what)
-    # Of a group the members are selected: the group and its hooks follow.
-    found = [r.envelope.id for r in every(mill, what) if not states or not _follows(r, what)]
+    records = every(mill, what)
+    found = [r.envelope.id for r in records if not states or not _follows(mill, r, what, verb)]
     if found and not everything:
         if not sys.stdin.isatty():
             raise click.UsageError(f"{len(found):,} jobs match; to {verb} them all add --all")
@@ -205,8 +253,21 @@ def _chosen(
     return found
 
 
-def _follows(record: Record, what: Filter) -> bool:
-    return bool(what.id_prefix) and (record.envelope.task == GROUP or is_hook(record))
+def _follows(mill: Tidemill, record: Record, what: Filter, verb: str) -> bool:
+    """True for a group or a hook that the verb leaves out: its end follows from the members.
+
+    A filter by group selects only members. A group never runs. It ends with its members, except
+    when its producer died before all members were stored.
+    """
+    is_group = record.envelope.task == GROUP
+    if what.id_prefix:
+        return is_group or is_hook(record)
+    return is_group and (verb == "retry" or not lacks_members(mill, record))
+
+
+def _why_not_ended(record: Record) -> str:
+    ended = record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED)
+    return f"it {record.state} already" if ended else f"it is {record.state}"
 
 
 def _act(
@@ -215,6 +276,7 @@ def _act(
     do: Callable[[Sequence[str]], list[bool]],
     mill: Tidemill,
     as_json: bool,
+    why_not: Callable[[Record], str] = _why_not_ended,
 ) -> None:
     """Act in batches and print a reason for each refused job. Exit code 1 if any was refused."""
     done: list[str] = []
@@ -227,7 +289,7 @@ def _act(
             if answer:
                 done.append(job_id)
             else:
-                reason = _why_not(mill, job_id, listed, retried=done_word == "retried")
+                reason = _why_not(mill, job_id, listed, why_not)
                 refused.append({"id": job_id, "reason": reason})
     if as_json:
         from tidemill.cli.console import print_json
@@ -238,13 +300,16 @@ def _act(
         for row in itertools.islice(refused, 20):
             click.echo(f"not {row['id']}: {row['reason']}", err=True)
         if len(refused) > 20:
-            click.echo(f"nor {len(refused) - 20:,} more", err=True)
+            click.echo(f"and {len(refused) - 20:,} more jobs were refused", err=True)
     if refused:
         sys.exit(1)
 
 
 def _why_not(
-    mill: Tidemill, job_id: str, listed: Callable[[], frozenset[str]], *, retried: bool
+    mill: Tidemill,
+    job_id: str,
+    listed: Callable[[], frozenset[str]],
+    why_not: Callable[[Record], str],
 ) -> str:
     if Feature.INSPECT not in mill.broker.features:
         if job_id in listed():
@@ -253,7 +318,4 @@ def _why_not(
     record = mill.broker.get(job_id)
     if record is None:
         return "no job has this id here; find it with: tidemill jobs --search TEXT"
-    if retried:
-        return why_not_run(record)
-    ended = record.state in (State.SUCCEEDED, State.FAILED, State.EXPIRED)
-    return f"it {record.state} already" if ended else f"it is {record.state}"
+    return why_not(record)

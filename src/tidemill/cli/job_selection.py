@@ -1,4 +1,4 @@
-"""Select jobs for a verb: by filters, by ids, or by the beginning of an id."""
+"""Select jobs for a verb: by filters, by ids, or by the beginning or the ending of an id."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.search import states_of
+from tidemill.core.clock import id_time
 from tidemill.core.config import MAX_NAME
 from tidemill.core.errors import InvalidOption, JobNotFound
 from tidemill.core.job import Record, State
@@ -19,8 +21,11 @@ from tidemill.core.job import Record, State
 __all__ = ["every", "failed_job", "filter_options", "whole_group", "whole_id"]
 
 _PAGE = 500
-_PREFIX_LEAST = 4
-"""Characters, as in git. Users' own ids may be short, and one may be the beginning of another."""
+_PART_LEAST = 4
+"""The least characters of a part of an id, as in git.
+
+A shorter text counts as a whole id, because users may choose short ids that are parts of other ids.
+"""
 _CANDIDATES = 5
 
 
@@ -31,7 +36,6 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--state",
         "states",
         multiple=True,
-        type=click.Choice([str(s) for s in State]),
         metavar="STATE",
         help=f"Jobs in this state; repeat it for more states. One of: {', '.join(State)}.",
     )
@@ -54,7 +58,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         what = Filter(
-            states=frozenset(map(State, states)),
+            states=states_of(states),
             queue=queue,
             task=task,
             key=key,
@@ -68,75 +72,104 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_id(mill: Tidemill, text: str) -> str:
-    """The full id of a job, from its id or from a beginning that no other id has.
+    """The full id of a job, from its id, or from a beginning or an ending that no other id has.
 
-    When the parts of a group, a chain or a flow match, the id of the whole is meant.
+    If an id begins with the text, endings are not compared. Endings are compared for the newest
+    ``LOOK_MOST`` jobs. For a part of a group, chain or flow, the result is the id of this group,
+    chain or flow.
 
     Raises:
-        InvalidOption: several ids begin like this; the text lists them.
+        InvalidOption: several ids begin or end with the text; the error lists them.
     """
+    if len(text) < _PART_LEAST or len(text.encode(errors="replace")) > MAX_NAME:
+        return text
     if Feature.INSPECT not in mill.broker.features:
+        # A search reads all failed jobs. A whole id that tidemill made needs no search.
+        found = [] if id_time(text) is not None else [*_failed(mill, text)]
+    elif mill.broker.get(text) is not None:
         return text
-    if len(text) < _PREFIX_LEAST or len(text.encode(errors="replace")) > MAX_NAME:
-        return text
-    if mill.broker.get(text) is not None:
-        return text
-    wholes: dict[str, bool] = {}
+    else:
+        found = _that_begin(mill, text) or _that_end(mill, text)
+    return _only(text, found) if found else text  # the caller reports that no job has this id
+
+
+def _that_begin(mill: Tidemill, text: str) -> list[str]:
+    """The first ids that begin with this text."""
+    known: dict[str, bool] = {}
     ids: list[str] = []
     for record in every(mill, Filter(id_prefix=text)):
-        whole = _whole_of(mill, record.envelope.id, len(text), wholes)
+        whole = _whole_of(mill, record.envelope.id, len(text), known)
         if whole not in ids:
             ids.append(whole)
         if len(ids) > _CANDIDATES:
             break
+    return ids
+
+
+def _that_end(mill: Tidemill, text: str) -> list[str]:
+    """The first ids that end with this text."""
+    page = mill.find(Filter(id_suffix=text), limit=_CANDIDATES + 1)
+    return [record.envelope.id for record in page.records]
+
+
+def _only(text: str, ids: list[str]) -> str:
+    """The only id of a list.
+
+    Raises:
+        InvalidOption: there are several.
+    """
     if len(ids) > 1:
+        how = "begin" if ids[0].startswith(text) else "end"
         more = " and more" if len(ids) > _CANDIDATES else ""
-        raise InvalidOption(f"several ids begin with {text}: {', '.join(ids[:_CANDIDATES])}{more}")
-    return ids[0] if ids else text  # no job has this id: the next call reports that
+        raise InvalidOption(f"several ids {how} with {text}: {', '.join(ids[:_CANDIDATES])}{more}")
+    return ids[0]
+
+
+def _failed(mill: Tidemill, text: str) -> dict[str, Record]:
+    """The failed jobs whose ids equal this text, or begin or end with this text."""
+    jobs = {r.envelope.id: r for r in every(mill, Filter(states=frozenset({State.FAILED})))}
+    if text in jobs or len(text) < _PART_LEAST:
+        return {text: jobs[text]} if text in jobs else {}
+    begin = {job_id: jobs[job_id] for job_id in jobs if job_id.startswith(text)}
+    return begin or {job_id: jobs[job_id] for job_id in jobs if job_id.endswith(text)}
 
 
 def failed_job(mill: Tidemill, text: str) -> Record:
-    """A failed job, by its id or by a beginning that no other failed job's id has.
+    """A failed job, by its id, or by a beginning or an ending that no other failed job's id has.
 
     Raises:
         JobNotFound: there is no such job.
-        InvalidOption: several ids begin like this.
+        InvalidOption: several ids begin or end with the text.
     """
-    failed = frozenset({State.FAILED})
-    found = {r.envelope.id: r for r in every(mill, Filter(states=failed, id_prefix=text))}
-    if text in found:
-        return found[text]
-    if len(text) < _PREFIX_LEAST or not found:
+    found = _failed(mill, text)
+    if not found:
         raise JobNotFound(
             f"no failed job has the id {text!r}, and {mill.broker.url} shows failed jobs only"
         )
-    if len(found) > 1:
-        shown = ", ".join(list(found)[:_CANDIDATES])
-        raise InvalidOption(f"{len(found)} ids of failed jobs begin with {text}: {shown}")
-    return next(iter(found.values()))
+    return found[_only(text, list(found))]
 
 
-def _whole_of(mill: Tidemill, job_id: str, least: int, wholes: dict[str, bool]) -> str:
+def _whole_of(mill: Tidemill, job_id: str, least: int, known: dict[str, bool]) -> str:
     """The id of the group, chain or flow of a job, or the job's own id.
 
-    The id has ``least`` characters or more. ``wholes`` remembers the ids that were looked up.
+    The result has at least ``least`` characters. ``known`` caches the lookups.
     """
     cut = job_id.find(".", least)
     while cut > 0:
         whole = job_id[:cut]
-        if whole not in wholes:
-            wholes[whole] = mill.broker.get(whole) is not None
-        if wholes[whole]:
+        if whole not in known:
+            known[whole] = mill.broker.get(whole) is not None
+        if known[whole]:
             return whole
         cut = job_id.find(".", cut + 1)
     return job_id
 
 
 def whole_group(mill: Tidemill, what: Filter) -> Filter:
-    """The filter with the full id of its group, if it has only the beginning of the id.
+    """The filter with the full id of its group, if it has only a part of the id.
 
     Raises:
-        InvalidOption: several ids begin like this.
+        InvalidOption: several ids begin or end with this part.
     """
     if not what.id_prefix:
         return what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,31 +11,49 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.console import clean
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.explain import explain as explain_record
 from tidemill.client.explain import explain_in, serving
+from tidemill.client.queue_deletion import no_such_queue
 from tidemill.client.results import size_of
 from tidemill.client.trail import Event, attempt_text, trail_of
-from tidemill.core.codec import unpack
+from tidemill.core.clock import short_id
 from tidemill.core.errors import CodecError
 from tidemill.core.job import DEFAULT_TTR, GROUP, Planned, Record, State, priority_of
+from tidemill.core.suggest import hint
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-__all__ = ["explain", "job", "jobs"]
+__all__ = ["explain", "job", "job_lines", "jobs"]
 
 _RESULT_MOST = 2000
+_LINE_MOST = 10_000  # columns, so that no line is wrapped
 
 
 @click.command()
 @filter_options
-@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    help="The most jobs that are listed.",
+)
 @click.option("--cursor", default="", help="Continue an earlier list from its end.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print the last traceback of each job.")
 @json_option
 @store_options
-def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -> None:
-    """List jobs, newest first."""
+def jobs(
+    mill: Tidemill, what: Filter, limit: int, cursor: str, verbose: bool, as_json: bool
+) -> None:
+    """List jobs, newest first.
+
+    Ids are shown by their last 8 characters, which every verb accepts; --json has full ids.
+    """
     what = whole_group(mill, what)
     page = mill.find(what, limit=limit, cursor=cursor)
     from tidemill.cli import console
@@ -46,27 +65,69 @@ def jobs(mill: Tidemill, what: Filter, limit: int, cursor: str, as_json: bool) -
     out = console.console()
     rows = [
         (
-            r.envelope.id,
-            console.styled(str(r.state)),
+            short_id(r.envelope.id),
+            _state(r),
             r.envelope.queue,
             r.envelope.task or "(message)",
             console.ago(r.envelope.created),
-            f"{r.attempt}/{r.max_attempts or '∞'}",
-            r.error or _last_error(r) or r.envelope.text,
+            f"{r.current_attempt}/{r.max_attempts or '∞'}",
+            r.latest_error or r.envelope.text,
         )
         for r in page.records
     ]
     if not rows:
-        out.print("no jobs" + (" match" if what != Filter() else f" in {mill.broker.url}"))
+        out.print(_none(mill, what))
         return
-    columns = ("id", "state", "queue?", "task…?", "age?", "runs?", "error or arguments…")
+    columns = ("id…", "state", "queue?", "task…?", "age?", "runs?", "error or arguments…")
     out.print(console.table(out, columns, rows))
+    if verbose:
+        _print_tracebacks(out, page.records)
     if page.cursor:
         click.echo(f"more: the same with --cursor {page.cursor}", err=True)
 
 
-def _last_error(record: Record) -> str:
-    return record.attempts[-1].error if record.attempts else ""
+def _none(mill: Tidemill, what: Filter) -> str:
+    """The line in place of an empty table, with a hint if a name may be misspelt."""
+    if what == Filter():
+        return f"no jobs in {mill.broker.url}"
+    queues = [row.name for row in mill.queues()]
+    if what.queue and what.queue not in queues:
+        return f"no jobs match; {no_such_queue(what.queue, queues)}"
+    if what.task and mill.tasks and what.task not in mill.tasks:
+        return f"no jobs match; the app has no task {what.task!r}; {hint(what.task, mill.tasks)}"
+    return "no jobs match"
+
+
+def _state(record: Record) -> Text:
+    """The state, with the progress of a running job in percent."""
+    from tidemill.cli.console import styled
+
+    text, progress = styled(str(record.state)), record.progress
+    if record.state is State.RUNNING and progress and progress[1]:
+        text.append(f" {progress[0] / progress[1]:.0%}")
+    return text
+
+
+def _print_tracebacks(out: Console, records: list[Record]) -> None:
+    """Print the error and the last traceback of each job that has one."""
+    seen: dict[str, str] = {}
+    for record in records:
+        trace = next((a.traceback for a in reversed(record.attempts) if a.traceback), "")
+        if trace:
+            job_id = short_id(record.envelope.id)
+            out.print(f"\n{job_id}  {clean(record.latest_error, one_line=True)}")
+            _print_traceback(out, trace, job_id, seen)
+
+
+def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) -> None:
+    """Print a traceback, or the name under which the same lines of code were printed before."""
+    from rich.text import Text
+
+    frames = "".join(line for line in trace.splitlines() if line.startswith('  File "'))
+    first = seen.setdefault(frames, name)
+    lines = [f"same as {first}"] if frames and first != name else clean(trace).rstrip().splitlines()
+    for line in lines:
+        out.print(Text(f"    {line}", style="dim"))
 
 
 @click.command()
@@ -76,13 +137,13 @@ def _last_error(record: Record) -> str:
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
     """Show one job: its settings, its events in order, and its result.
 
-    The beginning of an id is enough if no other id begins with it.
+    A beginning or an ending of the id is enough, if no other id has it.
     """
     from tidemill.cli import console
 
     record = _read(mill, id)
-    result, readable = _result(record)
     if as_json:
+        result, readable = _result(record)
         trail = [
             {"time": e.time or None, "what": e.what, "detail": e.detail, "traceback": e.traceback}
             for e in trail_of(record)
@@ -91,15 +152,18 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
         answer["members"] = _members(mill, record)
         console.print_json(record.public() | answer)
         return
-    out = console.console()
+    _print_job(console.console(), mill, record)
+
+
+def _print_job(out: Console, mill: Tidemill, record: Record) -> None:
+    from tidemill.cli import console
+
     for name, value in [*_facts(record), *_counts(mill, record)]:
         out.print(f"{name:<9} {console.clean(value, one_line=True)}")
     out.print()
-    last = 0.0
-    for event in trail_of(record):
-        _print_event(out, event, last)
-        last = event.time or last
+    _print_trail(out, record)
     if record.state is State.SUCCEEDED:
+        result, readable = _result(record)
         text = console.clean(repr(result)) if readable else "(cannot be decoded here)"
         cut = len(text) - _RESULT_MOST
         rest = f"… ({cut:,} more characters; --json shows all)" if cut > 0 else ""
@@ -108,12 +172,26 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
         out.print(f"\n{explain_in(mill.broker, record)}")
 
 
+def job_lines(mill: Tidemill, id: str) -> list[str]:
+    """The output of ``tidemill job`` about a job, as lines without colors.
+
+    Raises:
+        JobNotFound: there is no such job.
+    """
+    from rich.console import Console
+
+    file = io.StringIO()
+    out = Console(file=file, width=_LINE_MOST, markup=False, highlight=False, emoji=False)
+    _print_job(out, mill, _read(mill, id))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
 def _read(mill: Tidemill, text: str) -> Record:
     """The record of a job. Some brokers show failed jobs only.
 
     Raises:
         JobNotFound: there is no such job.
-        InvalidOption: several ids begin like this.
+        InvalidOption: several ids begin or end with the text.
     """
     return mill.job(whole_id(mill, text)).refresh() if _inspects(mill) else failed_job(mill, text)
 
@@ -147,13 +225,14 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     ]
     if record.progress:
         done, total = record.progress
-        share = f" of {total:g} ({done / total:.0%})" if total else ""
-        facts.append(("progress", f"{done:g}{share}"))
+        share = f" of {total:,} ({done / total:.0%})" if total else ""
+        text = f", {record.progress_text}" if record.progress_text else ""
+        facts.append(("progress", f"{done:,}{share}{text}"))
     return [(name, value) for name, value in facts if value]
 
 
 def _aside(record: Record) -> str:
-    """Return the remark beside the state."""
+    """The text that follows the state: a request to cancel, or a task that no worker knows."""
     if record.cancelling:
         return ", asked to cancel"
     return ", set aside: no worker knows its task" if record.unknown else ""
@@ -161,8 +240,8 @@ def _aside(record: Record) -> str:
 
 def _attempts(record: Record) -> str:
     """How many attempts of its current run a job has used: ``run 2, attempt 1 of 4``."""
-    if record.attempt:
-        return attempt_text(record, record.run, record.attempt)
+    if record.current_attempt:
+        return attempt_text(record, record.run, record.current_attempt)
     most = f" of {record.max_attempts}" if record.max_attempts else ""
     return f"{f'run {record.run}, ' if record.run > 1 else ''}none{most} yet"
 
@@ -191,7 +270,7 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
     if members["count"] is None:
         text = "still being put, or their producer died; to end the group: tidemill cancel"
         return [("members", f"{text} {record.envelope.id}")]
-    failed = f", {record.failures:,} of them not well" if record.failures else ""
+    failed = f", {record.failures:,} of them without success" if record.failures else ""
     return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
 
 
@@ -199,6 +278,16 @@ def _moment(planned: Planned) -> str:
     from tidemill.cli.console import clock
 
     return clock(planned.time)
+
+
+def _print_trail(out: Console, record: Record) -> None:
+    """Print the events; attempts that failed at the same lines of code share a traceback."""
+    last, attempt, seen = 0.0, "", dict[str, str]()
+    for event in trail_of(record):
+        _print_event(out, event, last)
+        last, attempt = event.time or last, event.detail if event.what == "started" else attempt
+        if event.traceback:
+            _print_traceback(out, event.traceback, attempt, seen)
 
 
 def _print_event(out: Console, event: Event, last: float) -> None:
@@ -213,16 +302,14 @@ def _print_event(out: Console, event: Event, last: float) -> None:
     if event.detail:
         line.append("  " + console.clean(event.detail))
     out.print(line)
-    for part in console.clean(event.traceback).rstrip().splitlines():
-        out.print(Text(f"    {part}", style="dim"))
 
 
 def _result(record: Record) -> tuple[Any, bool]:
-    """(result, True), or (None, False) when there is none or it cannot be decoded."""
+    """(result, True), or (None, False) when the result is missing or cannot be decoded."""
     if record.state is not State.SUCCEEDED:
         return None, False
     try:
-        return (unpack(record.result) if record.result else None), True
+        return record.result, True
     except CodecError:
         return None, False
 
@@ -234,7 +321,7 @@ def _result(record: Record) -> tuple[Any, bool]:
 def explain(mill: Tidemill, id: str, as_json: bool) -> None:
     """Explain in one sentence why a job is in its state.
 
-    The beginning of an id is enough if no other id begins with it.
+    A beginning or an ending of the id is enough, if no other id has it.
     """
     from tidemill.cli import console
 

@@ -1,4 +1,4 @@
-"""``tidemill limit``: list limits, and change one."""
+"""``tidemill limit``: list limits, and change a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
+from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.core.suggest import hint
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import Breaker, limit_public, terms_text
 
@@ -23,16 +25,14 @@ _NONE = "none"
 @click.option(
     "--rate", help="Starts per time, as 10/s, 100/m, 5000/h, 1/d or 10/30s; 0/s starts nothing."
 )
-@click.option("--burst", help="The most starts at once that a rate saves up.")
-@click.option("--window", help="The most starts within any such time, as 100/m.")
+@click.option("--burst", help="The most jobs that a rate lets start at once, after a pause.")
+@click.option("--window", help="The most jobs that start within any such time, as 100/m.")
 @click.option("--concurrency", help="The most jobs that run at a time.")
 @click.option("--breaker", help="Failures in a row that pause a queue.")
 @click.option(
     "--pause",
     type=float,
-    default=30.0,
-    show_default=True,
-    help="Seconds that the breaker pauses a queue.",
+    help="Seconds that the breaker of --breaker pauses a queue; default 30.",
 )
 @click.option("--declared", is_flag=True, help="Use the settings that code declares again.")
 @json_option
@@ -41,7 +41,7 @@ def limit(
     mill: Tidemill,
     name: str | None,
     of_queue: bool,
-    pause: float,
+    pause: float | None,
     declared: bool,
     as_json: bool,
     **options: Any,
@@ -50,10 +50,15 @@ def limit(
 
     NAME is the name of a limit, or of a task whose limit has no name; with --queue a queue. A
     change holds at once for all workers, and code does not override it. It ends with the next
-    change, or with --declared. Settings that you do not pass stay; the value none removes one.
+    change, or with --declared. Settings that you do not pass stay; the value none removes a
+    setting.
     """
+    if pause is not None and options["breaker"] in (None, _NONE):
+        raise InvalidOption("--pause belongs to a breaker: give --breaker FAILURES with it")
     changes = {
-        option: _value(option, text, pause) for option, text in options.items() if text is not None
+        option: _value(option, text, 30.0 if pause is None else pause)
+        for option, text in options.items()
+        if text is not None
     }
     if declared and changes:
         raise InvalidOption(
@@ -66,11 +71,12 @@ def limit(
         return
     rows = {(row.name, row.queue) for row in mill.limits.list()}
     if not of_queue and (name, False) not in rows:
-        hint = "; for the queue of that name add --queue" if (name, True) in rows else ""
-        raise TidemillError(f"no job has had a limit of the name {name!r} yet{hint}")
+        queue = "for the queue of that name add --queue" if (name, True) in rows else ""
+        near = queue or hint(name, [row for row, is_queue in rows if not is_queue])
+        raise TidemillError(f"no job has had a limit of the name {name!r} yet; {near}")
     queues = {row.name for row in mill.broker.stats()} if of_queue else set()
     if of_queue and name not in queues and (name, True) not in rows:
-        raise TidemillError(f"there is no queue {name!r}: it has had no jobs and no settings")
+        raise no_such_queue(name, {*queues, *(row for row, is_queue in rows if is_queue)})
     if declared:
         (mill.limits.reset_queue if of_queue else mill.limits.reset)(name)
     if changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from tidemill.brokers.registry import open_broker
 from tidemill.cli.connect import json_option, open_mill
+from tidemill.cli.console import print_json
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
@@ -50,8 +50,8 @@ def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json:
     producers use TO. Jobs that workers hold stay with them. The command lists the jobs that it
     left; run it again to move them. It exits with 1 if a queue did not answer.
 
-    Start the workers of TO after the move. They may also run during it, but then newer jobs may
-    run first.
+    Start the workers of TO after the move. If they run during the move, newer jobs may run before
+    older jobs.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -87,7 +87,7 @@ def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json:
 
 def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_document(moved, source, where)))
+        print_json(_document(moved, source, where))
         return
     everything = moved.done + moved.schedules + moved.repeated + moved.remaining
     if moved.total and not everything:
@@ -117,9 +117,9 @@ def _document(moved: Moved, source: str, where: str) -> dict[str, Any]:
 
 
 def _left(moved: Moved, source: str) -> Iterator[str]:
-    """Lines about the jobs that did not move."""
+    """The lines of output about the jobs that did not move."""
     if moved.repeated:
-        yield f"{moved.repeated:,} jobs were there already, or arrived twice"
+        yield f"{moved.repeated:,} jobs were in TO already, or arrived twice"
     if moved.left:
         yield f"left behind in {source}: {', '.join(listed(moved.left))}"
     if moved.stayed_schedules:

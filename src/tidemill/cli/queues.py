@@ -1,9 +1,8 @@
-"""``tidemill queues``, ``pause``, ``resume``, ``purge``, ``delete-queue`` and ``recall``."""
+"""``tidemill queues``, ``pause``, ``resume``, ``delete-queue`` and ``recall``."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +10,10 @@ from tidemill.app import Tidemill
 from tidemill.brokers.carrier.broker import CarryingBroker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.topics import with_topics
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.limits import state_of
+from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.config import check_name
 from tidemill.core.errors import TidemillError
 from tidemill.limits.arithmetic import LimitStats
@@ -22,13 +23,34 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["delete_queue", "pause", "purge", "queues", "queues_table", "recall", "resume"]
+__all__ = ["delete_queue", "pause", "public", "queues", "queues_table", "recall", "resume"]
+
+
+_MOST_PATTERNS = 3
+"""Patterns of a queue that a table shows; more are counted."""
+
+
+def public(mill: Tidemill, rows: list[QueueStats]) -> list[dict[str, Any]]:
+    """Queues for programs: their numbers, and their bindings where the broker has topics."""
+    has = Feature.TOPICS in mill.broker.features
+    bound = _patterns(mill)
+    return [row.public() | ({"bindings": bound.get(row.name, [])} if has else {}) for row in rows]
+
+
+def _patterns(mill: Tidemill) -> dict[str, list[str]]:
+    """The patterns that each queue is bound to."""
+    found: dict[str, list[str]] = {}
+    if Feature.TOPICS in mill.broker.features:
+        for binding in with_topics(mill.broker, "bindings").bindings().table:
+            found.setdefault(binding.queue, []).append(binding.pattern)
+    return found
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
     """A table of queues. ``oldest`` is the age of the oldest ready job."""
     has = Feature.LIMITS in mill.broker.features
     limits = {row.name: row for row in mill.limits.list() if row.queue} if has else {}
+    bound = _patterns(mill)
     from tidemill.cli import console
 
     columns = (
@@ -41,7 +63,7 @@ def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
             *(_number(q, name) for name in ("ready", "running", "scheduled", "waiting")),
             "-" if "oldest" in q.unknown else console.ago(q.oldest),
             *(_number(q, name) for name in ("succeeded", "failed", "retried", "purged")),
-            console.styled("paused") if q.paused else _note(q, limits),
+            console.styled("paused") if q.paused else _note(q, limits, bound.get(q.name, [])),
         )
         for q in rows
     ]
@@ -52,8 +74,8 @@ def _number(row: QueueStats, name: str) -> str:
     return "-" if name in row.unknown else f"{getattr(row, name):,}"
 
 
-def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
-    """The bounds and limits of a queue, in a few words."""
+def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -> str:
+    """The bounds, limits and bindings of a queue, in a few words."""
     limit = limits.get(row.name)
     parts = [f"at most {row.max_size:,}"] if row.max_size else []
     if row.carried:
@@ -62,6 +84,10 @@ def _note(row: QueueStats, limits: dict[str, LimitStats]) -> str:
         parts.append(f"{row.consumers:,} consumers")
     if limit is not None:
         parts += [terms_text(limit.terms), state_of(limit)]
+    if len(patterns) > _MOST_PATTERNS:
+        parts.append(f"bound to {len(patterns):,} patterns")
+    elif patterns:
+        parts.append(f"bound to {', '.join(patterns)}")
     return "; ".join(part for part in parts if part)
 
 
@@ -74,7 +100,7 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 
     rows, out = mill.queues(), console.console()
     if as_json:
-        console.print_json({"queues": [row.public() for row in rows]})
+        console.print_json({"queues": public(mill, rows)})
     elif not rows:
         out.print(f"no queues in {mill.broker.url}")
     else:
@@ -83,57 +109,38 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
+@json_option
 @store_options
-def pause(mill: Tidemill, names: tuple[str, ...]) -> None:
+def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Pause queues: running jobs go on, puts are accepted, but no job starts."""
-    _set_paused(mill, names, True)
+    _set_paused(mill, names, True, as_json)
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
+@json_option
 @store_options
-def resume(mill: Tidemill, names: tuple[str, ...]) -> None:
+def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Resume paused queues: their jobs start again."""
-    _set_paused(mill, names, False)
+    _set_paused(mill, names, False, as_json)
 
 
-def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool) -> None:
+def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool, as_json: bool) -> None:
     known = {row.name: row for row in mill.queues()}
     for name in names:
         check_name("queue", name)
         if not paused and name not in known:
-            raise _unknown(name, list(known))
+            raise no_such_queue(name, known)
     for name in names:
         mill.broker.set_queue(name, paused=paused)
-        note = "" if name in known else "; it has had no jobs yet"
-        click.echo(f"{name} {'is paused' if paused else 'goes on'}{note}")
-
-
-@click.command()
-@click.argument("queue")
-@click.option("--yes", is_flag=True, help="Delete without asking for the queue's name.")
-@json_option
-@store_options
-def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
-    """Delete all jobs of a queue that are neither running nor finished."""
-    rows = {row.name: row for row in mill.queues()}
-    if queue not in rows:
-        raise _unknown(queue, list(rows))
-    count = rows[queue].size - rows[queue].running
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
-        question = f"this deletes {count:,} jobs for good; type the queue's name to go on"
-        if click.prompt(question, default="", show_default=False, err=True) != queue:
-            click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
-            sys.exit(1)
-    deleted = mill.broker.purge(queue)
     if as_json:
         from tidemill.cli.console import print_json
 
-        print_json({"queue": queue, "deleted": deleted})
-    else:
-        click.echo(f"deleted {deleted:,} job{'' if deleted == 1 else 's'} of {queue}")
+        print_json({"queues": names, "paused": paused})
+        return
+    for name in names:
+        note = "" if name in known else "; it has had no jobs yet"
+        click.echo(f"{name} {'is paused' if paused else 'goes on'}{note}")
 
 
 @click.command(name="delete-queue")
@@ -142,7 +149,7 @@ def purge(mill: Tidemill, queue: str, yes: bool, as_json: bool) -> None:
 @json_option
 @store_options
 def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None:
-    """Delete a queue with its counters and settings.
+    """Delete a queue with its counters, settings and bindings.
 
     A queue with jobs, also finished jobs, is deleted only with --force. A queue with running jobs
     is never deleted.
@@ -157,15 +164,11 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
         click.echo(f"deleted queue {queue}, and {jobs} with it")
 
 
-def _unknown(name: str, known: list[str]) -> TidemillError:
-    names = ", ".join(known) or "none"
-    return TidemillError(f"no queue has the name {name!r} here; known are: {names}")
-
-
 @click.command()
+@json_option
 @store_options
-def recall(mill: Tidemill) -> None:
-    """Send jobs to RabbitMQ again that RabbitMQ has lost.
+def recall(mill: Tidemill, as_json: bool) -> None:
+    """Send carried jobs to RabbitMQ again, after RabbitMQ has lost some of them.
 
     A job that RabbitMQ still has is delivered twice, and runs once.
     """
@@ -174,4 +177,11 @@ def recall(mill: Tidemill) -> None:
             f"{mill.broker.url} has no carrier; only an amqp:// url with store= has one"
         )
     count = mill.broker.recall()
-    click.echo(f"{count:,} jobs recalled from the carrier; it delivers them to the workers again")
+    if as_json:
+        from tidemill.cli.console import print_json
+
+        print_json({"recalled": count})
+    else:
+        click.echo(
+            f"{count:,} jobs recalled from the carrier, which delivers them to workers again"
+        )

@@ -27,14 +27,17 @@ def snapshot(folder: str) -> dict[str, tuple[int, int]]:
                 path = os.path.join(parent, name)
                 try:
                     stat = os.stat(path)
-                except OSError:  # deleted at this moment: the next check sees it
+                except OSError:  # the file was just deleted, and the next check notices that
                     continue
                 seen[path] = stat.st_mtime_ns, stat.st_size
     return seen
 
 
-def watch(folder: str) -> None:
-    """Send this process a HUP, which reloads the worker, after each change of a .py file."""
+def watch(folder: str, first: dict[str, tuple[int, int]]) -> None:
+    """Send this process a HUP, which reloads the worker, after each change of a .py file.
+
+    ``first`` is a snapshot of the folder.
+    """
 
     def check() -> None:
         before = first
@@ -47,5 +50,4 @@ def watch(folder: str) -> None:
                 os.kill(os.getpid(), signal.SIGHUP)
             before = now
 
-    first = snapshot(folder)
     threading.Thread(target=check, name="tidemill-reload", daemon=True).start()

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.cli.connect import json_option, open_mill, store_options
+from tidemill.cli.connect import app_option, json_option, open_mill, store_options, url_option
 from tidemill.cli.enqueue import argument, keyword
 from tidemill.core.clock import wall_time
 from tidemill.core.errors import InvalidOption
@@ -33,7 +33,7 @@ def schedule() -> None:
     """
 
 
-# -- looking -------------------------------------------------------------------------------------
+# -- listing -------------------------------------------------------------------------------------
 
 
 @schedule.command("list")
@@ -86,7 +86,7 @@ def _ago(moment: dt.datetime | None) -> str:
     return ago(moment.timestamp()) if moment else "-"
 
 
-# -- when ----------------------------------------------------------------------------------------
+# -- time rules ----------------------------------------------------------------------------------
 
 
 def _moment_of(text: str) -> Any:
@@ -141,13 +141,8 @@ def when_options(function: Verb) -> Verb:
 @click.option("-n", "--count", default=5, show_default=True, help="The number of times to show.")
 @when_options
 @json_option
-@click.option("--url", metavar="URL", help="The URL of the store with the schedules.")
-@click.option(
-    "--app",
-    envvar="TIDEMILL_APP",
-    metavar="MODULE:VAR",
-    help="The app whose store has the schedules.",
-)
+@url_option
+@app_option
 def next_(
     name: str | None,
     count: int,
@@ -171,7 +166,7 @@ def next_(
     for moment in () if as_json else found:
         click.echo(_shown(moment))
     if not found and not as_json:
-        click.echo(f"{name or 'it'} has no further times, or is paused", err=True)
+        click.echo(f"{name or 'the rule'} has no further times, or is paused", err=True)
 
 
 def _preview(when: When, count: int) -> list[dt.datetime]:
@@ -200,7 +195,13 @@ def _preview(when: When, count: int) -> list[dt.datetime]:
 @click.option("--priority", type=float, help="From -100 to 100; higher starts first.")
 @click.option("--key", help="A key; only one unfinished job may have it, so jobs do not overlap.")
 @click.option("--url", metavar="URL", help="The URL of the store, instead of an app.")
-@click.option("--app", envvar="TIDEMILL_APP", metavar="MODULE:VAR", help="The app with the task.")
+@click.option(
+    "--app",
+    envvar="TIDEMILL_APP",
+    show_envvar=True,
+    metavar="MODULE:VAR",
+    help="The app with the task.",
+)
 @json_option
 def add(
     name: str,
@@ -228,7 +229,7 @@ def add(
         try:
             call = mill.call(task, *map(argument, args), **kwargs).using(**given)
         except TypeError as error:
-            raise InvalidOption(f"{task} cannot be called like this: {error}") from None
+            raise InvalidOption(str(error)) from None
         _print(mill.schedules.add(name, call, rule), as_json)
 
 
@@ -252,7 +253,7 @@ def _print_all(rows: list[Schedule], as_json: bool) -> None:
 
 
 def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, if all schedules exist; otherwise nothing is changed."""
+    """The names. A missing schedule raises an error before any schedule is changed."""
     for name in names:
         mill.schedules.get(name)
     return names

@@ -22,8 +22,9 @@ __all__ = ["migrate"]
 def migrate(url: str, grants: str | None, as_json: bool) -> None:
     """Make the tables of a store, or update them to this version of tidemill.
 
-    This is for postgresql:// URLs; other stores need no migration. Several may run at once, and a
-    second run changes nothing. Migrate before you start the workers of a new version.
+    This is for postgresql:// URLs; other stores need no migration. Several migrations
+    may run at once, and a second run changes nothing. Migrate before you start the workers of a new
+    version.
 
     With --grants nothing changes: the command prints the SQL that lets a role use the store. Run
     the SQL as the user that migrates.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
-import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -15,12 +16,20 @@ from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.brokers.contract.features import Feature
 from tidemill.cli.connect import json_option
+from tidemill.cli.log_options import log_options
+from tidemill.cli.server_extra import load_server
 from tidemill.core.errors import FeatureMissing, InvalidOption
+from tidemill.core.log_output import LogSettings, log_output
 
 __all__ = ["server", "token"]
 
 _AUTH = click.option(
-    "--auth", envvar="TIDEMILL_AUTH", default="", metavar="FILE", help="The file with the tokens."
+    "--auth",
+    envvar="TIDEMILL_AUTH",
+    show_envvar=True,
+    default="",
+    metavar="FILE",
+    help="The file with the tokens.",
 )
 _ROLES = ["viewer", "operator", "admin"]
 
@@ -28,12 +37,18 @@ _ROLES = ["viewer", "operator", "admin"]
 @click.command()
 @click.argument("where", required=False, metavar="[APP or URL]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8333, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8333,
+    show_default=True,
+    help="The port to listen on; 0 for any free port.",
+)
 @_AUTH
 @click.option("--tls-cert", default="", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", default="", metavar="FILE", help="The certificate's key.")
 @click.option(
-    "--tls-ca", default="", metavar="FILE", help="Require client certificates signed by this one."
+    "--tls-ca", default="", metavar="FILE", help="Require client certificates of this authority."
 )
 @click.option(
     "--tls-role",
@@ -45,7 +60,12 @@ _ROLES = ["viewer", "operator", "admin"]
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Also accept this host name."
 )
 @click.option(
-    "--max-request", type=click.IntRange(1024), default=16 << 20, show_default=True, metavar="BYTES"
+    "--max-request",
+    type=click.IntRange(1024),
+    default=16 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="The most bytes of a request.",
 )
 @click.option(
     "--max-memory",
@@ -61,7 +81,13 @@ _ROLES = ["viewer", "operator", "admin"]
     default=0.0,
     help="The most requests per second of each client; 0 for no limit.",
 )
-@click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="The most open connections at a time.",
+)
 @click.option(
     "--header-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -91,6 +117,16 @@ _ROLES = ["viewer", "operator", "admin"]
     help="Seconds for open requests after the first TERM or INT.",
 )
 @click.option(
+    "--dashboard/--no-dashboard", default=True, show_default=True, help="Serve the dashboard at /."
+)
+@click.option(
+    "--see-arguments",
+    type=click.Choice(_ROLES),
+    default="viewer",
+    show_default=True,
+    help="The least role that sees arguments and results in the dashboard.",
+)
+@click.option(
     "--beanstalk",
     is_flag=False,
     flag_value="127.0.0.1:11300",
@@ -116,6 +152,14 @@ _ROLES = ["viewer", "operator", "admin"]
     metavar="BYTES",
     help="The most bytes of a beanstalk job's body.",
 )
+@click.option("--public-metrics", is_flag=True, help="Serve /metrics without a token.")
+@click.option(
+    "--alerts",
+    metavar="RULES",
+    envvar="TIDEMILL_ALERTS",
+    show_envvar=True,
+    help="Also watch the store by the rules of this file: see tidemill alerts.",
+)
 @click.option("--workers", metavar="APP", help="Also run a worker of this app.")
 @click.option("-p", "--processes", type=click.IntRange(1, 512), help="Processes of that worker.")
 @click.option(
@@ -125,58 +169,66 @@ _ROLES = ["viewer", "operator", "admin"]
     help="Jobs at a time in each process of that worker.",
 )
 @click.option("-Q", "--queues", help="Queues of that worker, comma-separated.")
-@click.option("--quiet", is_flag=True, help="Write no access log.")
-@click.option("--log-json", is_flag=True, help="Write the access log as JSON.")
+@log_options
 def server(
     where: str | None,
     workers: str | None,
+    alerts: str | None,
     processes: int | None,
     concurrency: int | None,
     queues: str | None,
-    quiet: bool,
+    logs: LogSettings,
     **options: Any,
 ) -> None:
-    """Serve an app (module:variable) or a store (its URL) over HTTP.
+    """Serve an app (module:variable) or a store (its URL) over HTTP, and its dashboard.
 
     Without an argument the command serves the app of --workers, or the store of $TIDEMILL_URL, or
     the nearest .tidemill directory.
 
-    Signals: TERM or INT answers the open requests and ends; a second one, at least 0.2 s later,
-    ends at once. Exit codes: 0 clean, 2 wrong usage or import error, 3 broker unreachable.
+    Signals: TERM or INT answers the open requests and ends; a second signal, at least 0.2 s
+    later, ends at once. Exit codes: 0 clean, 2 wrong usage or import error, 3 broker unreachable.
     """
-    serve, Settings = _server()
-    logging.basicConfig(
-        level=os.environ.get("TIDEMILL_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s",
+    serve, Settings = load_server()
+    settings = Settings(
+        access_log=logs.number <= logging.INFO,
+        log_json=logs.format == "json",
+        log_steps=logs.number <= logging.DEBUG,
+        app=next((name for name in (workers, where) if name and "://" not in name), ""),
+        **options,
     )
-    settings = Settings(access_log=not quiet, **options)
     beside = {"-p": processes, "-c": concurrency, "-Q": queues}
     given = [str(part) for pair in beside.items() if pair[1] is not None for part in pair]
     if given and not workers:
         raise InvalidOption(
             f"{given[0]} is for the worker of the server; pass --workers APP with it"
         )
-    with _mill(where or workers) as mill:
+    with log_output(logs):
+        mill = _mill(where or workers)
+    with mill, _watching(mill, alerts):
         if workers:
             mill.features.need(Feature.PROCESSES, "--workers")
         sys.exit(serve(mill, settings, [workers, *given] if workers else ()))
 
 
-def _server() -> tuple[Any, Any]:
+@contextlib.contextmanager
+def _watching(mill: Tidemill, rules: str | None) -> Iterator[None]:
+    """Watch the store for the time of a block, if there are rules."""
+    if not rules:
+        yield
+        return
+    from tidemill.alerts.rules import read_rules
+    from tidemill.alerts.watch import Watch
+
+    watch = Watch(mill, read_rules(rules))
+    watch.start()
     try:
-        from tidemill.server.run import serve
-        from tidemill.server.settings import Settings
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tidemill"):
-            raise
-        raise InvalidOption(
-            f"the server needs {error.name}; install it with: pip install 'tidemill[server]'"
-        ) from None
-    return serve, Settings
+        yield
+    finally:
+        watch.close()
 
 
 def _mill(where: str | None) -> Tidemill:
-    mill = Tidemill(where, allow_imports=["*"]) if _is_url(where) else load_app(where or "")
+    mill = Tidemill(where) if _is_url(where) else load_app(where or "")
     if mill.sync:
         raise FeatureMissing("the app has sync=True: it stores no jobs that could be served")
     return mill
@@ -205,6 +257,7 @@ def token() -> None:
     type=click.Choice(_ROLES),
     default="operator",
     show_default=True,
+    help="What clients with the token may do.",
 )
 @click.option(
     "--days",
@@ -219,13 +272,28 @@ def token() -> None:
     help="Allow only this queue; repeat it for more queues.",
 )
 @_AUTH
-def create(name: str, role: str, days: float | None, queues: tuple[str, ...], auth: str) -> None:
+@json_option
+def create(
+    name: str,
+    role: str,
+    days: float | None,
+    queues: tuple[str, ...],
+    auth: str,
+    as_json: bool,
+) -> None:
     """Make a token NAME and print it once: the file keeps only its hash."""
     from tidemill.server.tokens import Role
     from tidemill.server.tokens import create as make
 
     expires = time.time() + days * 86400 if days else 0.0
-    click.echo(make(_file(auth), name, Role[role.upper()], expires, queues))
+    made = make(_file(auth), name, Role[role.upper()], expires, queues)
+    if as_json:
+        from tidemill.cli.console import print_json
+
+        facts = {"name": name, "role": role, "queues": queues, "expires": expires or None}
+        print_json({"token": made, **facts})
+    else:
+        click.echo(made)
 
 
 @token.command("list")
@@ -265,12 +333,18 @@ def _until(expires: float) -> str:
 @token.command()
 @click.argument("name")
 @_AUTH
-def revoke(name: str, auth: str) -> None:
+@json_option
+def revoke(name: str, auth: str, as_json: bool) -> None:
     """Remove a token from the file; running servers refuse it within a second."""
     from tidemill.server.tokens import revoke as take_out
 
     take_out(_file(auth), name)
-    click.echo(f"{name} is revoked")
+    if as_json:
+        from tidemill.cli.console import print_json
+
+        print_json({"revoked": name})
+    else:
+        click.echo(f"{name} is revoked")
 
 
 def _file(auth: str) -> str:

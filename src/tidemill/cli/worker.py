@@ -10,7 +10,10 @@ from typing import Any
 import click
 
 from tidemill.brokers.contract.exchange import Mode
+from tidemill.cli.log_options import log_options
 from tidemill.core.config import check_name
+from tidemill.core.cpu_limit import usable_cores
+from tidemill.core.log_output import LogSettings, log_output
 
 __all__ = ["worker"]
 
@@ -21,8 +24,8 @@ __all__ = ["worker"]
     "-p",
     "--processes",
     type=click.IntRange(1, 512),
-    default=max(1, (os.cpu_count() or 1)),
-    show_default="one per core",
+    default=usable_cores,
+    show_default="one per core that this process may use",
     help="The number of worker processes.",
 )
 @click.option(
@@ -42,7 +45,7 @@ __all__ = ["worker"]
     "--order",
     type=click.Choice([str(m) for m in Mode]),
     default=None,
-    help="Serve several queues strict (default with -Q), fair (default without), merged.",
+    help="The order of several queues: strict (default with -Q), fair (default without) or merged.",
 )
 @click.option("--burst", is_flag=True, help="End when no job is ready any more.")
 @click.option(
@@ -50,7 +53,7 @@ __all__ = ["worker"]
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Seconds for the other jobs of a process with a stuck job; an hour if it has no retry.",
+    help="Seconds for the other jobs of a process with a stuck job; an hour if one has no retry.",
 )
 @click.option(
     "--shutdown-timeout",
@@ -64,8 +67,9 @@ __all__ = ["worker"]
     type=click.FloatRange(0),
     default=None,
     envvar="TIDEMILL_UNKNOWN_GRACE",
+    show_envvar=True,
     metavar="SECONDS",
-    help="Fail jobs whose task no worker has known for this long; without it they are kept.",
+    help="Fail a job that has waited this long for a worker that knows its task; default: never.",
 )
 @click.option(
     "--max-jobs",
@@ -80,50 +84,86 @@ __all__ = ["worker"]
     metavar="MB",
     help="Replace a process that uses more megabytes; 0 for never.",
 )
+@click.option(
+    "--slow",
+    type=click.FloatRange(0),
+    default=0.0,
+    envvar="TIDEMILL_SLOW",
+    show_envvar=True,
+    metavar="SECONDS",
+    help="Log a warning for each run that takes this long; 0 for never.",
+)
 @click.option("--name", default="", help="The name of this worker in trails; default host:pid.")
 @click.option(
-    "--reload", is_flag=True, help="For development: reload when a .py file below here changes."
+    "--release",
+    default="",
+    envvar="TIDEMILL_RELEASE",
+    show_envvar=True,
+    metavar="NAME",
+    help="The version of the app's code, by which the history tells failures and times apart.",
+)
+@click.option(
+    "--reload", is_flag=True, help="For development: reload when a .py file in this folder changes."
+)
+@click.option(
+    "--reload-folder",
+    default=".",
+    hidden=True,
+    envvar="TIDEMILL_RELOAD_FOLDER",
+    help="The folder that --reload watches.",
 )
 @click.option(
     "--ends-with", type=int, default=0, hidden=True, help="End together with this process."
 )
-@click.option("-v", "--verbose", count=True, help="Log the worker's steps in detail.")
+@log_options
 def worker(
     ends_with: int,
     queues: str | None,
     order: str | None,
     max_memory: int,
+    release: str,
     reload: bool,
-    verbose: int,
+    reload_folder: str,
+    logs: LogSettings,
     **settings: Any,
 ) -> None:
     """Run the jobs of APP, which is module:variable or a path to a .py file.
 
-    Signals: TERM or INT finishes the running jobs and ends; a second one, at least 0.2 s later,
-    ends at once. HUP reloads the app. QUIT ends at once. USR1 prints all stacks. Exit codes:
-    0 clean, 1 jobs were interrupted, 2 wrong usage or import error, 3 broker unreachable.
+    Signals: TERM or INT finishes the running jobs and ends; a second signal, at least 0.2 s
+    later, ends at once. HUP reloads the app. QUIT ends at once. USR1 prints all stacks.
+
+    Exit codes: 0 clean, 1 jobs were interrupted, 2 wrong usage or import error, 3 the store cannot
+    be reached, is full or has moved.
     """
+    from tidemill.client.log_attributes import mark_records
+    from tidemill.worker.banner import Start
     from tidemill.worker.supervisor import Settings, Supervisor, install
 
-    level = "DEBUG" if verbose else os.environ.get("TIDEMILL_LOG", "INFO")
-    os.environ["TIDEMILL_LOG"] = level  # for the processes
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-    )
+    with log_output(logs):
+        mark_records()  # the supervisor imports no app, which would do this
     names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     if ends_with:
         from tidemill.core.parent_exit import end_with
 
         end_with(ends_with)
-    supervisor = Supervisor(
-        Settings(queues=names, mode=mode, max_memory=max_memory << 20, **settings)
+    if release:
+        check_name("release", release)
+    given = Settings(
+        queues=names, mode=mode, max_memory=max_memory << 20, release=release, **settings
     )
-    install(supervisor)
+    supervisor = Supervisor(given)
+    if logs.number <= logging.INFO:
+        supervisor.announce = Start.log_details if logs.format == "json" else Start.print
     if reload:
-        from tidemill.cli.reload import watch
+        from tidemill.cli.reload import snapshot, watch
 
-        watch(os.getcwd())
+        folder = os.path.abspath(reload_folder)
+        first = snapshot(folder)  # before install, so that a signal can end a long snapshot
+        install(supervisor)
+        watch(folder, first)
+    else:
+        install(supervisor)
     sys.exit(supervisor.run())
 
 

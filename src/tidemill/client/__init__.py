@@ -1,1 +1,1 @@
-"""What user code calls: tasks, calls, job handles, results, messages, batches."""
+"""The objects that user code calls: tasks, calls, job handles, results, messages, batches."""

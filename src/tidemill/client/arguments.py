@@ -10,45 +10,96 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["TEXT_OF_BODY", "Arguments", "summary"]
+from tidemill.core.converters import converter_of
+
+__all__ = ["TEXT_OF_BODY", "Argument", "Arguments", "summary"]
 
 TEXT_MOST = 120
-"""Characters of a text of arguments."""
+"""The most characters of the text that shows a job's arguments."""
 
 TEXT_OF_BODY = 2000
-"""Larger bodies, in bytes, get no text: to write them out would take too long."""
+"""The most bytes of a body whose arguments get a text: for a larger body this takes too long."""
 
 Convert = Callable[[Any], Any]
 
 
-class Arguments:
-    """The parameters of one function."""
+class Argument(NamedTuple):
+    """An argument of a call, with the annotation and the conversion of its parameter."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    name: str
+    value: Any
+    convert: Convert
+    annotation: Any  # None without an annotation
+
+
+class Arguments:
+    """The parameters of one task's function."""
+
+    def __init__(self, function: Callable[..., Any], task: str) -> None:
         self._function = function
+        self._task = task
         self._shapes = _shapes(function)
+        self.unresolved = ""
+        """Why the annotations cannot be read; empty if they can."""
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments that the function does not take, in the caller.
+        """Refuse arguments that the function does not take, before they are enqueued.
 
         Raises:
-            TypeError: the error that the call itself would raise.
+            TypeError: the error that the call itself would raise, with the task and its parameters.
         """
         shape = self._shapes.get(len(args))
         if shape is None or not shape[0] <= kwargs.keys() <= shape[1]:
-            self.signature.bind(*args, **kwargs)
+            self._bind(self.signature.bind, args, kwargs)
+
+    def check_given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """As ``check``, but missing arguments are allowed."""
+        self._bind(self.signature.bind_partial, args, kwargs)
+
+    def _bind(
+        self, bind: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        try:
+            bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}; task {self._task} takes {self.shown}") from None
+
+    @property
+    def shown(self) -> str:
+        """The parameters as text, without annotations: ``(path, width=640)``."""
+        empty = inspect.Parameter.empty
+        parameters = [p.replace(annotation=empty) for p in self.signature.parameters.values()]
+        return str(inspect.Signature(parameters))
+
+    def each(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Argument]:
+        """The arguments of a checked call, each with its parameter."""
+        by_name, by_place, rest, others = self._converters
+        places = list(_named_places(self.signature))
+        star, double_star = _stars(self.signature)
+        hints = self._hints
+        for index, value in enumerate(args):
+            if index < len(places):
+                name = places[index]
+                yield Argument(name, value, by_place[index], hints.get(name))
+            else:
+                name = f"{star}[{index - len(places)}]"
+                yield Argument(name, value, rest or _same, hints.get(star))
+        for name, value in kwargs.items():
+            known = name in self.signature.parameters and name != double_star
+            hint = hints.get(name if known else double_star)
+            yield Argument(name, value, by_name.get(name, others or _same), hint)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
         """The function's signature."""
         try:
             return inspect.signature(self._function)
-        except (TypeError, ValueError):  # some builtins have none: the call itself will tell
+        except (TypeError, ValueError):  # some builtins have no signature; the call itself checks
             return _ANYTHING
 
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -76,7 +127,8 @@ class Arguments:
     def _hints(self) -> dict[str, Any]:
         try:
             return typing.get_type_hints(self._function)
-        except Exception:  # annotations may use names that only a type checker sees
+        except Exception as error:  # annotations may use names that only a type checker sees
+            self.unresolved = f"{type(error).__name__}: {error}"
             return {}
 
     @functools.cached_property
@@ -143,10 +195,10 @@ _ANYTHING = inspect.Signature(
 
 
 def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
-    """The needed and the allowed keywords, by number of positional arguments.
+    """The needed and the allowed keywords of a call, by its number of positional arguments.
 
-    A number that is not in the table, or a function with ``*args`` or ``**kwargs``, is left to
-    ``inspect``.
+    Calls with another number of arguments are checked by ``inspect``. So are functions with
+    ``*args`` or ``**kwargs``.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -165,6 +217,20 @@ def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], fro
     return shapes
 
 
+def _named_places(signature: inspect.Signature) -> Iterator[str]:
+    """The names of the parameters that a position can fill."""
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            yield name
+
+
+def _stars(signature: inspect.Signature) -> tuple[str, str]:
+    """The names of the parameters ``*args`` and ``**kwargs``; empty if the function lacks one."""
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    positional, keyword = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return kinds.get(positional, ""), kinds.get(keyword, "")
+
+
 def _class_of(function: Callable[..., Any]) -> Any:
     """The class in which a method was defined."""
     target: Any = sys.modules.get(function.__module__)
@@ -174,28 +240,50 @@ def _class_of(function: Callable[..., Any]) -> Any:
 
 
 def _travels_as_plain_data(hint: Any) -> bool:
-    """True for a type whose values become plain data on the wire, and for types that hold such."""
+    """True for types whose values become plain data on the wire, and for types with such parts."""
+    named = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
+    if named is not None:  # a NewType, or an alias
+        return _travels_as_plain_data(named)
+    if typing.is_typeddict(hint):
+        try:
+            return any(map(_travels_as_plain_data, typing.get_type_hints(hint).values()))
+        except (NameError, RecursionError):
+            return False
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         return (
             dataclasses.is_dataclass(hint)
             or issubclass(hint, (msgspec.Struct, enum.Enum, pathlib.PurePath))
             or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
+            or converter_of(hint) is not None
         )
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type) and _travels_as_plain_data(origin):
+        return True
     return any(_travels_as_plain_data(part) for part in typing.get_args(hint))
 
 
 def _convert(hint: Any, name: str, value: Any) -> Any:
     plain = isinstance(hint, type) and not isinstance(hint, types.GenericAlias)
-    if plain and isinstance(value, hint):
+    if plain and not typing.is_typeddict(hint) and isinstance(value, hint):
         return value
     try:
-        return msgspec.convert(value, hint, dec_hook=_from_text)
-    except (msgspec.ValidationError, TypeError) as error:
+        return msgspec.convert(value, hint, dec_hook=_from_data)
+    except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
         raise TypeError(f"{name}: {error}") from error
 
 
-def _from_text(hint: type, value: Any) -> Any:
-    if issubclass(hint, pathlib.PurePath):
-        return hint(value)
-    # msgspec expects this error from a hook that does not know the type.
-    raise NotImplementedError(f"no way to make a {hint.__name__}")
+def _from_data(hint: Any, value: Any) -> Any:
+    kind = typing.get_origin(hint) or hint
+    if isinstance(value, kind):
+        return value
+    if issubclass(kind, pathlib.PurePath):
+        return kind(value)
+    converter = converter_of(kind)
+    if converter is None:
+        # msgspec expects this error from a hook that does not know the type.
+        raise NotImplementedError(f"no way to make a {kind.__name__}")
+    try:
+        return converter.back(kind, value)
+    except Exception as error:  # the converter is a user's code
+        plain = isinstance(error, ValueError)
+        raise ValueError(str(error) if plain else f"{type(error).__name__}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tidemill.client.context import waiting_for
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
@@ -21,14 +21,14 @@ __all__ = ["Completed", "Waited"]
 H = TypeVar("H", covariant=True)
 
 Waited = tuple[str, Callable[[str, Record | None], H]]
-"""The id of a job, and the function that makes a handle of the id and the record."""
+"""The id of a job, and the function that makes a handle from the id and the record."""
 
 
 class Completed(Generic[H]):
     """The iterable that ``as_completed`` returns, for ``for`` and ``async for``.
 
-    Each handle comes as soon as its job has ended, well or not. At most 1,000 unfinished jobs are
-    watched at a time; each job that ends makes room for the next.
+    Each handle comes as soon as its job has ended, with or without success. At first the iteration
+    watches 1,000 unfinished jobs; each job that ends makes room for another.
 
     Raises:
         ResultTimeout: some jobs have not ended ``timeout`` seconds after the iteration began.
@@ -63,7 +63,7 @@ class Completed(Generic[H]):
             return
         watch, look = _Watch(self._mill, self._waited(), self._count, self._seconds), FIRST_POLL
         with open_bar(self._count, show=self._progress) as bar:
-            # Short waits: a cancelled wait frees its thread soon.
+            # Each wait is short, so that a cancelled iteration frees its thread soon.
             while (ended := await self._mill.patiently(watch.next_ended, look)) is not None:
                 look = FIRST_POLL if ended else min(2 * look, LONGEST_POLL)
                 for handle, failed in ended:
@@ -78,9 +78,8 @@ class _Watch(Generic[H]):
         self, mill: Runtime, waited: Iterator[Waited[H]], count: int, seconds: float
     ) -> None:
         if mill.in_batch():
-            raise TidemillError("a wait inside a batch would wait for the batch's own end")
-        self._sync = mill.sync
-        self._broker: Any = None if mill.sync else mill.broker
+            raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
+        self._jobs = mill.job_store
         self._unwatched = waited
         self._left = count
         self._seconds = seconds
@@ -89,21 +88,18 @@ class _Watch(Generic[H]):
         self._watched: list[Waited[H]] = []
 
     def next_ended(self, longest: float) -> list[tuple[H, bool]] | None:
-        """Wait up to ``longest`` seconds for jobs to end; their handles, and whether they failed.
+        """Wait up to ``longest`` seconds for jobs to end.
 
-        Returns None after the last job.
+        Returns their handles, each with True if the job failed; None after the last job.
         """
         self._watched += itertools.islice(self._unwatched, self._room - len(self._watched))
         if not self._watched:
             return None
-        if self._sync:  # inline mode has already run every job
-            done, self._watched = self._watched, []
-            return [(handle(job_id, None), False) for job_id, handle in done]
         left = self._until - time.monotonic()
         ids = [job_id for job_id, _ in self._watched]
         with waiting_for(ids[0]):
             seconds = max(0.0, min(left, longest))
-            records: list[Record | None] = self._broker.wait_for(ids, seconds, first=True)
+            records = self._jobs.wait_for(ids, seconds, first=True)
         ended = self._take(records)
         if not ended:
             self._watch_more(longest)
@@ -115,7 +111,10 @@ class _Watch(Generic[H]):
         for one, record in zip(self._watched, records, strict=True):
             if record is None or record.state.finished:
                 job_id, handle = one
-                good = record is not None and record.state is State.SUCCEEDED
+                if record is None:  # a pruned job probably succeeded: failed jobs are kept longer
+                    good = self._jobs.was_here(job_id)
+                else:
+                    good = record.state is State.SUCCEEDED
                 ended.append((handle(job_id, record), not good))
             else:
                 watched.append(one)
@@ -127,4 +126,4 @@ class _Watch(Generic[H]):
         if time.monotonic() >= self._until:
             raise ResultTimeout(f"{self._left} jobs have not ended after {self._seconds:g} s")
         if longest >= LONGEST_POLL:
-            self._room += PAGE  # the watched jobs may be stuck, and later jobs done
+            self._room += PAGE  # the watched jobs may be stuck, while later jobs have ended

@@ -1,4 +1,4 @@
-"""A batch: the jobs that are enqueued while it is open are stored in one commit at its end."""
+"""A batch: jobs that are enqueued while a batch is open are stored in one commit at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.client.job_handle import Job
+from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import Runtime
+from tidemill.client.topics import Publication
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope
 from tidemill.core.locks import Lock
@@ -24,25 +26,29 @@ class Batch:
         self._current = current
         self._lock = Lock()
         self._open = False
-        self._envelopes: list[Envelope] = []
-        self._jobs: list[Job[Any]] = []
+        self._pending = PendingPuts(mill)
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]] | None:
         """Add jobs; None when the batch has ended.
 
-        An asyncio task that began inside the batch keeps the batch in its context after its end.
+        An asyncio task that began inside the batch keeps the batch in its context, also after the
+        end.
         """
         with self._lock:
             if not self._open:
                 return None
-            jobs: list[Job[Any]] = [Job(self._mill, envelope.id) for envelope in envelopes]
-            self._envelopes += envelopes
-            self._jobs += jobs
-            return jobs
+            return self._pending.add(envelopes)
+
+    def publish(self, made: Publication) -> bool:
+        """Add a publication; False when the batch has ended. Its queues are found at the end."""
+        with self._lock:
+            if self._open:
+                self._pending.publish(made)
+            return self._open
 
     def holds(self, job_id: str) -> bool:
         """True while the job is in the open batch, and not in the store."""
-        return self._open and any(envelope.id == job_id for envelope in self._envelopes)
+        return self._open and self._pending.holds(job_id)
 
     @property
     def is_open(self) -> bool:
@@ -55,7 +61,7 @@ class Batch:
             raise TidemillError(
                 "a batch inside a batch: leave the inner batch out, the outer one commits all"
             )
-        if self._envelopes:
+        if self._pending:
             raise TidemillError("this batch has ended; mill.batch() makes a new batch")
         try:
             with SignalsDeferred():
@@ -76,13 +82,13 @@ class Batch:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end()
         if kind is None:
-            await self._mill.threaded(self._commit)
+            await self._mill.threaded_put(self._commit)
 
     def _end(self) -> None:
         try:
             self._leave()
         except BaseException:  # a signal handler has raised
-            self._leave()  # an open batch would take later jobs
+            self._leave()  # a batch that stays open would take later jobs
             raise
 
     def _leave(self) -> None:
@@ -92,7 +98,5 @@ class Batch:
                 self._current.reset(self._token)
 
     def _commit(self) -> None:
-        if not self._envelopes:
-            return
-        for job, put in zip(self._jobs, self._mill.broker.put(self._envelopes), strict=True):
-            job.id, job.placed = put.id, put.placed  # a job with a key may be an older job
+        if self._pending:
+            self._mill.commit_batch(self._pending)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from tidemill.client.callbacks import Hooked
-from tidemill.client.options import CALL_OPTIONS, Options
+from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import RunOn
 
-__all__ = ["Call"]
+__all__ = ["Call", "PartialCall"]
 
 R = TypeVar("R")
 
 
-class Call(Hooked, Generic[R]):
-    """A call to enqueue: a task, its arguments, its options and its hooks.
+class PartialCall(Hooked, Generic[R]):
+    """A call that may lack its first argument: a step of a chain, or a hook.
+
+    Only type checkers tell the two classes apart: at run time each call is a :class:`Call`.
 
     Attributes:
         missing: the error of a call without all its arguments. A step of a chain gets its first
@@ -44,12 +46,16 @@ class Call(Hooked, Generic[R]):
     def _hooked(self, waits: RunOn, hook: Any) -> Self:
         if self.options.key:
             raise InvalidOption(
-                f"{self!r} has the key {self.options.key!r}, and a job with hooks can have none"
+                f"{self!r} has the key {self.options.key!r}, and a job with hooks can have no key"
             )
         return super()._hooked(waits, hook)
 
-    def using(self, **options: Any) -> Call[R]:
-        """The same call with other options."""
+    def using(self, **options: Unpack[CallOptions]) -> Self:
+        """The same call with other options.
+
+        Raises:
+            InvalidOption: there is no such option, or a value cannot be used.
+        """
         changed = copy.copy(self)
         changed.options = self.options.changed(f"a call of {self.task}", options, CALL_OPTIONS)
         return changed
@@ -57,3 +63,12 @@ class Call(Hooked, Generic[R]):
     def __repr__(self) -> str:
         parts = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
         return f"{self.task}({', '.join(parts)})"
+
+
+class Call(PartialCall[R]):
+    """A call to enqueue: a task, its arguments, its options and its hooks.
+
+    ``task.call(…)`` and ``mill.call(…)`` make calls.
+    """
+
+    __slots__ = ()

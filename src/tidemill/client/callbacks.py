@@ -1,16 +1,17 @@
 """Hooks: calls that are made when a call, chain, group or flow has ended.
 
-A hook is a job of its own. It is stored together with the jobs that it watches, and becomes ready
-in the step that ends them. So each hook runs exactly once, whatever crashes. The end of a hook
-changes nothing for the jobs that it watches.
+A hook is a job of its own. The hook is stored together with the jobs that it watches. It becomes
+ready in the step in which these jobs end. So a crash neither loses nor doubles a hook. The end of a
+hook changes nothing for the jobs that it watches.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
+from tidemill.client.options import CallOptions
 from tidemill.core.job import RunOn, State
 
 __all__ = ["HOOKS", "Ended", "Hook", "Hooked"]
@@ -60,10 +61,11 @@ class Ended:
     def result(self) -> Any:
         """The result. The result of a group is a list, with None for each failed member.
 
-        The results of a group are read from the store at the first use.
+        A member that is no longer kept also has None in this list. The results of a group are read
+        from the store at the first use.
 
         Raises:
-            Fail: the group or a member is no longer kept.
+            Fail: the group is no longer kept.
         """
         if self._load is not None:
             self._result, self._load = self._load(), None
@@ -76,15 +78,15 @@ class Ended:
 class Hook(Protocol):
     """The type of a hook: a task, a task with options, or a call."""
 
-    def using(self, **options: Any) -> Any:
+    def using(self, **options: Unpack[CallOptions]) -> Any:
         """The same hook with other options."""
 
 
 class Hooked:
     """The base of all values with hooks. Each method returns a copy with one more hook.
 
-    A hook is a task, or a call of one with further arguments: ``.on_failure(alert)`` calls
-    ``alert(ended)``, ``.on_failure(alert.call("ops"))`` calls ``alert(ended, "ops")``.
+    A hook is a task, or a call of a task with further arguments. ``.on_failure(alert)`` calls
+    ``alert(ended)``. ``.on_failure(alert.call("ops"))`` calls ``alert(ended, "ops")``.
     """
 
     __slots__ = ("hooks",)
@@ -101,7 +103,7 @@ class Hooked:
         return self._hooked(RunOn.FAILURE, hook)
 
     def on_complete(self, hook: Hook) -> Self:
-        """Call the hook after the end, well or not."""
+        """Call the hook after the end, with or without success."""
         return self._hooked(RunOn.ANY, hook)
 
     def _hooked(self, waits: RunOn, hook: Any) -> Self:

@@ -1,8 +1,9 @@
-"""Take messages in one process: owners for the calls of ``get``, and cancelled calls of ``aget``.
+"""Take messages in one process: lend owners to ``get``, and handle cancelled calls of ``aget``.
 
-A message with ttr=0 is handed out at most once. It is leased like any other message, and goes back
-to its place if nobody takes it. Its acknowledgement is stored just before the message is handed
-over (``docs/design/at-most-once.md``).
+A message with ttr=0 is handed out at most once. Such a message is leased like every other message.
+If its consumer no longer wants the message, the message goes back to its place in the queue. The
+acknowledgement is stored just before the consumer gets the message
+(``docs/design/at-most-once.md``).
 """
 
 from __future__ import annotations
@@ -20,29 +21,34 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
-from tidemill.client.message import Message
+from tidemill.client.held_messages import HeldMessages
+from tidemill.client.message import Message, settle_together
 from tidemill.client.runtime import Runtime
 from tidemill.client.threads import cancel_later
 from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import new_id, wall_time
-from tidemill.core.config import Seconds, check_name, check_seconds
+from tidemill.core.config import Seconds, check_count, check_name, check_seconds
 from tidemill.core.errors import CodecError, InvalidOption, TidemillError
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.signatures import refusal, trusted
 
-__all__ = ["Consumers", "Session"]
+__all__ = ["FOREVER", "Consumers", "Session", "Stop"]
 
 T = TypeVar("T")
 log = logging.getLogger("tidemill")
 
 FOREVER = 1e9
+"""Seconds of a wait without a timeout."""
+
+MOST = 1000
+"""The most messages that one call takes."""
 
 YOUNG_LEASE = 30.0
-"""Seconds for which the lease of a message has surely not run out."""
+"""A lease younger than this many seconds has surely not run out."""
 
 SHORT_PATIENCE = 1.0
-"""The least seconds that a step of ``get`` waits for other writers of the store."""
+"""The shortest time in seconds for which a step of ``get`` waits for other writers."""
 
 PATIENCE = 5.0
 """Seconds that a close waits for running calls of ``get`` to end."""
@@ -52,8 +58,9 @@ class Session:
     """The consumers of this process from the first ``get`` until the app is closed.
 
     Attributes:
-        over: True once the app was closed: waits end, and no message is taken.
-        waiting: the thread inside ``get``, by owner.
+        over: True once the app is closed. Then waits end, and no call takes a message.
+        waiting: the threads inside ``get``: the id of the thread, by the id of its owner.
+        held: the messages that were handed to their consumers.
     """
 
     def __init__(self) -> None:
@@ -62,22 +69,39 @@ class Session:
         self.idle: list[str] = []
         self.attached: dict[str, Owner] = {}
         self.waiting: dict[str, int] = {}
+        self.held = HeldMessages()
         self._changed = Condition()
 
     @contextlib.contextmanager
     def owner(self, mill: Runtime) -> Iterator[str]:
         """Lend an owner to one call of ``get``."""
+        owner = self.lend(mill)
         try:
-            owner = self.idle.pop()
+            with self.waits(owner):
+                yield owner
+        finally:
+            self.take_back(owner)
+
+    def lend(self, mill: Runtime) -> str:
+        """An owner for the caller alone, until :meth:`take_back`."""
+        try:
+            return self.idle.pop()
         except IndexError:
-            owner = self._attach(mill)
+            return self._attach(mill)
+
+    def take_back(self, owner: str) -> None:
+        """Take back a lent owner, so that other calls can use the owner."""
+        self.idle.append(owner)
+
+    @contextlib.contextmanager
+    def waits(self, owner: str) -> Iterator[None]:
+        """Surround a wait of a lent owner; a close of the app ends the wait."""
         self.waiting[owner] = threading.get_ident()
         try:
-            yield owner
+            yield
         finally:
             with self._changed:
                 self.waiting.pop(owner, None)
-                self.idle.append(owner)
                 self._changed.notify_all()
 
     def _attach(self, mill: Runtime) -> str:
@@ -100,13 +124,16 @@ class Session:
         until = time.monotonic() + PATIENCE
         with self._changed:
             for owner in self._in_other_threads():
-                with contextlib.suppress(TidemillError):  # not attached now
+                with contextlib.suppress(TidemillError):  # the owner is not attached now
                     mill.broker.wake(owner)
             while self._in_other_threads() and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
 
     def _in_other_threads(self) -> list[str]:
-        """Owners in other threads. A signal handler may close the app inside of ``get``."""
+        """The owners whose ``get`` runs in another thread than this call.
+
+        A signal handler inside ``get`` may close the app, so this thread may have a ``get``, too.
+        """
         here = threading.get_ident()
         return [owner for owner, thread in list(self.waiting.items()) if thread != here]
 
@@ -126,126 +153,189 @@ class Consumers:
         return self._session
 
     def get(
-        self,
-        queues: Sequence[str],
-        timeout: Seconds | None,
-        stop: Stop | None = None,
-        session: Session | None = None,
+        self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
     ) -> Message | None:
         """See :meth:`tidemill.Tidemill.get`. Returns None when the ``session`` is over."""
+        return next(iter(self.get_many(queues, 1, timeout, session)), None)
+
+    def get_many(
+        self,
+        queues: Sequence[str],
+        count: int,
+        timeout: Seconds | None,
+        session: Session | None = None,
+        stop: Stop | None = None,
+    ) -> list[Message]:
+        """See :meth:`tidemill.Tidemill.get_many`. Empty when the ``session`` is over.
+
+        A store with fewer messages than ``count`` records that the owner waits for more messages.
+        So the first exchange asks for no wake-up. Only when the queues are empty, the next exchange
+        asks for a wake-up.
+        """
         if isinstance(queues, str) or not queues:
             raise InvalidOption("queues must be a list of at least one queue name")
         names = tuple(check_name("queue", name) for name in queues)
+        check_count("n", count, 1, MOST)
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         deadline = time.monotonic() + seconds
         session = session or self.session
         try:
             if not session.over:
                 with session.owner(self.mill) as owner:
-                    return self._get(session, owner, names, deadline, stop)
+                    return self.receive(session, owner, names, deadline, stop, count)
         except TidemillError:
             if not session.over:
                 raise
-        return None
+        return []
 
-    def _get(
+    def receive(
         self,
         session: Session,
         owner: str,
         names: tuple[str, ...],
         deadline: float,
         stop: Stop | None,
-    ) -> Message | None:
-        asleep, lease, taken = False, None, 0.0
+        count: int = 1,
+    ) -> list[Message]:
+        """The next messages for a lent owner; empty after the deadline, a stop or a close."""
+        want = Want(count, names, Mode.STRICT, tasks=False, messages=True, sleep=False)
+        asleep, sleeps, taken = False, count == 1, 0.0
+        leases: list[Lease] = []
         try:
             while not session.over and (stop is None or stop.goes_on(owner)):
                 left = deadline - time.monotonic()
-                # The last exchange asks for no wake-up: this call will be over.
-                want = Want(1, names, Mode.STRICT, tasks=False, messages=True, sleep=left > 0)
-                asleep = left > 0
-                reply = self.exchange(Step(owner, want=want, patience=max(SHORT_PATIENCE, left)))
+                # The last exchange asks for no wake-up, because this call ends after it.
+                asleep = sleeps and left > 0
+                asked = msgspec.structs.replace(want, sleep=asleep)
+                reply = self.exchange(Step(owner, want=asked, patience=max(SHORT_PATIENCE, left)))
                 if reply.leases:
-                    asleep, lease, taken = False, reply.leases[0], time.monotonic()
-                    message = self._open(owner, lease)
-                    if message is not None and (message := self._deliver(message, stop)):
-                        return message
-                    lease = None
+                    leases, taken = reply.leases, time.monotonic()
+                    if asleep and len(leases) < count:
+                        self._sleep_no_more(owner, want)
+                    asleep = False
+                    if messages := self._deliver(self._open(owner, leases), stop):
+                        session.held.add(messages)
+                        return messages
+                    leases = []
                 elif left <= 0:
-                    return None
-                else:
+                    return []
+                elif asleep:
                     self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+                    sleeps = count == 1
+                else:
+                    sleeps = True
         except BaseException:
-            if lease is not None:  # a signal handler has raised, or the store is unreachable
-                self._give_back(owner, lease, time.monotonic() - taken < YOUNG_LEASE)
+            if leases:  # the leases have no consumer: a handler has raised, or the store is away
+                self._give_back(owner, leases, time.monotonic() - taken < YOUNG_LEASE)
             raise
         finally:
-            if asleep:  # interrupted: another owner must get the wake-up
-                want = Want(0, names, Mode.STRICT, tasks=False, messages=True, sleep=False)
-                self.exchange(Step(owner, want=want, patience=SHORT_PATIENCE))
-        return None
+            if asleep:  # the store counts the owner as waiting, but the wait was cut short
+                self._sleep_no_more(owner, want)
+        return []
 
-    def _deliver(self, message: Message, stop: Stop | None) -> Message | None:
-        """Claim the message for its consumer; None, and a release, if nobody wants it any more."""
-        if stop is not None and not stop.hand_over(message):
-            message.release()
-            return None
-        return message if message.claim() else None
+    def _sleep_no_more(self, owner: str, want: Want) -> None:
+        """Tell the store that this owner does not wait: another owner must get the wake-up."""
+        nothing = msgspec.structs.replace(want, count=0, sleep=False)
+        self.exchange(Step(owner, want=nothing, patience=SHORT_PATIENCE))
 
-    def _give_back(self, owner: str, lease: Lease, is_young: bool) -> None:
-        """Release a message that was not handed over. If it was acknowledged, put it again.
+    def _deliver(self, messages: list[Message], stop: Stop | None) -> list[Message]:
+        """The messages that the consumer gets. If the consumer wants none any more, release all.
 
-        A young lease ends only by an acknowledgement. An old lease may have been lost to another
-        consumer.
+        A message with ttr=0 is acknowledged first. If the lease of such a message was lost, the
+        consumer does not get the message.
         """
-        verdict = Verdict(lease.token, Outcome.RELEASE, ended=wall_time())
-        with contextlib.suppress(TidemillError, msgspec.DecodeError):  # otherwise the ttr runs out
-            (released,) = self.exchange(Step(owner, [verdict])).settled
-            if not released and is_young and (envelope := lease.open()).at_most_once:
-                self.mill.broker.put([fresh_copy(envelope, lease)])
+        if stop is not None and messages and not stop.hand_over(messages):
+            settle_together(messages, Outcome.RELEASE)
+            return []
+        once = [message for message in messages if message.at_most_once]
+        if not once:
+            return messages
+        lost = set(once) - set(settle_together(once, Outcome.SUCCESS))
+        return [message for message in messages if message not in lost]
+
+    def _give_back(self, owner: str, leases: Sequence[Lease], are_young: bool) -> None:
+        """Release messages that were not handed over. Put acknowledged messages again.
+
+        If a young lease has ended, the message was acknowledged. The message of an old lease is not
+        put again, because it may belong to another consumer.
+        """
+        verdicts = [Verdict(lease.token, Outcome.RELEASE, ended=wall_time()) for lease in leases]
+        # After an error the messages are ready again when their ttr is over.
+        with contextlib.suppress(TidemillError, msgspec.DecodeError):
+            settled = self.exchange(Step(owner, verdicts)).settled
+            gone = [lease for lease, done in zip(leases, settled, strict=True) if not done]
+            opened = [(lease.open(), lease) for lease in gone if are_young]
+            if copies := [fresh_copy(e, lease) for e, lease in opened if e.at_most_once]:
+                self.mill.broker.put(copies)
 
     async def aget(
         self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
     ) -> Message | None:
-        """As ``get``. A cancelled call takes no message.
+        """As ``get``: see ``aget_many``."""
+        return next(iter(await self.aget_many(queues, 1, timeout, session)), None)
 
-        If the acknowledgement of a message with ttr=0 is under way, the message is returned, and
-        the caller is cancelled at its next ``await``.
+    async def aget_many(
+        self,
+        queues: Sequence[str],
+        count: int,
+        timeout: Seconds | None,
+        session: Session | None = None,
+    ) -> list[Message]:
+        """As ``get_many``. A cancelled call takes no message.
+
+        If the acknowledgement of a message with ttr=0 is under way, the call returns its messages.
+        Then the caller is cancelled at its next ``await``.
         """
         stop = Stop(self.mill)
         pool = self.mill.threads if timeout == 0 else self.mill.waiters
-        call = pool.begin(self.get, queues, timeout, stop, session)
+        call = pool.begin(self.get_many, queues, count, timeout, session, stop)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            message = stop.stop()
-            if message is None:
-                call.cancel()  # a call that has not begun is not made
+            messages = stop.stop()
+            if not messages:
+                call.cancel()  # a call that has not begun never begins
                 raise
-            if not message.at_most_once:
+            if not any(message.at_most_once for message in messages):
                 call.add_done_callback(self._release_later)
                 raise
             await _outcome(call)
-            if call.cancelled() or call.exception() is not None or call.result() is None:
+            if call.cancelled() or call.exception() is not None or not call.result():
                 raise
             cancel_later()
             return call.result()
 
-    def _release_later(self, call: asyncio.Future[Message | None]) -> None:
-        if not call.cancelled() and call.exception() is None:
-            message = call.result()
-            if message is not None:
-                self.mill.threads.start(lambda: _release(message))
+    def _release_later(self, call: asyncio.Future[list[Message]]) -> None:
+        if not call.cancelled() and call.exception() is None and (messages := call.result()):
+            self.mill.threads.start(lambda: _release(messages))
 
-    def _open(self, owner: str, lease: Lease) -> Message | None:
-        """The message of a lease. A message that is not trusted is refused, and gives None."""
-        try:
-            envelope = lease.open()
-            trusted(envelope, self.mill.keys)
-        except (CodecError, msgspec.DecodeError) as error:
-            log.error("a message cannot be used: %s", error)
-            self.exchange(Step(owner, verdicts=[refusal(lease, error)]))
-            return None
-        return Message(self, owner, lease, envelope)
+    def _open(self, owner: str, leases: Sequence[Lease]) -> list[Message]:
+        """The messages of leases. A message that is not trusted is refused and left out."""
+        messages, refused = list[Message](), list[Verdict]()
+        for lease in leases:
+            try:
+                envelope = lease.open()
+                trusted(envelope, self.mill.keys)
+            except (CodecError, msgspec.DecodeError) as error:
+                log.error("a message cannot be used: %s", error)
+                refused.append(refusal(lease, error))
+            else:
+                messages.append(Message(self, owner, lease, envelope))
+        if refused:
+            self.exchange(Step(owner, refused))
+        return messages
+
+    def held(self, queue: str, message_id: str) -> Message:
+        """The message of a queue that this process holds, by its id.
+
+        Raises:
+            LeaseLost: this process holds no such message.
+        """
+        return self.session.held.get(queue, message_id)
+
+    def let_go(self, message: Message) -> None:
+        """Forget a message that this process does not hold any more."""
+        self._session.held.discard(message)
 
     async def threaded(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking call in a thread of the app."""
@@ -254,15 +344,26 @@ class Consumers:
     def exchange(self, step: Step) -> Reply:
         """Make one exchange of an owner of this process."""
         reply = self.mill.broker.exchange(step)
+        wanted = step.want.count if step.want is not None else 0
+        self._release_unwanted(step.owner, reply.leases[wanted:])
+        del reply.leases[wanted:]
         if any(command.verb == "lost" for command in reply.commands):
-            # The owner was silent for too long, and the store gave it up.
+            # The store gave the owner up, because its last call was too long ago.
             owner = self.session.attached.get(step.owner)
-            if owner is not None:  # the app was not closed meanwhile
+            if owner is not None:  # None if the app was closed meanwhile
                 self.mill.broker.attach(owner)
         return reply
 
+    def _release_unwanted(self, owner: str, leases: Sequence[Lease]) -> None:
+        """Release leases of an earlier exchange whose reply was lost and whose caller is gone."""
+        if leases:
+            verdicts = [Verdict(lease.token, Outcome.RELEASE) for lease in leases]
+            # After an error the messages are ready again when their ttr is over.
+            with contextlib.suppress(TidemillError):
+                self.mill.broker.exchange(Step(owner, verdicts))
+
     def close(self) -> None:
-        """Forget the owners. The broker detaches them when it is closed."""
+        """Forget the owners. The broker detaches these owners when the broker is closed."""
         session, self._session = self.session, Session()
         session.close(self.mill)
 
@@ -276,39 +377,40 @@ class Stop:
         self._lock = Lock()
         self._owner = ""
         self._over = False
-        self._message: Message | None = None
+        self._messages: list[Message] = []
 
     def goes_on(self, owner: str) -> bool:
-        """In the thread, before each exchange: False after ``stop``."""
+        """Called in the thread before each exchange; False after ``stop``."""
         with self._lock:
-            self._owner, self._message = owner, None
+            self._owner, self._messages = owner, []
             return not self._over
 
-    def hand_over(self, message: Message) -> bool:
-        """In the thread, with a message: False if the loop does not want it any more."""
+    def hand_over(self, messages: list[Message]) -> bool:
+        """Called in the thread with messages; False if the loop does not want them any more."""
         with self._lock:
             self._owner = ""
             if self._over or self._loop.is_closed():
                 return False
-            self._message = message
+            self._messages = messages
             return True
 
-    def stop(self) -> Message | None:
-        """In the loop: stop the thread. Returns the message that the thread has handed over."""
+    def stop(self) -> list[Message]:
+        """Called in the loop: stop the thread, and return the messages that it has handed over."""
         with self._lock:
             self._over = True
             if self._owner:
                 self._mill.broker.wake(self._owner)
-            return self._message
+            return self._messages
 
 
-async def _outcome(call: asyncio.Future[Message | None]) -> None:
+async def _outcome(call: asyncio.Future[list[Message]]) -> None:
     """Wait until a call has ended, also while the waiting task is cancelled."""
     while not call.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([call])
 
 
-def _release(message: Message) -> None:
-    with contextlib.suppress(TidemillError):  # otherwise the ttr runs out
-        message.release()
+def _release(messages: list[Message]) -> None:
+    # After an error the messages are ready again when their ttr is over.
+    with contextlib.suppress(TidemillError):
+        settle_together(messages, Outcome.RELEASE)

@@ -1,4 +1,4 @@
-"""The context of a running job: a task reads its job here, reports progress and writes lines."""
+"""The context of a running job: a task reads its job here, reports progress, writes log lines."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any, Protocol
 
 from tidemill.core.clock import wall_time
 from tidemill.core.config import storable
+from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Note, priority_of
 from tidemill.core.stopping import NEVER, Stopping
 
-__all__ = ["JobContext", "Waits", "current_job", "running_job", "waiting_for"]
+__all__ = ["JobContext", "Waits", "current_job", "running_job", "this_job", "waiting_for"]
 
 
 class Waits(Protocol):
-    """Counts the jobs of this worker that wait for jobs: see :mod:`tidemill.worker.starvation`."""
+    """Counts this worker's jobs that wait for other jobs: see :mod:`tidemill.worker.starvation`."""
 
     def begin(self, context: JobContext, job_id: str) -> None:
-        """Count a job that is about to wait for another.
+        """Count a job that is about to wait for another job.
 
         Raises:
             TidemillError: every slot would wait, and no slot would run the awaited jobs.
@@ -36,10 +37,9 @@ class JobContext:
     """The job that runs now, for its own task.
 
     Attributes:
-        id, task, queue, key, tags, headers: the values of the put.
-        attempt: number of this run, from 1.
-        max_attempts: the largest number of runs; 0 for no limit.
-        state: a dict for middleware to store values in; it lives as long as this run.
+        attempt: the number of this attempt, from 1.
+        worker: the name of the worker; empty when no worker runs the job.
+        state: a dict for middleware to store values in; it lives as long as this attempt.
     """
 
     __slots__ = (
@@ -52,6 +52,7 @@ class JobContext:
         "cancelled",
         "state",
         "waiting",
+        "worker",
     )
 
     def __init__(
@@ -62,6 +63,7 @@ class JobContext:
         send: Callable[[Note], None] | None = None,
         waits: Waits | None = None,
         stopping: Stopping = NEVER,
+        worker: str = "",
     ) -> None:
         self._envelope = envelope
         self._send = send
@@ -69,10 +71,11 @@ class JobContext:
         self._stopping = stopping
         self.waiting = 0  # the number of jobs that this job waits for now
         self.attempt = attempt
+        self.worker = worker
         self._token = token
         self.cancelled = False
-        """True once somebody has asked to cancel the job. The task may stop when it is ready to:
-        it ends ``cancelled`` if it raises ``JobCancelled``, and ``succeeded`` if it returns."""
+        """True once somebody has asked to cancel the job. The task decides when to stop. The job
+        ends ``cancelled`` if the task raises ``JobCancelled``, and ``succeeded`` if it returns."""
         self.state: dict[str, Any] = {}
 
     @property
@@ -89,6 +92,11 @@ class JobContext:
     def task(self) -> str:
         """Name of the task."""
         return self._envelope.task
+
+    @property
+    def created(self) -> dt.datetime:
+        """The time at which the job was put, in UTC."""
+        return dt.datetime.fromtimestamp(self._envelope.created, dt.UTC)
 
     @property
     def queue(self) -> str:
@@ -129,14 +137,14 @@ class JobContext:
 
     @property
     def max_attempts(self) -> int:
-        """The largest number of runs of the job; 0 for no limit."""
+        """The largest number of attempts at the job; 0 for no limit."""
         return self._envelope.retries.max_attempts
 
     @property
     def stopping(self) -> bool:
-        """True once the worker was told to stop. The job may run until the shutdown timeout, and
-        gets ``WorkerStopping`` shortly before. A task may raise ``WorkerStopping`` itself: its job
-        goes back to the queue, and the attempt does not count."""
+        """True once the worker was told to stop. The job may run until the shutdown timeout;
+        shortly before, the task gets ``WorkerStopping``. A task may also raise ``WorkerStopping``:
+        its job goes back to the queue, and the attempt does not count."""
         return self._stopping.is_set()
 
     def wait_stopping(self, timeout: float | None = None) -> bool:
@@ -147,17 +155,26 @@ class JobContext:
         """As ``wait_stopping``, for async tasks."""
         return await self._stopping.await_set(timeout)
 
-    def progress(self, done: float, total: float = 0.0) -> None:
-        """Report the progress of the job; a total of 0 means that the total is unknown."""
-        self._report(Note(self._token, done=float(done), total=float(total)))
+    def progress(self, done: float, total: float = 0.0, text: str = "") -> None:
+        """Report the progress of the job in whole numbers; fractions are cut off.
+
+        A total of 0 means that the total is unknown. ``text`` says what the task does now. Each
+        report replaces the numbers and the text of the report before.
+        """
+        done, total = float(done), float(total)
+        self._report(Note(self._token, done=done, total=total, text=_line(text)))
 
     def log(self, line: str) -> None:
-        """Add a line to the trail, which keeps the last 100 lines, 2,000 characters each."""
-        self._report(Note(self._token, line=storable(str(line)[:2000]), time=wall_time()))
+        """Add a line to the job's trail. The last 100 lines stay, cut to 2,000 characters each."""
+        self._report(Note(self._token, line=_line(line), time=wall_time()))
 
     def _report(self, note: Note) -> None:
         if self._send is not None:
             self._send(note)
+
+
+def _line(text: str) -> str:
+    return storable(str(text)[:2000])
 
 
 running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
@@ -166,13 +183,28 @@ running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
 
 
 def current_job() -> JobContext | None:
-    """The job this code runs in, or None outside of one."""
+    """The job in which this code runs, or None outside of a job."""
     return running_job.get()
+
+
+def this_job() -> JobContext:
+    """The job in which this code runs: ``this_job().progress(1, 2)`` in a task.
+
+    Raises:
+        TidemillError: this code runs outside of a job; ``current_job()`` is None there.
+    """
+    context = running_job.get()
+    if context is None:
+        raise TidemillError(
+            "this_job() is called outside of a job, where no job runs; enqueue the task, or use "
+            "current_job(), which is None here"
+        )
+    return context
 
 
 @contextlib.contextmanager
 def waiting_for(job_id: str) -> Iterator[None]:
-    """Surround every wait for a job. Waits of tasks are counted, so no worker starves itself.
+    """Surround every wait for a job. The worker counts waiting tasks, so some slot stays free.
 
     Raises:
         TidemillError: the wait would never end.

@@ -1,48 +1,49 @@
-"""Explain in one sentence why a job is where it is: ``tidemill explain``."""
+"""Explain in one sentence why a job is in its state: ``tidemill explain``."""
 
 from __future__ import annotations
+
+import time
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
+from tidemill.client.causes import cause_of, cause_text, parents_of
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import wall_time
-from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import Owner, Record, RunOn, State
+from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
 
-__all__ = ["explain", "explain_in", "serving", "why_not_run"]
-
-MOST_NAMED = 5
-"""The largest number of parents that an explanation names."""
+__all__ = ["explain", "explain_in", "serving", "why_not_altered", "why_not_run"]
 
 
 def explain_in(broker: Store, record: Record) -> str:
     """Explain a job with the settings, workers and limits of its store."""
     queue = record.envelope.queue
     [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
-    text = explain(record, paused=row.paused, workers=len(serving(broker, queue)))
+    workers = serving(broker, queue)
+    if record.state is State.RUNNING and not record.envelope.is_message and not is_stuck(record):
+        return _run(record, broker.owners(), workers)
+    text = explain(record, paused=row.paused, workers=len(workers))
     if record.state is State.READY and row.carried:
         text = f"{text}; {_carried(broker, row)}"
     if record.state is State.READY and not row.paused and Feature.LIMITS in broker.features:
         held = with_limits(broker, "explain").held(record.envelope.id)
         text = _limited(held) if held is not None else text
     if record.state is State.WAITING:
-        parents = [r for r in _parents(broker, record) if r.state is not State.SUCCEEDED]
+        parents = [r for r in parents_of(broker, record) if r.state is not State.SUCCEEDED]
         named = ", ".join(f"{r.envelope.id} ({r.state})" for r in parents)
         return f"{text}: {named}" if named else text
-    cause = _cause(broker, record) if was_dropped(record) else None
-    if cause is None:
-        return text
-    return f"{text}; it began with job {cause.envelope.id}, which {cause.state}: {cause.error}"
+    cause = cause_of(broker, record)
+    return text if cause is None else f"{text}; {cause_text(cause)}"
 
 
 def explain(record: Record, *, paused: bool, workers: int) -> str:
     """Explain a job from its record, its queue's pause, and the number of its queue's workers."""
     if record.state is State.READY:
-        return _ready(record.envelope.queue, paused, workers)
+        return _ready(record, paused, workers)
     if record.unknown:
         return _unknown_task(record)
     if record.state is State.SCHEDULED:
@@ -51,7 +52,8 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         return _waiting(record)
     if record.state is State.RUNNING:
         return _running(record)
-    return f"It {record.state}" + (f": {record.error}" if record.error else "")
+    how = "was cancelled" if record.state is State.CANCELLED else str(record.state)
+    return f"It {how}" + (f": {record.error}" if record.error else "")
 
 
 def serving(broker: Store, queue: str) -> list[Owner]:
@@ -80,32 +82,50 @@ def why_not_run(record: Record) -> str:
     return f"it is {state}"
 
 
+def why_not_altered(record: Record, queue: str | None) -> str:
+    """Why a change of priority or queue was refused; ``queue`` is the queue to move to."""
+    if record.state is State.RUNNING:
+        return "it runs; only a job that waits gets another priority or queue"
+    if record.state.finished:
+        return f"it {'was cancelled' if record.state is State.CANCELLED else record.state} already"
+    if queue is not None and queue != record.envelope.queue:
+        return f"the queue {queue!r} is full (max_size)"
+    return "it ran a moment ago; try again"
+
+
 # -- by state ------------------------------------------------------------------------------------
 
 
-def _ready(queue: str, paused: bool, workers: int) -> str:
+def _ready(record: Record, paused: bool, workers: int) -> str:
+    queue = record.envelope.queue
     if paused:
         return f"It is ready, but queue {queue!r} is paused: tidemill resume {queue}"
+    if record.envelope.is_message:
+        return f"It is ready for the next consumer of queue {queue!r}{_after(record)}"
     if not workers:
         return f"It is ready, but no worker serves queue {queue!r}: start one"
     return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
 
 
 def _unknown_task(record: Record) -> str:
-    left = record.due - wall_time()
-    end = f"; it fails in {max(0.0, left):.3g} s if none comes" if record.due else ""
+    end = f"; it fails at {_moment(record.due)}, if none comes" if record.due else ""
     name = record.envelope.task
     return f"It is set aside, as {record.error}: start a worker whose app has {name!r}{end}"
 
 
 def _scheduled(record: Record) -> str:
-    why = ", as it was put with a delay"
+    why = _after(record) or ", as it was put with a delay"
     if record.error:
         why = f": {record.error}"
-    elif record.attempts and record.attempt:
-        attempt = attempt_text(record, record.run, record.attempt)
-        why = f": {attempt} failed ({record.attempts[-1].error})"
-    return f"It waits for its time{why}"
+    return f"It waits until {_moment(record.due)}{why}"
+
+
+def _after(record: Record) -> str:
+    """The failed attempt, or delivery of a message, after which a job is tried again."""
+    if not record.attempts or not record.attempt:
+        return ""
+    attempt = attempt_text(record, record.run, record.attempt)
+    return f": {attempt} failed ({record.attempts[-1].error})"
 
 
 def _waiting(record: Record) -> str:
@@ -114,26 +134,71 @@ def _waiting(record: Record) -> str:
         return f"It waits for the running job with the same key {record.envelope.key!r}"
     if links.waits == RunOn.BARRIER:
         failed = f"; {record.failures} did not succeed" if record.failures else ""
-        return f"It stands for a group, of which {pending} job(s) have not ended{failed}"
+        left = "1 job has" if pending == 1 else f"{pending} jobs have"
+        return f"It stands for a group, of which {left} not ended{failed}"
     how = "succeed" if links.waits == RunOn.SUCCESS else "end"
     only = ", and is forgotten if all succeed" if links.waits == RunOn.FAILURE else ""
-    return f"It waits for {pending} job(s) before it to {how}{only}"
+    jobs = "1 job" if pending == 1 else f"{pending} jobs"
+    return f"It waits for {jobs} before it to {how}{only}"
 
 
 def _running(record: Record) -> str:
     if is_stuck(record):
         return "Its latest run is stuck; the job is tried again when that run has been killed"
-    asked = ", and was asked to cancel" if record.cancelling else ""
-    attempt = attempt_text(record, record.run, record.attempt + 1)
-    again = f" for {attempt}" if record.run > 1 else ""
-    return f"It was leased by {record.worker}{again}{asked}"
+    if record.envelope.is_message:
+        ends = f", until {_moment(record.lease_ends)}, unless the consumer asks for more time"
+        until = ends if record.lease_ends else ""
+        return f"It is held by consumer {record.worker} since {_clock(record.leased)}{until}"
+    return f"It was leased by {record.worker} at {_clock(record.leased)}, {_current(record)}"
+
+
+def _current(record: Record) -> str:
+    """The current attempt, its progress, and whether somebody asked to cancel the job."""
+    text = attempt_text(record, record.run, record.current_attempt)
+    if record.progress:
+        done, total = record.progress
+        text += f", {done:,} of {total:,} done" if total else f", {done:,} done"
+        text += f" ({record.progress_text})" if record.progress_text else ""
+    return f"{text}, and was asked to cancel" if record.cancelling else text
+
+
+def _moment(moment: float) -> str:
+    """A time and its distance from now: ``18:37:38, in 42 s``."""
+    left = max(0.0, moment - wall_time())
+    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if left >= 2 * unit:
+            return f"{_clock(moment)}, in {left / unit:.0f} {name}"
+    return f"{_clock(moment)}, in {left:.0f} s"
+
+
+def _clock(moment: float) -> str:
+    """A wall time in the local zone, with its date unless it is today."""
+    local, today = time.localtime(moment), time.localtime(wall_time())
+    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", local)
 
 
 # -- from the store ------------------------------------------------------------------------------
 
 
+def _run(record: Record, owners: list[Owner], workers: list[Owner]) -> str:
+    """The run of a task: its process and its start, or the death of its worker."""
+    holders = [owner for owner in owners if owner.name == record.worker]
+    if not holders:
+        then = "another worker takes the job over" if workers else "start a worker"
+        return f"It was leased by {record.worker}, which is gone: {then}"
+    boards = [(owner, read_runs(owner.board, owner.id)) for owner in holders if owner.board]
+    for owner, runs in boards:
+        if runs is not None and record.token in runs:
+            pid, started = runs[record.token]
+            where = f"process {pid} on host {owner.host}"
+            return f"It has run since {_clock(started)} in {where}, {_current(record)}"
+    text = _running(record)
+    known = record.token and len(boards) == len(holders) and None not in [r for _, r in boards]
+    return f"{text}, and waits there for a slot" if known else text
+
+
 def _carried(broker: Store, row: QueueStats) -> str:
-    """Where the ready jobs of a queue lie, when a carrier has some of them."""
+    """Where the ready jobs of a queue are, when a carrier (RabbitMQ) has some of them."""
     where = broker.url if broker.url.startswith("amqp") else "the carrier"
     if row.carried >= row.ready:
         return f"it lies with {where}, which delivers it to them"
@@ -145,11 +210,11 @@ def _limited(held: Held) -> str:
     name = f"queue {held.name!r}" if held.queue else f"{held.name!r}"
     name += f" for key {held.key!r}" if held.key else ""
     settings = held.terms
-    when = "" if held.until == float("inf") else f"; the next may start in {held.until:.3g} s"
+    when = "" if held.until == float("inf") else f"; the next job may start in {held.until:.3g} s"
     if held.broken:
         breaker = settings.breaker
         assert breaker is not None
-        tried = when or "; one is being tried now"
+        tried = when or "; one job is being tried now"
         return f"It waits for the breaker of {name}: {breaker[0]} attempts failed in a row{tried}"
     most = settings.concurrency
     if most is not None and held.running >= most:
@@ -157,22 +222,3 @@ def _limited(held: Held) -> str:
     if settings.rate is not None and not settings.rate[0]:
         return f"It waits for the limit of {name}, whose rate of 0 lets nothing start"
     return f"It waits for the limit of {name}, {terms_text(settings)}{when}"
-
-
-def _parents(broker: Store, record: Record) -> list[Record]:
-    """The jobs that a job waits for, as far as the store has them."""
-    links = record.envelope.links
-    ids = links.inputs[:MOST_NAMED] if links is not None else ()
-    return [found for found in broker.wait_for(ids, 0) if found is not None] if ids else []
-
-
-def _cause(broker: Store, record: Record) -> Record | None:
-    """The first job of a row of jobs, each of which ended because of the job before it."""
-    found = None
-    while was_dropped(record):
-        ended = [r for r in _parents(broker, record) if r.state.finished]
-        failed = [r for r in ended if r.state is not State.SUCCEEDED]
-        if not failed:
-            break
-        found = record = failed[0]
-    return found

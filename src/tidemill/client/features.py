@@ -1,7 +1,8 @@
 """Check that the broker of an app has the features that options need.
 
-The URL of some brokers tells their features. A missing feature is then refused at the declaration,
-before any connection is opened. With other brokers it is refused at the first use.
+The URL of some brokers tells their features. Then an option whose feature is missing is refused at
+its declaration, before any connection is opened. With other brokers, such an option is refused at
+its first use.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ class Features:
         self._known = None if url is None else features_of(url)
 
     def need(self, feature: Feature, option: str) -> None:
-        """Check a feature before its use; open the broker if its URL does not tell.
+        """Check a feature before its use; open the broker if its URL does not tell the features.
 
         Raises:
-            FeatureMissing: the broker lacks the feature; the text names it and the option.
+            FeatureMissing: the broker lacks the feature; the text names the feature and the option.
         """
         if self._mill.sync:
-            return  # nothing is stored
+            return  # the jobs run in the caller, and no broker is used
         if self._known is None:
             need(self._mill.broker, feature, option)
         else:
             self.need_if_known(feature, option)
 
     def need_if_known(self, feature: Feature, option: str) -> None:
-        """Check a feature at a declaration, as far as the URL tells; open nothing.
+        """Check a feature at a declaration, if the URL tells the features; open nothing.
 
         Raises:
             FeatureMissing: as ``need``.
@@ -49,7 +50,7 @@ class Features:
             raise lacks(self._url, feature, option)
 
     def declare(self, options: Options) -> Options:
-        """Check the options of a declaration, as far as the URL tells, and return them.
+        """Check the options of a declaration, if the URL tells the features, and return them.
 
         Raises:
             FeatureMissing: as ``need``.

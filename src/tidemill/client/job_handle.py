@@ -1,22 +1,27 @@
-"""A handle on one job: read its state, wait for its result, cancel it, retry it, delete it."""
+"""A handle on one job: read it, wait for its result, cancel, retry, alter or delete it."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 import contextlib
+import string
 import time
 import warnings
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.client.causes import cause_of, cause_text
 from tidemill.client.context import waiting_for
+from tidemill.client.inline_jobs import KEPT_MOST
+from tidemill.client.notebook import JobInNotebook
 from tidemill.client.results import group_results
 from tidemill.client.runtime import Runtime
+from tidemill.client.threads import is_in_event_loop
 from tidemill.client.trail import Event, trail_of
-from tidemill.core.codec import unpack
-from tidemill.core.config import Seconds, check_seconds
+from tidemill.core.clock import new_id
+from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import (
     JobCancelled,
     JobExpired,
@@ -26,13 +31,14 @@ from tidemill.core.errors import (
     ResultTimeout,
     TidemillError,
 )
-from tidemill.core.foreign_names import our_result_attribute
+from tidemill.core.foreign_names import Kind, our_result_attribute
 from tidemill.core.job import GROUP, Attempt, Record, State
 
 __all__ = ["FIRST_POLL", "FOREVER", "LONGEST_POLL", "Job", "no_such_attribute"]
 
 R = TypeVar("R")
 FOREVER = 1e9
+KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=True)"
 
 FIRST_POLL, LONGEST_POLL = 1.0, 30.0
 """Seconds of the shortest and the longest wait of a thread on behalf of an event loop.
@@ -41,10 +47,11 @@ After each wait the thread checks whether the event loop still needs it.
 """
 
 
-class Job(Generic[R]):
+class Job(JobInNotebook, Generic[R]):
     """One job, by its id. ``await job`` waits for its result.
 
-    Each access reads the store. The record of a finished job is read once and kept.
+    Each use of ``state``, ``progress``, ``error``, ``attempts`` or ``trail`` reads the store again,
+    unless the job has finished. To show several of them, read once: ``record = job.refresh()``.
 
     Attributes:
         id: the job's id.
@@ -53,6 +60,7 @@ class Job(Generic[R]):
     """
 
     __slots__ = ("_acts", "_mill", "_record", "id", "placed")
+    _kind: ClassVar[Kind] = "job"
 
     def __init__(self, mill: Runtime, job_id: str, placed: str = "") -> None:
         self._mill = mill
@@ -64,18 +72,21 @@ class Job(Generic[R]):
     # -- looking --------------------------------------------------------------------------------
 
     def refresh(self) -> Record:
-        """Read the record from the store.
+        """Read the job once: a record with state, progress, result, error, attempts and log.
+
+        The record does not change: call this again to see the job's progress.
 
         Raises:
             JobNotFound: there is no such job.
             JobPruned: the job finished and is no longer kept.
+            FeatureMissing: the broker cannot look into its queues.
         """
         batch = self._mill.current_batch
         if batch is not None and batch.holds(self.id):
             raise TidemillError(f"job {self.id} is not stored until the batch ends")
         self._mill.features.need(Feature.INSPECT, "looking at a job")
         acts = self._acts
-        return self._keep(self._mill.broker.get(self.id), acts)
+        return self._keep(self._mill.job_store.get(self.id), acts)
 
     def remember(self, record: Record) -> None:
         """Use a record that was read elsewhere."""
@@ -83,15 +94,16 @@ class Job(Generic[R]):
 
     def _keep(self, record: Record | None, acts: int) -> Record:
         if record is None:
-            if self._mill.broker.was_here(self.id):
+            if self._mill.job_store.was_here(self.id):
                 raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
-            raise JobNotFound(f"no job has the id {self.id!r} here")
-        if acts == self._acts:  # otherwise the record may be older than the change
+            here = KEPT_HERE if self._mill.sync else "here"
+            raise JobNotFound(f"no job has the id {self.id!r} {here}{_whole_id_hint(self.id)}")
+        if acts == self._acts:  # no call has changed the job since the read began
             self._record = record
         return record
 
     def _forget(self) -> None:
-        """Drop the record, also the record that another thread reads at this moment."""
+        """Drop the record, also a record that another thread is reading at this moment."""
         self._acts += 1
         self._record = None
 
@@ -109,19 +121,26 @@ class Job(Generic[R]):
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All runs so far: number, worker, times, outcome, error, traceback."""
+        """All ended attempts: number, worker, times, outcome, error, traceback."""
         return self.record.attempts
 
     @property
     def error(self) -> str:
         """The error of the job or of its latest attempt; empty without an error."""
-        record = self.record
-        return record.error or (record.attempts[-1].error if record.attempts else "")
+        return self.record.latest_error
 
     @property
-    def progress(self) -> tuple[float, float] | None:
-        """(done, total) of the task's last report; None before its first report."""
+    def progress(self) -> tuple[int, int] | None:
+        """(done, total) of the task's last report, whole numbers; None before its first report.
+
+        The total is 0 when it is unknown.
+        """
         return self.record.progress
+
+    @property
+    def progress_text(self) -> str:
+        """The text of the task's last report of progress; empty without a text."""
+        return self.record.progress_text
 
     @property
     def trail(self) -> list[Event]:
@@ -131,13 +150,21 @@ class Job(Generic[R]):
     # -- waiting --------------------------------------------------------------------------------
 
     def wait(self, timeout: Seconds | None = None) -> State:
-        """Wait until the job has finished, well or not, and return its state.
+        """Wait until the job has finished, with or without success, and return its state.
+
+        A job that the store no longer keeps counts as succeeded, because stores keep jobs
+        without success longer. So does a deleted job. For both, ``result()`` raises ``JobPruned``.
 
         Raises:
             ResultTimeout: the job has not finished after ``timeout`` seconds.
+            JobNotFound: there is no such job.
+            FeatureMissing: the broker keeps no results.
             TidemillError: a task waits for a job that can never start: no slot is left for it.
         """
-        return self._wait(timeout)
+        try:
+            return self._wait(timeout)
+        except JobPruned:
+            return State.SUCCEEDED
 
     def _wait(self, timeout: Seconds | None) -> State:
         if self._mill.in_batch():
@@ -150,18 +177,24 @@ class Job(Generic[R]):
         if seconds:
             _warn_in_loop()
             with waiting_for(self.id):
-                (record,) = self._mill.broker.wait_for([self.id], seconds)
+                (record,) = self._mill.job_store.wait_for([self.id], seconds)
         else:
-            record = self._mill.broker.get(self.id)
+            record = self._mill.job_store.get(self.id)
         state = self._keep(record, acts).state
         if not state.finished:
             raise self._late(state, seconds)
         return state
 
     def _late(self, state: State, seconds: float) -> ResultTimeout:
+        text = f"job {self.id} is still {state} after {seconds:g} s"
+        broker = self._mill.broker
+        if Feature.PROCESSES in broker.features:
+            return ResultTimeout(f"{text} and goes on; tidemill explain {self.id} says why")
+        if self._mill.before_close or any(owner.kind == "worker" for owner in broker.owners()):
+            return ResultTimeout(f"{text} and goes on")
         return ResultTimeout(
-            f"job {self.id} is still {state} after {seconds:g} s and goes on; "
-            f"tidemill explain {self.id} says why"
+            f"{text}: no worker runs in this process, and no other process sees the jobs of "
+            "memory://; run them with tidemill.testing.worker(mill) or run_all(mill)"
         )
 
     def result(self, timeout: Seconds | None = None) -> R:
@@ -171,6 +204,8 @@ class Job(Generic[R]):
             ResultTimeout: the job has not finished after ``timeout`` seconds.
             JobFailed, JobCancelled, JobExpired: the job ended that way.
             JobNotFound: there is no such job.
+            JobPruned: the job finished and is no longer kept.
+            ResultNotKept: the job succeeded, and the store had no room for its result.
         """
         self._wait(timeout)
         return self._outcome()
@@ -179,46 +214,74 @@ class Job(Generic[R]):
         record = self.record
         if record.state is State.SUCCEEDED:
             if record.envelope.task == GROUP:
-                # The R of a group's handle is a list.
-                return group_results(self._mill.broker, self.id)  # type: ignore[return-value]
-            value: Any = unpack(record.result) if record.result else None
+                # R is the type of the result, and the result of a group is a list.
+                return group_results(self._mill.job_store, self.id)  # type: ignore[return-value]
+            value: Any = record.result
             task = self._mill.tasks.get(record.envelope.task)
             result: R = value if task is None else task.arguments.result(value)
             return result
+        raise self._unsuccessful(record)
+
+    def _unsuccessful(self, record: Record) -> TidemillError:
+        """The error of a job that did not succeed; its cause is the failed job before this job."""
+        cause = cause_of(self._mill.job_store, record)
+        why = record.error if cause is None else f"{record.error}; {cause_text(cause)}"
+        error: TidemillError
         if record.state is State.CANCELLED:
-            raise JobCancelled(f"job {self.id} was cancelled: {record.error}")
-        if record.state is State.EXPIRED:
-            raise JobExpired(f"job {self.id} expired: {record.error}")
-        last = record.attempts[-1].traceback if record.attempts else ""
-        raise JobFailed(self.id, record.error, last)
+            error = JobCancelled(f"job {self.id} was cancelled: {why}")
+        elif record.state is State.EXPIRED:
+            error = JobExpired(f"job {self.id} expired: {why}")
+        else:
+            error = JobFailed(self.id, why, _last_traceback(record))
+        if cause is not None and cause.state is State.FAILED:
+            id_, text = cause.envelope.id, cause.error
+            error.__cause__ = JobFailed(id_, text, _last_traceback(cause))
+        return error
 
     # -- acting ---------------------------------------------------------------------------------
 
     def cancel(self, terminate: bool = False) -> bool:
-        """Cancel the job; False for a finished job.
+        """Ask the store to cancel the job; False for a finished job.
 
-        A job that has not started never starts. The task of a running job sees
-        ``current_job().cancelled`` and may stop; ``terminate`` stops it within a second.
+        True means that the request was stored. A job that has not started then never starts. A
+        running job may still succeed or fail: its task sees ``current_job().cancelled`` and may
+        stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended.
         """
         self._mill.features.need(Feature.CANCEL, "cancel()")
-        return not self._mill.sync and self._mill.broker.cancel([self.id], terminate=terminate)[0]
+        return self._mill.job_store.cancel([self.id], terminate=terminate)[0]
 
     def retry(self, force: bool = False) -> bool:
         """Start a failed, cancelled or expired job again, or make a scheduled job ready now.
 
-        ``force`` also runs a job that succeeded, and a job whose key is held by another job that
-        succeeded (``unique_for``). Returns False when the store refuses; ``tidemill retry ID`` says
-        why.
+        ``force`` also runs a job that succeeded, and a job whose key another succeeded job holds
+        (``unique_for``). Returns False when the store refuses; ``tidemill retry ID`` says why.
         """
         try:
-            return self._mill.broker.kick([self.id], force=force)[0]
+            return self._mill.job_store.kick([self.id], force=force)[0]
+        finally:
+            self._forget()
+
+    def alter(self, *, priority: float | None = None, queue: str | None = None) -> bool:
+        """Give the job another priority, or move it to another queue, while it waits.
+
+        The job keeps its place in the order of acceptance, as if it had first been put into the
+        other queue. Its due time, key, limit and history stay. Returns False when the job runs, has
+        finished, or finds no room in the other queue (``max_size``).
+
+        Raises:
+            InvalidOption: no priority and no queue is given, or a value cannot be used.
+        """
+        rank, name = check_alter(priority, queue)
+        self._mill.features.need(Feature.ALTER, "alter()")
+        try:
+            return self._mill.job_store.alter([self.id], rank=rank, queue=name)[0]
         finally:
             self._forget()
 
     def delete(self) -> bool:
         """Delete the job in any state; False when there is no such job."""
         try:
-            return self._mill.broker.delete([self.id])[0]
+            return self._mill.job_store.delete([self.id])[0]
         finally:
             self._forget()
 
@@ -229,7 +292,7 @@ class Job(Generic[R]):
         return await self._mill.threaded(self.refresh)
 
     async def await_state(self, timeout: Seconds | None = None) -> State:
-        """As ``wait``, without blocking the event loop. (``await`` is a word of the language.)"""
+        """As ``wait``, without blocking the event loop. (``await`` is a reserved word.)"""
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         look, until = FIRST_POLL, time.monotonic() + seconds
         if self._mill.waiters.is_full:
@@ -238,8 +301,8 @@ class Job(Generic[R]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while (left := until - time.monotonic()) > 0:
-                    # Short waits: a cancelled wait frees its thread soon, and when more waits than
-                    # threads exist, each wait gets a turn.
+                    # Each wait is short, so that a cancelled wait soon frees its thread. With more
+                    # waits than threads, the waits take turns.
                     with contextlib.suppress(ResultTimeout):
                         return await self._mill.patiently(self.wait, min(look, left))
                     look = FIRST_POLL if self._mill.waiters.is_full else min(2 * look, LONGEST_POLL)
@@ -265,19 +328,33 @@ class Job(Generic[R]):
         """As ``retry``."""
         return await self._mill.threaded(self.retry, force)
 
+    async def aalter(self, *, priority: float | None = None, queue: str | None = None) -> bool:
+        """As ``alter``."""
+        return await self._mill.threaded(lambda: self.alter(priority=priority, queue=queue))
+
     async def adelete(self) -> bool:
         """As ``delete``."""
         return await self._mill.threaded(self.delete)
 
     async def astate(self) -> State:
         """As ``state``."""
-        record: Record = await self._mill.threaded(lambda: self.record)
-        return record.state
+        return (await self._arecord()).state
 
-    if not TYPE_CHECKING:  # a checker would take it for leave to use any name
+    async def aprogress(self) -> tuple[int, int] | None:
+        """As ``progress``."""
+        return (await self._arecord()).progress
+
+    async def aerror(self) -> str:
+        """As ``error``."""
+        return (await self._arecord()).latest_error
+
+    async def _arecord(self) -> Record:
+        return await self._mill.threaded(lambda: self.record)
+
+    if not TYPE_CHECKING:  # type checkers would then accept any name
 
         def __getattr__(self, name: str) -> Any:
-            raise no_such_attribute(self, name)
+            raise no_such_attribute(self, name, self._kind)
 
     # -- plumbing -------------------------------------------------------------------------------
 
@@ -292,28 +369,35 @@ class Job(Generic[R]):
         return f"<job {self.id} {known}>"
 
 
-def no_such_attribute(handle: object, name: str) -> AttributeError:
+def no_such_attribute(handle: object, name: str, kind: Kind) -> AttributeError:
     """The error for an unknown attribute; names of other task queues are translated."""
-    here = our_result_attribute(name)
+    here = our_result_attribute(name, kind)
     text = (
-        f"a tidemill handle has no .{name}; write {here}"
+        f"a tidemill handle has no .{name}; {here}"
         if here
         else f"{type(handle).__name__!r} object has no attribute {name!r}"
     )
     return AttributeError(text, name=name, obj=handle)
 
 
+def _last_traceback(record: Record) -> str:
+    return record.attempts[-1].traceback if record.attempts else ""
+
+
+def _whole_id_hint(job_id: str) -> str:
+    """The hint for a short id, as lists show it: give the whole id."""
+    if len(job_id) >= len(new_id()) or not set(job_id) <= set(string.hexdigits):
+        return ""
+    return f"; Python needs the whole id; to find it: tidemill job {job_id}"
+
+
 def _warn_in_loop() -> None:
     """Warn about a wait that blocks an event loop: nearly always ``await`` was meant.
 
-    Python shows the warning once for each line. IPython and notebooks get none: their cells run in
-    an event loop, and may block it.
+    Python shows the warning once for each line of code. IPython and notebooks get no warning: their
+    cells run in an event loop, and may block it.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if not hasattr(builtins, "__IPYTHON__"):
+    if is_in_event_loop() and not hasattr(builtins, "__IPYTHON__"):
         text = "this wait blocks the running event loop; use `await job`"
         # The caller of wait or result, which call _wait.
         warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tidemill.brokers.contract.exchange import Reply, Step
@@ -10,9 +11,9 @@ from tidemill.core.clock import wall_time
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import Seconds, check_seconds, storable
 from tidemill.core.errors import CodecError, LeaseLost
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict
+from tidemill.core.job import Envelope, Lease, Outcome, Verdict, priority_of
 
-__all__ = ["Message", "Source"]
+__all__ = ["Message", "Source", "settle_together"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,10 @@ class Source(Protocol):
         """Send verdicts and touches to the store."""
         ...
 
+    def let_go(self, message: Message) -> None:
+        """Forget a message that is settled, or whose lease was lost."""
+        ...
+
     async def threaded(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking call in a thread of the app."""
         ...
@@ -32,16 +37,20 @@ class Source(Protocol):
 class Message:
     """A leased message. As a context manager it is acknowledged at the end, or retried on an error.
 
+    The end of the block raises ``LeaseLost`` when the message was not acknowledged within its ttr.
+
     Attributes:
         id, queue, body, key, tags, headers: the values of the put.
-        attempt: 1 for the first delivery, more after a redelivery.
-        ttr: seconds to acknowledge it in, from the lease or the latest ``touch``; 0 for a message
-            that is handed out at most once, and was acknowledged before it was handed out.
+        attempt: the number of this delivery, from 1. A delivery that was released does not count.
+        ttr: seconds for the acknowledgement, from the lease or the latest ``touch``. 0 for a
+            message that is handed out at most once: such a message is acknowledged just before its
+            delivery.
     """
 
     __slots__ = (
         *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
-        *("_body", "_garbled", "_leased", "_owner", "_pickled", "_settled", "_source", "_token"),
+        *("_body", "_garbled", "_leased", "_owner", "_pickled", "_put_ttr", "_rank", "_settled"),
+        *("_source", "_token", "_until"),
     )
 
     def __init__(self, source: Source, owner: str, lease: Lease, envelope: Envelope) -> None:
@@ -58,6 +67,9 @@ class Message:
         self._body = envelope.body
         self._pickled = envelope.pickled
         self._leased = lease.leased
+        self._put_ttr = self.ttr
+        self._rank = lease.rank
+        self._until = time.monotonic() + self.ttr
         self._settled = False
         self._garbled = False
 
@@ -76,27 +88,44 @@ class Message:
             raise
 
     @property
+    def priority(self) -> float:
+        """The priority of the put: -100 to 100, higher first."""
+        return priority_of(self._rank)
+
+    @property
+    def redelivered(self) -> bool:
+        """True when an earlier delivery failed, so that its consumer may have done the work.
+
+        A release is no failure, because a consumer releases a message whose work it has not done.
+        """
+        return self.attempt > 1
+
+    @property
     def at_most_once(self) -> bool:
         """True for a message with ``ttr=0``."""
         return not self.ttr
 
-    def claim(self) -> bool:
-        """Acknowledge a message with ``ttr=0``, before it is handed out.
-
-        False when the lease was lost: the consumer must not get the message.
-        """
-        return not self.at_most_once or self._settle(Outcome.SUCCESS)
+    @property
+    def is_over(self) -> bool:
+        """True when the ttr has run out, by the clock of this process."""
+        return time.monotonic() > self._until
 
     def ack(self) -> bool:
         """Acknowledge the message, which deletes it. False when the lease was lost."""
         return self._settle(Outcome.SUCCESS)
 
     def release(self, delay: Seconds = 0) -> bool:
-        """Put the message back to its place after ``delay`` seconds. Counts no attempt."""
+        """Put the message back to its place after ``delay`` seconds. Counts no attempt.
+
+        False when the lease was lost.
+        """
         return self._settle(Outcome.RELEASE, delay=check_seconds("delay", delay))
 
     def bury(self, reason: str = "buried") -> bool:
-        """Keep the message as failed, until somebody retries or deletes it."""
+        """Keep the message as failed, until somebody retries or deletes the message.
+
+        False when the lease was lost.
+        """
         return self._settle(Outcome.FAIL, error=str(reason))
 
     def touch(self, ttr: Seconds | None = None) -> bool:
@@ -104,9 +133,12 @@ class Message:
         seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
         step = Step(self._owner, touch=[(self._token, seconds)])
         touched = self._source.exchange(step).touched[0]
-        if touched and seconds:
-            self.ttr = seconds
-        return touched
+        if not touched:
+            self._source.let_go(self)
+            return False
+        self.ttr = seconds or self._put_ttr
+        self._until = time.monotonic() + self.ttr
+        return True
 
     async def aack(self) -> bool:
         """As ``ack``."""
@@ -125,17 +157,7 @@ class Message:
         return await self._source.threaded(self.touch, ttr)
 
     def _settle(self, outcome: Outcome, *, delay: float = 0.0, error: str = "") -> bool:
-        verdict = Verdict(
-            self._token,
-            outcome,
-            delay=delay,
-            error=storable(error)[:2000],
-            started=self._leased,
-            ended=wall_time(),
-        )
-        settled = self._source.exchange(Step(self._owner, verdicts=[verdict])).settled[0]
-        self._settled = self._settled or settled
-        return settled
+        return bool(settle_together([self], outcome, delay=delay, error=error))
 
     def __enter__(self) -> Message:
         return self
@@ -143,7 +165,7 @@ class Message:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if self._settled:  # at its delivery, or inside the block
+        if self._settled:  # the message was settled at its delivery, or inside the block
             return
         if error is None:
             if not self.ack():
@@ -157,7 +179,7 @@ class Message:
             # The store counts the attempt and delays the message by its retry policy.
             self._settle(Outcome.RETRY, error=f"{type(error).__name__}: {error}")
         else:
-            self.release()  # the consumer was stopped: no failure of the message
+            self.release()  # the consumer was stopped, and the message did not fail
 
     async def __aenter__(self) -> Message:
         return self
@@ -169,3 +191,23 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempt}>"
+
+
+def settle_together(
+    messages: Sequence[Message], outcome: Outcome, *, delay: float = 0.0, error: str = ""
+) -> list[Message]:
+    """Settle messages of one owner in one exchange. Return the messages whose leases were valid."""
+    first, now = messages[0], wall_time()
+    shown = storable(error)[:2000]
+    verdicts = [
+        Verdict(m._token, outcome, delay=delay, error=shown, started=m._leased, ended=now)
+        for m in messages
+    ]
+    answers = first._source.exchange(Step(first._owner, verdicts)).settled
+    settled = []
+    for message, done in zip(messages, answers, strict=True):
+        message._source.let_go(message)
+        if done:
+            message._settled = True
+            settled.append(message)
+    return settled

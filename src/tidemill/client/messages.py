@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Unpack
-
-import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.arguments import TEXT_OF_BODY, summary
+from tidemill.client.held_messages import not_held
 from tidemill.client.job_handle import Job
 from tidemill.client.message import Message
-from tidemill.client.options import PUT_OPTIONS, Options
+from tidemill.client.notebook import QueueInNotebook
+from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
+from tidemill.client.purges import PurgedQueue
+from tidemill.client.queue_bindings import BoundQueue
 from tidemill.client.queue_deletion import delete_queue
 from tidemill.client.runtime import Runtime
+from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.config import (
     Seconds,
@@ -25,23 +28,22 @@ from tidemill.core.config import (
 )
 from tidemill.core.errors import InvalidOption, QueueFull
 from tidemill.core.job import Envelope
-from tidemill.core.retry import MESSAGE, Retries
-from tidemill.limits.declare import TERMS, QueueSettings
+from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
 
 __all__ = ["Queue"]
 
 
-class Queue:
+class Queue(QueueInNotebook, PurgedQueue, BoundQueue):
     """One queue of raw messages, by name. Bodies are plain data and keep their types.
 
     ``max_size`` bounds the unfinished jobs; 0 means no bound. ``rate burst window concurrency``
     limit the starts of the queue's messages and tasks, over all workers, as in :class:`Limit`.
     ``breaker`` is a :class:`Breaker` or a number of failures. Settings of several calls add up. A
-    change at run time (:meth:`limit`) goes before them, until ``mill.limits.reset_queue``.
+    change at run time (:meth:`limit`) overrides them until ``mill.limits.reset_queue``.
     """
 
     def __init__(self, mill: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:
-        check_known("a queue", settings, ("max_size", *TERMS))
+        check_known("a queue", settings, QUEUE_SETTINGS)
         max_size = settings.pop("max_size", None)
         self._mill = mill
         self.name = check_name("queue", name)
@@ -55,17 +57,20 @@ class Queue:
 
     # -- producing ------------------------------------------------------------------------------
 
-    def put(self, body: Any, *, timeout: Seconds | None = None, **options: Any) -> Job[Any]:
-        """Store one message. It is durable when this returns.
+    def put(
+        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
+    ) -> Job[Any]:
+        """Store one message. The message is durable when this call returns.
 
         Args:
             body: plain data.
-            timeout: seconds to wait for room in a queue with ``max_size``; default none.
+            timeout: seconds to wait for room in a queue with ``max_size``; by default none.
             options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
-                tags headers``, and ``txn`` to store it inside the caller's own transaction.
-                A ``Retries`` value has ``immediate=0, jitter=True`` unless you set them. With
-                ``Retries(5, delay=1, immediate=1, jitter=False)`` a message goes back to its place
-                after its first failure, as it does with a number of retries.
+                limit tags headers``, and ``txn`` to store it in the caller's own transaction. With
+                ``retries=5`` a message goes back to its place after its first failure. A
+                ``Retries`` value has ``immediate=0, jitter=True`` unless you set them. The value
+                ``Retries(5, delay=1, immediate=1, jitter=False)`` also returns the message to its
+                place after its first failure.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
@@ -74,11 +79,19 @@ class Queue:
         return job
 
     def put_many(
-        self, bodies: Iterable[Any], *, timeout: Seconds | None = None, **options: Any
+        self,
+        bodies: Iterable[Any],
+        *,
+        timeout: Seconds | None = None,
+        **options: Unpack[PutOptions],
     ) -> list[Job[Any]]:
-        """Store many messages in one commit, all or none, in order; options as for ``put``."""
+        """Store many messages in one commit, all or none, in order; options as for ``put``.
+
+        Raises:
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: no message was stored.
+        """
         mill = self._mill
-        changed = self._changed(options)
+        changed = self._options.changed("put", options, PUT_OPTIONS)
         mill.features.use(changed)
         envelopes = [self._envelope(body, changed) for body in bodies]
         if changed.id and len(envelopes) > 1:
@@ -88,7 +101,7 @@ class Queue:
             return []
         if seconds is None:
             return mill.put(envelopes, changed.txn)
-        if mill.in_batch() or changed.txn is not None:
+        if changed.txn is not None or mill.batch_for() is not None:
             raise InvalidOption("timeout waits for room, which is not possible before the commit")
         deadline = time.monotonic() + seconds
         while True:
@@ -99,25 +112,18 @@ class Queue:
                 if left <= 0 or not mill.broker.wait_space(self.name, left):
                     raise
 
-    def envelope(self, body: Any, **options: Any) -> Envelope:
+    def envelope(self, body: Any, **options: Unpack[PutOptions]) -> Envelope:
         """The envelope that a put with these options would store.
 
         Raises:
-            InvalidOption: an option is wrong; CodecError: the body cannot be encoded.
+            InvalidOption: an option is wrong.
+            CodecError: the body cannot be encoded.
         """
         changed = self._options
         if options:
-            changed = self._changed(options)
+            changed = self._options.changed("put", options, PUT_OPTIONS)
             self._mill.features.use(changed)
         return self._envelope(body, changed)
-
-    def _changed(self, options: dict[str, Any]) -> Options:
-        """Check the options of a put. A number of retries keeps the delays of messages."""
-        changed = self._options.changed("put", options, PUT_OPTIONS)
-        if options.get("retries") is None or isinstance(options["retries"], Retries):
-            return changed
-        retries = msgspec.structs.replace(MESSAGE, limit=changed.retries.limit)
-        return msgspec.structs.replace(changed, retries=retries)
 
     def _envelope(self, body: Any, options: Options) -> Envelope:
         mill = self._mill
@@ -131,34 +137,55 @@ class Queue:
             envelope.limit = mill.limits.claim(options.limit, self.name, (body,), {})
         return mill.seal(envelope)
 
-    async def aput(self, body: Any, **options: Any) -> Job[Any]:
+    async def aput(
+        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
+    ) -> Job[Any]:
         """As ``put``, without blocking the event loop."""
-        (job,) = await self.aput_many([body], **options)
+        (job,) = await self.aput_many([body], timeout=timeout, **options)
         return job
 
-    async def aput_many(self, bodies: Iterable[Any], **options: Any) -> list[Job[Any]]:
+    async def aput_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        timeout: Seconds | None = None,
+        **options: Unpack[PutOptions],
+    ) -> list[Job[Any]]:
         """As ``put_many``, without blocking the event loop."""
-        if (txn := options.get("txn")) is not None:
-            return await self._mill.threads.in_transaction(
-                txn, lambda: self.put_many(bodies, **options)
-            )
         bodies = list(bodies)
-        run = self._mill.patiently if options.get("timeout") else self._mill.threaded
-        return await run(lambda: self.put_many(bodies, **options))
+        return await self._mill.threaded_put(
+            lambda: self.put_many(bodies, timeout=timeout, **options),
+            options.get("txn"),
+            waits=bool(timeout),
+        )
 
     # -- consuming ------------------------------------------------------------------------------
 
     def get(self, timeout: Seconds | None = None) -> Message | None:
-        """The next message; None after ``timeout`` seconds without one."""
+        """The next message; None after ``timeout`` seconds without a message.
+
+        Without a timeout the call waits until a message comes or the app is closed.
+        """
         return self._mill.consumers.get([self.name], timeout)
 
     def get_nowait(self) -> Message | None:
-        """The next message; None if there is none now."""
+        """The next message; None if no message is ready now."""
         return self._mill.consumers.get([self.name], 0)
 
     async def aget(self, timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
         return await self._mill.consumers.aget([self.name], timeout)
+
+    def get_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
+        """Up to ``n`` messages (at most 1,000) in one exchange, as soon as one message is ready.
+
+        Empty after ``timeout`` seconds without a message. Settle each message by itself.
+        """
+        return self._mill.consumers.get_many([self.name], n, timeout)
+
+    async def aget_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
+        """As ``get_many``, without blocking the event loop."""
+        return await self._mill.consumers.aget_many([self.name], n, timeout)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the app is closed."""
@@ -177,6 +204,48 @@ class Queue:
             if message is not None:
                 yield message
 
+    # -- settling by id -------------------------------------------------------------------------
+
+    def ack(self, message_id: str) -> None:
+        """Acknowledge a message that this process holds, by its id.
+
+        Raises:
+            LeaseLost: this process does not hold the message, or its lease was lost.
+        """
+        self._settle(message_id, Message.ack)
+
+    def release(self, message_id: str, delay: Seconds = 0) -> None:
+        """Put a held message back to its place after ``delay`` seconds; raises as ``ack``."""
+        self._settle(message_id, Message.release, delay)
+
+    def bury(self, message_id: str, reason: str = "buried") -> None:
+        """Keep a held message as failed; raises as ``ack``."""
+        self._settle(message_id, Message.bury, reason)
+
+    def touch(self, message_id: str, ttr: Seconds | None = None) -> None:
+        """Restart the ttr of a held message, with a new value if given; raises as ``ack``."""
+        self._settle(message_id, Message.touch, ttr)
+
+    def _settle(self, message_id: str, act: Callable[..., bool], *args: Any) -> None:
+        if not act(self._mill.consumers.held(self.name, message_id), *args):
+            raise not_held(self.name, message_id)
+
+    async def aack(self, message_id: str) -> None:
+        """As ``ack``."""
+        await self._mill.threaded(self.ack, message_id)
+
+    async def arelease(self, message_id: str, delay: Seconds = 0) -> None:
+        """As ``release``."""
+        await self._mill.threaded(self.release, message_id, delay)
+
+    async def abury(self, message_id: str, reason: str = "buried") -> None:
+        """As ``bury``."""
+        await self._mill.threaded(self.bury, message_id, reason)
+
+    async def atouch(self, message_id: str, ttr: Seconds | None = None) -> None:
+        """As ``touch``."""
+        await self._mill.threaded(self.touch, message_id, ttr)
+
     # -- managing -------------------------------------------------------------------------------
 
     def size(self) -> int:
@@ -189,7 +258,7 @@ class Queue:
         return await self._mill.threaded(self.size)
 
     def pause(self) -> None:
-        """Start no job and deliver no message until ``resume``. Puts go on."""
+        """Start no job and deliver no message until ``resume``. Puts are still accepted."""
         self._mill.features.need(Feature.PAUSE, "pause()")
         self._mill.broker.set_queue(self.name, paused=True)
 
@@ -198,19 +267,19 @@ class Queue:
         self._mill.features.need(Feature.PAUSE, "resume()")
         self._mill.broker.set_queue(self.name, paused=False)
 
-    def limit(self, **changes: Any) -> None:
+    def limit(self, **changes: Unpack[QueueLimitChanges]) -> None:
         """Change the limit of the queue at once: ``rate burst window concurrency breaker``.
 
-        Settings that are not given stay; None removes one.
+        Settings that are not given stay; None removes a setting.
+
+        Raises:
+            InvalidOption: no setting is given, or a value cannot be used.
+            FeatureMissing: the broker has no limits.
         """
         self._mill.limits.set_queue(self.name, **changes)
 
-    def purge(self) -> int:
-        """Delete all jobs that are neither running nor finished, and return their number."""
-        return self._mill.broker.purge(self.name)
-
     def delete(self, *, force: bool = False) -> int:
-        """Delete the queue with its counters and settings; returns the number of deleted jobs.
+        """Delete the queue, its counters, settings and bindings; return the number of deleted jobs.
 
         A queue with running jobs is never deleted. A queue with other jobs, also finished jobs, is
         deleted only with ``force``, together with its jobs. The next put makes a new queue.

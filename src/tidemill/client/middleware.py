@@ -1,43 +1,241 @@
 """Middleware: functions that wrap the run of every job.
 
-A middleware is a function ``(call_next, context)`` that returns the value of ``call_next()``. A
-middleware may act before and after the call, raise, call again, or not call at all. The first in
-the list is the outermost.
+A middleware has one of four forms. The first two serve sync and async tasks alike::
 
-    def timed(call_next, context):
+    def timed(context):                      # a generator: it yields once, and the job runs there
         start = time.perf_counter()
         try:
-            return call_next()
+            yield
         finally:
             log.info("%s took %.3f s", context.task, time.perf_counter() - start)
 
-Around an async task ``call_next()`` returns an awaitable, and the middleware may be an async
-function that awaits it.
+    async def in_session(context):           # an async generator
+        async with session() as context.state["session"]:
+            yield
+
+    def again(call_next, context):           # a function that calls on, once or more often
+        return call_next()
+
+    async def aagain(call_next, context):    # its async form, for async and sync tasks
+        return await call_next()
+
+The first middleware in the list is the outermost. A middleware may raise; ``raise Skip("why")``
+ends the job as succeeded. ``yield`` returns the value of the task, or raises the exception of the
+task. If a generator catches the exception, or returns before its ``yield``, its return value
+becomes the result of the job. The return value of a function always becomes the result.
+
+In a plain function around an async task, ``call_next()`` returns an awaitable. Code after the call
+runs before the task, so use a generator for such a task. Around a sync task, an async middleware
+has an event loop of its own for the time of the job.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tidemill.client.context import JobContext
+from tidemill.core.errors import InvalidOption
 
-__all__ = ["Middleware", "compose"]
+__all__ = ["Layer", "Middleware", "Wrapping", "check_middleware", "compose"]
 
-Middleware = Callable[[Callable[[], Any], JobContext], Any]
+Middleware = (
+    Callable[[Callable[[], Any], JobContext], Any]
+    | Callable[[JobContext], Iterator[Any]]
+    | Callable[[JobContext], AsyncIterator[Any]]
+)
+"""A function around every job: see the four forms in :mod:`tidemill.client.middleware`."""
+
+_FORMS = "it must be a function of (call_next, context), or a generator function of (context)"
 
 
-def compose(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
-    """Call through all layers, and return the value or an awaitable of it."""
-    for layer in reversed(layers):
-        if inspect.iscoroutinefunction(layer):
-            call = functools.partial(_awaited, call)
-        call = functools.partial(layer, call, context)
+class Layer(NamedTuple):
+    """A middleware, and the function that puts it around a call. Its form is checked once."""
+
+    middleware: Any
+    put_around: Callable[[Any, Callable[[], Any], JobContext, bool], tuple[Callable[[], Any], bool]]
+
+
+def check_middleware(layers: Sequence[Any]) -> tuple[Layer, ...]:
+    """Check the layers, and find out the form of each.
+
+    Raises:
+        InvalidOption: a layer is no function, or takes other arguments.
+    """
+    return tuple(map(_checked, layers))
+
+
+def _checked(layer: Any) -> Layer:
+    if not callable(layer):
+        raise InvalidOption(f"middleware: {layer!r} cannot be called; {_FORMS}")
+    form = _form(layer)
+    if inspect.isgeneratorfunction(form):
+        made = Layer(layer, _put_generator)
+    elif inspect.isasyncgenfunction(form):
+        made = Layer(layer, _put_async_generator)
+    elif inspect.iscoroutinefunction(form):
+        made = Layer(layer, _put_coroutine_function)
+    else:
+        made = Layer(layer, _put_function)
+    generates = made.put_around in (_put_generator, _put_async_generator)
+    try:
+        signature = inspect.signature(layer, follow_wrapped=False)
+        signature.bind(*((None,) if generates else (None, None)))
+    except TypeError:
+        raise InvalidOption(f"middleware: {layer!r} takes other arguments; {_FORMS}") from None
+    except ValueError:  # a function in C shows no signature
+        pass
+    return made
+
+
+def compose(
+    layers: Sequence[Layer], call: Callable[[], Any], context: JobContext, awaits: bool
+) -> Any:
+    """Call through all layers, and return the value or an awaitable of it.
+
+    ``awaits`` is True around an async task: ``call`` returns an awaitable.
+    """
+    for layer, put_around in reversed(layers):
+        call, awaits = put_around(layer, call, context, awaits)
     return call()
+
+
+_Put = tuple[Callable[[], Any], bool]
+
+
+def _put_generator(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
+    around = _around_await if awaits else _around
+    return functools.partial(around, layer, call, context), awaits
+
+
+def _put_async_generator(
+    layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool
+) -> _Put:
+    return functools.partial(_async_around, layer, call, context), True
+
+
+def _put_coroutine_function(
+    layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool
+) -> _Put:
+    return functools.partial(layer, functools.partial(_awaited, call), context), True
+
+
+def _put_function(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
+    return functools.partial(layer, call, context), awaits
+
+
+def _form(layer: Any) -> Any:
+    """The function that decides the form of a layer; of an object, this is ``__call__``."""
+    plain = inspect.isroutine(layer) or isinstance(layer, functools.partial)
+    return layer if plain else type(layer).__call__
 
 
 async def _awaited(call: Callable[[], Any]) -> Any:
     value = call()
     return await value if inspect.isawaitable(value) else value
+
+
+def _around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
+    """Run a generator around a sync call."""
+    steps = layer(context)
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    try:
+        value = call()
+    except BaseException as error:
+        return _raised(steps, error)
+    else:
+        return _returned(steps, value)
+    finally:
+        steps.close()  # also if a timeout is raised between the lines above
+
+
+async def _around_await(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
+    """Run a generator around a call that returns an awaitable."""
+    steps = layer(context)
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    try:
+        value = await _awaited(call)
+    except BaseException as error:
+        return _raised(steps, error)
+    else:
+        return _returned(steps, value)
+    finally:
+        steps.close()
+
+
+def _returned(steps: Any, value: Any) -> Any:
+    try:
+        steps.send(value)
+    except StopIteration:
+        return value
+    raise _second_yield(steps)
+
+
+def _raised(steps: Any, error: BaseException) -> Any:
+    """Raise the task's exception at the ``yield``; the generator may catch it."""
+    try:
+        steps.throw(error)
+    except StopIteration as end:
+        return end.value
+    except RuntimeError as raised:  # a generator replaces its StopIteration by a RuntimeError
+        if isinstance(error, StopIteration) and raised.__cause__ is error:
+            raise error from None
+        raise
+    raise _second_yield(steps)
+
+
+async def _async_around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
+    """Run an async generator around a call. It cannot return a value: the result is then None."""
+    steps = layer(context)
+    try:
+        await anext(steps)
+    except StopAsyncIteration:
+        return None
+    try:
+        value = await _awaited(call)
+    except BaseException as error:
+        try:
+            await steps.athrow(error)
+        except StopAsyncIteration:
+            return None
+        except RuntimeError as raised:  # a generator replaces its StopAsyncIteration by this error
+            if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
+                raise error from None
+            raise
+        await steps.aclose()
+        raise _second_yield(steps) from error
+    try:
+        await steps.asend(value)
+    except StopAsyncIteration:
+        return value
+    await steps.aclose()
+    raise _second_yield(steps)
+
+
+def _second_yield(steps: Any) -> RuntimeError:
+    if inspect.isgenerator(steps):
+        steps.close()
+    return RuntimeError(f"the middleware {steps.__qualname__} yields more than once")
+
+
+class Wrapping:
+    """The middleware of an app."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The functions around every job, outermost first."""
+        return tuple(layer.middleware for layer in self.layers)
+
+    @middleware.setter
+    def middleware(self, middleware: Sequence[Middleware]) -> None:
+        self.layers = check_middleware(middleware)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.config import (
+    Seconds,
     check_conflict,
     check_known,
     check_moment,
@@ -18,32 +21,114 @@ from tidemill.core.config import (
     check_retries,
     check_seconds,
 )
+from tidemill.core.error_types import ErrorType, ErrorTypes, check_error_types
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Conflict, Envelope, Unique, rank_of
 from tidemill.core.retry import Retries
-from tidemill.limits.declare import Limit, check_limit
+from tidemill.core.retry_rule import RetryRule, check_retry_rule
+from tidemill.limits.declare import FunctionOfArguments, Limit, check_limit
 
-__all__ = ["CALL_OPTIONS", "PUT_OPTIONS", "TASK_OPTIONS", "Key", "Options"]
+__all__ = [
+    "CALL_OPTIONS",
+    "PUBLISH_OPTIONS",
+    "PUT_OPTIONS",
+    "TASK_OPTIONS",
+    "CallOptions",
+    "Key",
+    "OnConflict",
+    "Options",
+    "PublishOptions",
+    "PutOptions",
+    "TaskOptions",
+    "check_headers",
+]
 
-Key = str | Callable[..., str]
+Key = str | FunctionOfArguments[str]
+OnConflict = Literal["keep", "reject", "replace", "merge"]
 
-TASK_OPTIONS = (
-    *("queue", "priority", "retries", "timeout", "expires"),
-    *("key", "on_conflict", "unique_for", "max_wait", "result_ttl", "limit", "tags"),
-)
-CALL_OPTIONS = (*TASK_OPTIONS, "delay", "at", "id", "headers", "txn")
-PUT_OPTIONS = (
-    *("id", "delay", "at", "ttr", "priority", "key", "on_conflict", "unique_for", "max_wait"),
-    *("expires", "retries", "limit", "tags", "headers", "txn"),
-)
+
+class _CommonOptions(TypedDict, total=False):
+    """The options of both calls and messages. None leaves an option as it is."""
+
+    priority: float | None
+    retries: int | Retries | None
+    expires: Seconds | None
+    key: Key | None
+    on_conflict: OnConflict | None
+    unique_for: Seconds | None
+    max_wait: Seconds | None
+    limit: Limit | str | None
+    tags: list[str] | tuple[str, ...] | set[str] | frozenset[str] | None
+
+
+class _PerJobOptions(TypedDict, total=False):
+    """The options of a single call or put, which have no defaults in a task or an app."""
+
+    delay: Seconds | None
+    at: dt.datetime | float | None
+    id: str | None
+    headers: Mapping[str, str] | None
+    txn: Any
+
+
+class _RunOptions(_CommonOptions, total=False):
+    """The options of both tasks and their calls. ``timeout=None`` removes the timeout."""
+
+    queue: str | None
+    timeout: Seconds | None
+    result_ttl: Seconds | None
+
+
+class TaskOptions(_RunOptions, total=False):
+    """The options of ``Tidemill(…)`` and ``@mill.task(…)``: see ``docs/reference/options.md``."""
+
+    expects: ErrorTypes | None
+
+
+class CallOptions(_RunOptions, _PerJobOptions, total=False):
+    """The options of ``task.using(…)`` and ``call.using(…)``: see ``docs/reference/options.md``."""
+
+
+class PutOptions(_CommonOptions, _PerJobOptions, total=False):
+    """The options of a put to a queue of messages: see ``docs/reference/options.md``."""
+
+    ttr: Seconds | None
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of a publish to a topic: see ``docs/reference/options.md``."""
+
+    priority: float | None
+    retries: int | Retries | None
+    expires: Seconds | None
+    tags: list[str] | tuple[str, ...] | set[str] | frozenset[str] | None
+    delay: Seconds | None
+    at: dt.datetime | float | None
+    ttr: Seconds | None
+    headers: Mapping[str, str] | None
+    txn: Any
+
+
+TASK_OPTIONS = tuple(TaskOptions.__annotations__)
+CALL_OPTIONS = tuple(CallOptions.__annotations__)
+PUBLISH_OPTIONS = tuple(PublishOptions.__annotations__)
+PUT_OPTIONS = tuple(PutOptions.__annotations__)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Checked options; units and meanings as in :class:`tidemill.core.job.Envelope`."""
+    """Checked options; units and meanings as in :class:`tidemill.core.job.Envelope`.
+
+    ``retry_rule`` and ``expects`` are read where the job runs. No job stores them.
+
+    ``given`` is None, except for a call by name. Then ``given`` has the options of the call. The
+    declared options are read when the call is enqueued (:mod:`tidemill.client.declarations`).
+    """
 
     queue: str = "default"
     rank: int = rank_of(0)
-    retries: Retries = Retries()
+    retries: RetryPolicy = RetryPolicy()
+    retry_rule: RetryRule | None = None
+    expects: tuple[ErrorType, ...] = ()
     timeout: float = 0.0
     expires: float = 0.0
     key: Key = ""
@@ -59,6 +144,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     id: str = ""
     headers: Mapping[str, str] = {}
     txn: Any = None
+    given: Mapping[str, Any] | None = None
 
     def changed(self, what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> Options:
         """Check the user's options and return a copy with them.
@@ -66,29 +152,36 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Raises:
             InvalidOption: an option is unknown or has an unusable value.
         """
+        rule = check_retry_rule(given.get("retries"))
+        if "expects" not in known:
+            _refuse_in_calls(rule, given)
         check_known(what, given, known)
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {} if rule is None else {"retry_rule": rule}
         for name, value in given.items():
             if value is not None or name == "timeout":
                 field, check = _CHECKS[name]
                 changes[field] = check(value)
+        if "retries" in changes:
+            changes["retries"] = check_retries(changes["retries"], self.retries)
         if changes.get("delay") is not None and changes.get("at") is not None:
             raise InvalidOption("give either delay or at, not both")
-        if "delay" in changes:  # the later layer wins
+        if "delay" in changes:  # a delay given now replaces an earlier ``at``, and the reverse
             changes["at"] = 0.0
         elif "at" in changes:
             changes["delay"] = 0.0
+        if self.given is not None:
+            return msgspec.structs.replace(self, **changes, given=_later(self.given, given))
         changed = msgspec.structs.replace(self, **changes)
         _check_together(changed, changes)
         return changed
 
     def envelope(self) -> Envelope:
-        """A new envelope with these options, without the parts that differ from job to job."""
+        """A new envelope with these options, without the parts that each job has for itself."""
         return msgspec.structs.replace(self._template)
 
     @property
     def unique(self) -> Unique | None:
-        """The times of the key, ``unique_for`` and ``max_wait``; None without them."""
+        """The times of the key, ``unique_for`` and ``max_wait``; None if neither is given."""
         given = self.unique_for or self.max_wait
         return Unique(self.unique_for, self.max_wait) if given else None
 
@@ -128,8 +221,28 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
+def _refuse_in_calls(rule: RetryRule | None, given: Mapping[str, Any]) -> None:
+    """Refuse options of a call or a message that only the declaration of a task can have."""
+    if rule is not None:
+        raise InvalidOption(
+            "on, never and when of retries cannot be stored in a job or a message; "
+            "give them to the declaration of a task, @mill.task(retries=Retries(…))"
+        )
+    if "expects" in given:
+        raise InvalidOption(
+            "expects cannot be stored in a job or a message; "
+            "give it to the declaration of a task, @mill.task(expects=…)"
+        )
+
+
+def _later(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given to a call by name in two layers; the later layer wins."""
+    times = ("delay", "at") if given.keys() & {"delay", "at"} else ()
+    return {name: value for name, value in before.items() if name not in times} | dict(given)
+
+
 def _check_together(options: Options, changes: Mapping[str, Any]) -> None:
-    """Refuse options of keys that need, or exclude, each other."""
+    """Refuse an option about keys without the option that it needs, or against another option."""
     if "on_conflict" in changes and not options.key:
         raise InvalidOption("on_conflict is for a second job with the same key; give key= with it")
     if options.unique_for and not options.key:
@@ -155,7 +268,7 @@ def _check_tags(value: object) -> tuple[str, ...]:
     return tuple(check_name("tag", tag) for tag in value)
 
 
-def _check_headers(value: object) -> Mapping[str, str]:
+def check_headers(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(k, str) and isinstance(v, str) for k, v in value.items()
     ):
@@ -166,7 +279,8 @@ def _check_headers(value: object) -> Mapping[str, str]:
 _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "queue": ("queue", lambda v: check_name("queue", v)),
     "priority": ("rank", check_priority),
-    "retries": ("retries", check_retries),
+    "retries": ("retries", lambda v: v),  # ``Options.changed`` checks the value with the old policy
+    "expects": ("expects", lambda v: check_error_types("expects", v)),
     "timeout": ("timeout", lambda v: 0.0 if v is None else check_seconds("timeout", v)),
     "expires": ("expires", lambda v: check_seconds("expires", v)),
     "key": ("key", _check_key),
@@ -180,6 +294,6 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "at": ("at", lambda v: check_moment("at", v)),
     "ttr": ("ttr", lambda v: check_seconds("ttr", v)),
     "id": ("id", lambda v: check_name("id", v)),
-    "headers": ("headers", _check_headers),
+    "headers": ("headers", check_headers),
     "txn": ("txn", lambda v: v),
 }

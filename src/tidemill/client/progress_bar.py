@@ -15,10 +15,10 @@ _EVERY = 0.1
 
 
 class Bar:
-    """A bar that counts and shows nothing."""
+    """A bar that counts but is not visible."""
 
     shown = False
-    """True for a visible bar; other bars need no updates."""
+    """True for a visible bar; an invisible bar needs no updates."""
 
     def __init__(self, total: int | None) -> None:
         self.total = total

@@ -1,6 +1,6 @@
 """Put batching: concurrent puts from event loops share commits.
 
-While one commit is under way, further puts wait and go into the next.
+While one commit is under way, further puts wait and go into the next commit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PutBatching:
                     raise
 
     def after_fork(self) -> None:
-        """Forget the waiting puts in a forked child: the parent makes them."""
+        """Forget the waiting puts in a forked child: the parent stores them."""
         self._waiting.clear()
         self._busy = threading.Lock()
         self._commit_delay = CommitDelay(EACH_CLIENT)
@@ -65,11 +65,11 @@ class PutBatching:
             try:
                 while self._waiting:
                     self._put_all([self._waiting.popleft() for _ in range(len(self._waiting))])
-                    # Wait even with no put in sight: that is cheaper than starting again.
+                    # Wait even without a pending put: starting a thread again costs more.
                     self._commit_delay.wait(self._waiting)
             finally:
                 self._busy.release()
-            # A put that came before the release saw a busy thread, so look once more.
+            # A put just before the release saw a busy thread and started none, so check again.
             if not self._waiting or not self._busy.acquire(blocking=False):
                 return
 
@@ -78,7 +78,7 @@ class PutBatching:
         begun = time.monotonic()
         try:
             answers = list(self._mill.broker.put([waiting.envelope for waiting in batch]))
-        except Exception:  # all or none were stored: put each alone to find the bad one
+        except Exception:  # no job was stored, so put each job alone: then only bad jobs fail
             answers = [self._put_one(waiting.envelope) for waiting in batch]
         self._commit_delay.expect(len(batch), len(self._waiting), time.monotonic() - begun)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Put], Any]]] = {}

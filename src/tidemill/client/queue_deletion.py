@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.client.purges import forget_purges
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import FINISHED
+from tidemill.core.suggest import hint
 
-__all__ = ["QueueHasJobs", "delete_queue"]
+__all__ = ["QueueHasJobs", "delete_queue", "no_such_queue"]
 
 _PAGE = 500
 
@@ -20,7 +24,7 @@ class QueueHasJobs(TidemillError):
 def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
     """Delete a queue and return the number of deleted jobs.
 
-    A call that is killed may leave the queue with some of its jobs; the same call again completes
+    A call that is killed may leave the queue with some of its jobs. The same call again completes
     the deletion.
 
     Raises:
@@ -39,16 +43,22 @@ def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
     finished = Filter(states=FINISHED, queue=name)
     while force and (records := broker.find(finished, _PAGE).records):
         deleted += sum(broker.delete([record.envelope.id for record in records]))
+    if force:
+        forget_purges(mill, name)
     if not broker.forget_queue(name):
         raise QueueHasJobs(f"queue {name!r} got a new job and is not deleted; try again")
     return deleted
 
 
+def no_such_queue(name: str, known: Iterable[str]) -> TidemillError:
+    """The error for a name that no queue has."""
+    return TidemillError(f"no queue has the name {name!r} here; {hint(name, known)}")
+
+
 def _row(mill: Runtime, name: str) -> QueueStats:
     rows = {row.name: row for row in mill.broker.stats()}
     if name not in rows:
-        known = ", ".join(rows) or "none"
-        raise TidemillError(f"no queue has the name {name!r} here; known are: {known}")
+        raise no_such_queue(name, rows)
     return rows[name]
 
 

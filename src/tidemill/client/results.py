@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.brokers.contract.store import Store
+from tidemill.client.inline_jobs import JobStore
 from tidemill.core.codec import unpack
 from tidemill.core.errors import JobPruned
 from tidemill.core.job import GROUP, Input, Record, State
@@ -23,18 +23,18 @@ __all__ = [
 ]
 
 PAGE = 1000
-"""Members that are read at a time."""
+"""The number of members that one read returns."""
 
 MEMBER_COUNT = "members"
 """The header of a group's job that holds the number of members.
 
-A group of an iterator has no such header. The header is then that of the job ``<group>.members``,
-which is put after the last member.
+A group of a long iterator lacks this header. Then the job ``<group>.members``, which is put after
+the last member, has the header.
 """
 
 
 def member_id(group_id: str, index: int) -> str:
-    """The id of a group's member. The store keeps no index of members: ids follow from places."""
+    """The id of a group's member. The id follows from the index, so the store lists no members."""
     return f"{group_id}.{index:07d}"
 
 
@@ -45,7 +45,7 @@ def member_ids(group_id: str, count: int) -> Iterator[list[str]]:
         yield [member_id(group_id, index) for index in range(start, stop)]
 
 
-def size_of(broker: Store, record: Record) -> int | None:
+def size_of(broker: JobStore, record: Record) -> int | None:
     """The number of members of a group; None while the members are still being put."""
     count = record.envelope.headers.get(MEMBER_COUNT)
     if count is None:
@@ -54,13 +54,13 @@ def size_of(broker: Store, record: Record) -> int | None:
     return None if count is None else int(count)
 
 
-def members_of(broker: Store, group_id: str, count: int) -> Iterator[tuple[str, Record | None]]:
+def members_of(broker: JobStore, group_id: str, count: int) -> Iterator[tuple[str, Record | None]]:
     """The id and record of each member, in order; None for a member that is not in the store."""
     for ids in member_ids(group_id, count):
         yield from zip(ids, broker.wait_for(ids, 0), strict=True)
 
 
-def group_results(broker: Store, group_id: str, *, lenient: bool = False) -> list[Any]:
+def group_results(broker: JobStore, group_id: str, *, lenient: bool = False) -> list[Any]:
     """The results of a group's members in order; the result of a nested group is a list.
 
     With ``lenient`` the result of a member that did not succeed is None.
@@ -79,14 +79,14 @@ def group_results(broker: Store, group_id: str, *, lenient: bool = False) -> lis
     ]
 
 
-def _member_result(broker: Store, job_id: str, record: Record | None, *, lenient: bool) -> Any:
+def _member_result(broker: JobStore, job_id: str, record: Record | None, *, lenient: bool) -> Any:
     if record is None:
         if lenient:
             return None
         raise JobPruned(f"job {job_id}, a member of a group, is no longer kept")
     if record.envelope.task == GROUP:
         return group_results(broker, job_id, lenient=lenient)
-    return result_of(Input(job_id, record.state, record.result, record.error), lenient=lenient)
+    return result_of(Input(job_id, record.state, record.raw_result, record.error), lenient=lenient)
 
 
 def result_of(end: Input, *, lenient: bool) -> Any:

@@ -1,36 +1,41 @@
 """Protocols of the app: what tasks, handles, batches, workflows and workers need of their app.
 
-The app (:class:`tidemill.Tidemill`) imports those modules, so they cannot import the app. They use
-:class:`Runtime` instead. This module does not import the classes of tasks, job handles or batches
-either: their modules import this one.
+The app (:class:`tidemill.Tidemill`) imports the modules of these parts, so these modules cannot
+import the app. They use :class:`Runtime` instead, and import it from here. So this module cannot
+import the classes of tasks, job handles or batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, Unpack
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store
 from tidemill.client.arguments import Arguments
 from tidemill.client.call import Call
+from tidemill.client.history_numbers import QueueNumbers
+from tidemill.client.inline_jobs import InlineJobs, JobStore
 from tidemill.client.message import Message
-from tidemill.client.middleware import Middleware
+from tidemill.client.middleware import Layer
 from tidemill.client.options import Options
 from tidemill.client.threads import Threads
 from tidemill.core.config import Seconds
-from tidemill.core.job import Envelope, Links
+from tidemill.core.job import Envelope, Links, Put
 from tidemill.core.limit_settings import JobLimit
-from tidemill.limits.declare import Limit
+from tidemill.limits.declare import Limit, QueueLimitChanges
 
 __all__ = [
     "DeclaredLimits",
     "DeclaredSchedules",
     "DeclaredTask",
     "FeatureChecks",
+    "KeptHistory",
     "MessageSource",
     "OpenBatch",
+    "PublishedMessages",
     "Runtime",
+    "TaskOptions",
 ]
 
 T = TypeVar("T")
@@ -53,6 +58,15 @@ class DeclaredTask(Protocol):
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]: ...
 
 
+class TaskOptions(Protocol):
+    """The options of tasks: see :class:`tidemill.client.declarations.Declarations`."""
+
+    def own(self) -> list[tuple[str, bytes]]: ...
+    def complete(self, task: str, options: Options) -> Options: ...
+    def stale(self, tasks: Iterable[str]) -> list[str]: ...
+    def read(self, tasks: Iterable[str]) -> None: ...
+
+
 class FeatureChecks(Protocol):
     """Checks the features of the app's broker: see :class:`tidemill.client.features.Features`."""
 
@@ -65,17 +79,34 @@ class FeatureChecks(Protocol):
 class OpenBatch(Protocol):
     """An open batch: see :class:`tidemill.client.batch.Batch`."""
 
+    def add(self, envelopes: Sequence[Envelope]) -> list[Any] | None: ...
     def holds(self, job_id: str) -> bool: ...
+    def publish(self, made: Any) -> bool: ...
 
 
 class DeclaredLimits(Protocol):
     """The limits of the app: see :class:`tidemill.client.limits.Limits`."""
 
-    def set_queue(self, name: str, **changes: Any) -> None: ...
+    def set_queue(self, name: str, **changes: Unpack[QueueLimitChanges]) -> None: ...
     def declare_queue(self, name: str, settings: Mapping[str, Any]) -> None: ...
     def claim(
         self, limit: Limit, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> JobLimit: ...
+
+
+class KeptHistory(Protocol):
+    """The history of the store: see :class:`tidemill.client.history.History`."""
+
+    def queues(self, since: Seconds = 3600, *, queue: str = "") -> list[QueueNumbers]: ...
+
+
+class PublishedMessages(Protocol):
+    """Publishes messages: see :class:`tidemill.client.topics.Topics`."""
+
+    def publish(
+        self, topic: str, body: Any, *, mandatory: bool, options: Mapping[str, Any]
+    ) -> list[Any]: ...
+    def put(self, parts: Sequence[Any], txn: Any = None) -> list[Put]: ...
 
 
 class DeclaredSchedules(Protocol):
@@ -84,24 +115,27 @@ class DeclaredSchedules(Protocol):
     def declared(self) -> list[tuple[str, bytes]]: ...
 
 
-class MessageSession(Protocol):
-    """The time from the first ``get`` of an app to its ``close``."""
-
-    @property
-    def over(self) -> bool: ...
-
-
 class MessageSource(Protocol):
     """Takes messages for the app: see :class:`tidemill.client.consumers.Consumers`."""
 
     @property
     def session(self) -> Any: ...
     def get(
-        self, queues: Sequence[str], timeout: Seconds | None, *, session: Any = None
+        self, queues: Sequence[str], timeout: Seconds | None, session: Any = None
     ) -> Message | None: ...
     async def aget(
         self, queues: Sequence[str], timeout: Seconds | None, session: Any = None
     ) -> Message | None: ...
+    def receive(
+        self, session: Any, owner: str, names: tuple[str, ...], deadline: float, stop: Any
+    ) -> list[Message]: ...
+    def get_many(
+        self, queues: Sequence[str], count: int, timeout: Seconds | None
+    ) -> list[Message]: ...
+    async def aget_many(
+        self, queues: Sequence[str], count: int, timeout: Seconds | None
+    ) -> list[Message]: ...
+    def held(self, queue: str, message_id: str) -> Message: ...
 
 
 class Runtime(Protocol):
@@ -114,6 +148,10 @@ class Runtime(Protocol):
     @property
     def broker(self) -> Store: ...
     @property
+    def job_store(self) -> JobStore: ...
+    @property
+    def inline_jobs(self) -> InlineJobs: ...
+    @property
     def defaults(self) -> Options: ...
     @property
     def keys(self) -> Sequence[bytes]: ...
@@ -124,7 +162,9 @@ class Runtime(Protocol):
     @property
     def allow_imports(self) -> tuple[str, ...]: ...
     @property
-    def middleware(self) -> tuple[Middleware, ...]: ...
+    def layers(self) -> tuple[Layer, ...]: ...
+    @property
+    def event_handlers(self) -> Mapping[str, list[Callable[..., Any]]]: ...
     @property
     def before_close(self) -> list[Callable[[], None]]: ...
 
@@ -135,18 +175,25 @@ class Runtime(Protocol):
     @property
     def local_tasks(self) -> set[str]: ...
     @property
+    def declarations(self) -> TaskOptions: ...
+    @property
     def features(self) -> FeatureChecks: ...
     @property
     def limits(self) -> DeclaredLimits: ...
     @property
+    def history(self) -> KeptHistory: ...
+    @property
     def schedules(self) -> DeclaredSchedules: ...
     def may_import(self, path: str) -> bool: ...
+    def find_task(self, name: str) -> DeclaredTask | None: ...
 
     # -- enqueueing -----------------------------------------------------------------------------
 
     @property
     def current_batch(self) -> OpenBatch | None: ...
     def in_batch(self) -> bool: ...
+    def batch_for(self, txn: Any = None) -> OpenBatch | None: ...
+    def commit_batch(self, pending: Any) -> None: ...
     def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]: ...
     def envelope(
         self, call: Call[Any], job_id: str = "", links: Links | None = None
@@ -159,10 +206,15 @@ class Runtime(Protocol):
     # -- messages and threads -------------------------------------------------------------------
 
     @property
+    def topics(self) -> PublishedMessages: ...
+    @property
     def consumers(self) -> MessageSource: ...
     @property
     def threads(self) -> Threads: ...
     @property
     def waiters(self) -> Threads: ...
+    async def threaded_put(
+        self, put: Callable[[], T], txn: Any = None, *, waits: bool = False
+    ) -> T: ...
     async def threaded(self, function: Callable[..., T], *args: Any) -> T: ...
     async def patiently(self, function: Callable[..., T], *args: Any) -> T: ...

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
-from tidemill.core.config import check_name
+from tidemill.core.config import check_known, check_name
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import State
+from tidemill.core.suggest import did_you_mean
 
-__all__ = ["Found"]
+__all__ = ["Found", "SearchOptions", "states_of"]
 
 _PAGE = 200
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of :meth:`Tidemill.jobs`: see :class:`Found`."""
+
+    task: str | Task[..., Any]
+    group: str
+    state: str | Iterable[str]
+    queue: str
+    key: str
+    tag: str
+    text: str
 
 
 class Found:
@@ -27,33 +40,26 @@ class Found:
         task: a task, or its name.
         group: the id of a group, chain or flow; its jobs match.
         state: a state, or a list of states.
-        queue, key, tag: the queue, the key, or a tag of the job.
+        queue: the queue of the job.
+        key: the key of the job.
+        tag: one of the tags of the job.
         text: a part of the text that shows a job's arguments.
 
     Raises:
-        InvalidOption: there is no such state, or a name is invalid.
+        InvalidOption: there is no such option or state, or a name is invalid.
     """
 
-    def __init__(
-        self,
-        mill: Runtime,
-        *,
-        task: str | Task[..., Any] = "",
-        group: str = "",
-        state: str | Iterable[str] = (),
-        queue: str = "",
-        key: str = "",
-        tag: str = "",
-        text: str = "",
-    ) -> None:
+    def __init__(self, mill: Runtime, **what: Unpack[SearchOptions]) -> None:
+        check_known("a search", what, SearchOptions.__annotations__)
+        task, group = what.get("task", ""), what.get("group", "")
         self._mill = mill
         self._what = Filter(
-            states=_states(state),
-            queue=queue,
+            states=states_of(what.get("state", ())),
+            queue=what.get("queue", ""),
             task=task.name if isinstance(task, Task) else task,
-            key=key,
-            tag=tag,
-            text=text,
+            key=what.get("key", ""),
+            tag=what.get("tag", ""),
+            text=what.get("text", ""),
             id_prefix=f"{check_name('group', group)}." if group else "",
         )
 
@@ -71,7 +77,7 @@ class Found:
                 yield job
 
     def _page(self, cursor: str) -> tuple[list[Job[Any]], str | None]:
-        page = self._mill.broker.find(self._what, _PAGE, cursor)
+        page = self._mill.job_store.find(self._what, _PAGE, cursor)
         jobs: list[Job[Any]] = []
         for record in page.records:
             jobs.append(Job(self._mill, record.envelope.id))
@@ -79,8 +85,17 @@ class Found:
         return jobs, page.cursor or None
 
 
-def _states(given: str | Iterable[str]) -> frozenset[State]:
-    try:
-        return frozenset(map(State, [given] if isinstance(given, str) else given))
-    except ValueError as error:
-        raise InvalidOption(f"state must be one of {', '.join(State)}: {error}") from None
+def states_of(given: str | Iterable[str]) -> frozenset[State]:
+    """The states with these names.
+
+    Raises:
+        InvalidOption: a name is no state.
+    """
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in list(State):
+            near = did_you_mean(str(name), State)
+            raise InvalidOption(
+                f"state must be one of {', '.join(State)}, not {name!r}{near and f'; {near}'}"
+            )
+    return frozenset(map(State, names))

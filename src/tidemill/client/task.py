@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -19,15 +18,18 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    Unpack,
     overload,
 )
 
+import msgspec
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.arguments import Arguments
-from tidemill.client.call import Call
+from tidemill.client.call import Call, PartialCall
 from tidemill.client.context import running_job
 from tidemill.client.job_handle import Job
-from tidemill.client.options import CALL_OPTIONS, Options
+from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
@@ -57,8 +59,8 @@ log = logging.getLogger("tidemill")
 class Configured(Generic[P, R, C]):
     """A task with changed options, or bound to an instance.
 
-    ``R`` is the type of the job's result. ``C`` is the type that a plain call returns: for an async
-    task a coroutine.
+    ``R`` is the type of the job's result. ``C`` is the type that a plain call returns: a
+    coroutine for an async task.
     """
 
     __slots__ = ("_bound", "_options", "_task")
@@ -68,22 +70,39 @@ class Configured(Generic[P, R, C]):
         self._options = options
         self._bound = bound
 
-    def using(self, **options: Any) -> Configured[P, R, C]:
-        """The task with further options."""
+    def using(self, **options: Unpack[CallOptions]) -> Configured[P, R, C]:
+        """The task with further options.
+
+        Raises:
+            InvalidOption: there is no such option, or a value cannot be used.
+        """
         changed = self._options.changed(f"task {self._task.name}", options, CALL_OPTIONS)
         return Configured(self._task, changed, self._bound)
 
     @overload
-    def call(self) -> Call[R]: ...  # a step of a chain gets its argument later
-    @overload
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
-    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
-        """The call as a value, for ``enqueue_many``, chains and groups."""
+    @overload
+    def call(
+        self: Configured[Concatenate[S, Q], R, C], *args: Q.args, **kwargs: Q.kwargs
+    ) -> PartialCall[R]: ...  # a step of a chain, or a hook, gets its first argument later
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as a value, for ``enqueue_many``, chains and groups.
+
+        Raises:
+            TypeError: the task does not take these arguments.
+        """
         given = (*self._bound, *args)
         return _call(self._task, given, kwargs, self._options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Have a worker make the call. The job is durable when this returns."""
+        """Have a worker make the call. The job is durable when this returns.
+
+        Raises:
+            TypeError: the task does not take these arguments.
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
+            CodecError: an argument has no encoding.
+            BrokerUnavailable: the store cannot be reached; the job may be stored.
+        """
         job: Job[R] = self._task.mill.enqueue(self.call(*args, **kwargs))
         return job
 
@@ -109,12 +128,14 @@ class Configured(Generic[P, R, C]):
 class Task(Generic[P, R]):
     """A function declared with ``@mill.task``: call it directly, or ``enqueue`` the call.
 
+    A call of a method that is a task has the instance as its first argument.
+
     Attributes:
         name: the name by which workers find the task.
         function: the function itself.
         options: its checked options.
         arguments: its parameters.
-        is_async: whether it is an async function.
+        is_async: whether the function is async.
     """
 
     def __init__(
@@ -125,7 +146,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = name
         self.options = options
-        self.arguments = Arguments(function)
+        self.arguments = Arguments(function, name)
         self.is_async = inspect.iscoroutinefunction(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -145,23 +166,40 @@ class Task(Generic[P, R]):
         self: Task[Concatenate[S, Q], R], instance: S, owner: type
     ) -> Configured[Q, R, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """A method that is a task carries its instance as the first argument."""
+        """Bind a task that is a method to its instance, which becomes the first argument."""
         return self if instance is None else Configured(self, self.options, (instance,))
 
-    def using(self, **options: Any) -> Configured[P, R, R]:
-        """The task with other options for this call: ``task.using(delay=5).enqueue(…)``."""
+    def using(self, **options: Unpack[CallOptions]) -> Configured[P, R, R]:
+        """The task with other options for this call: ``task.using(delay=5).enqueue(…)``.
+
+        Raises:
+            InvalidOption: there is no such option, or a value cannot be used.
+        """
         return Configured(self, self.options.changed(f"task {self.name}", options, CALL_OPTIONS))
 
     @overload
-    def call(self) -> Call[R]: ...  # a step of a chain gets its argument later
-    @overload
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
-    def call(self, *args: Any, **kwargs: Any) -> Call[R]:
-        """The call as a value, for ``enqueue_many``, chains and groups."""
+    @overload
+    def call(
+        self: Task[Concatenate[S, Q], R], *args: Q.args, **kwargs: Q.kwargs
+    ) -> PartialCall[R]: ...  # a step of a chain, or a hook, gets its first argument later
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as a value, for ``enqueue_many``, chains and groups.
+
+        Raises:
+            TypeError: the task does not take these arguments.
+        """
         return _call(self, args, kwargs, self.options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Have a worker make the call. The job is durable when this returns."""
+        """Have a worker make the call. The job is durable when this returns.
+
+        Raises:
+            TypeError: the task does not take these arguments.
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
+            CodecError: an argument has no encoding.
+            BrokerUnavailable: the store cannot be reached; the job may be stored.
+        """
         job: Job[R] = self.mill.enqueue(self.call(*args, **kwargs))
         return job
 
@@ -201,8 +239,9 @@ class AsyncTask(Task[P, R]):
             self, instance: Any, owner: type
         ) -> Any: ...
 
+        # As above: the calls of this Configured return awaitables.
         def using(  # type: ignore[override]
-            self, **options: Any
+            self, **options: Unpack[CallOptions]
         ) -> Configured[P, R, Coroutine[Any, Any, R]]: ...
 
 
@@ -219,7 +258,7 @@ def _no_attribute(target: object, name: str) -> AttributeError:
     """The error for an unknown attribute; names of other task queues are translated."""
     here = our_attribute(name)
     text = (
-        f"a tidemill task has no .{name}; write {here}"
+        f"a tidemill task has no .{name}; {here}"
         if here
         else f"{type(target).__name__!r} object has no attribute {name!r}"
     )
@@ -240,12 +279,16 @@ def _call(
         missing = error
         names = task.arguments.signature.parameters
         for name in kwargs:
-            option = f"{name}=" if name in CALL_OPTIONS else our_option(name)
+            option = f"{name}=" if name in CALL_OPTIONS else _our_option(name)
             if name not in names and option.endswith("="):
                 how = f"{task.function.__name__}.using({option}…).enqueue(…)"
                 raise TypeError(f"{error}; an option goes before the call: {how}") from None
-        task.arguments.signature.bind_partial(*args, **kwargs)
+        task.arguments.check_given(args, kwargs)
     return Call(task.name, args, kwargs, options, missing)
+
+
+def _our_option(name: str) -> str:
+    return our_option(name).removeprefix("write ")
 
 
 def make_task(
@@ -260,24 +303,12 @@ def make_task(
 def call_by_name(
     mill: Runtime, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Call[Any]:
-    """A call of a declared task, or of a dotted path that ``allow_imports`` allows."""
+    """A call of a declared task, or of a task whose options are read when the call is enqueued."""
     known = mill.tasks.get(name)
     if known is not None:
         return known.call(*args, **kwargs)
     check_name("task", name)
-    if not mill.may_import(name):
-        raise _no_such_task(mill, name)
-    return Call(name, args, kwargs, mill.defaults)
-
-
-def _no_such_task(mill: Runtime, name: str) -> InvalidOption:
-    """The error for a task name that the app does not know."""
-    near = difflib.get_close_matches(name, mill.tasks, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "declare it with @mill.task"
-    return InvalidOption(
-        f"{name!r} is no task of this app and matches none of allow_imports; {hint}"
-        + ("" if near else ", or pass allow_imports=[…] to Tidemill")
-    )
+    return Call(name, args, kwargs, msgspec.structs.replace(mill.defaults, given={}))
 
 
 def task_name(function: Callable[..., Any]) -> str:
@@ -324,8 +355,8 @@ def refuse_second_declaration(
 def warn_if_local(mill: Runtime, name: str) -> None:
     """Warn once that workers may not find a task that is declared inside a function.
 
-    A worker finds the task if importing the app runs that function, as with an app factory. So this
-    is no error.
+    A worker finds the task if the import of the app runs the outer function, as with an app
+    factory. So this is no error.
     """
     here = mill.sync or mill.before_close or running_job.get() is not None
     if not here and Feature.PROCESSES in mill.broker.features:

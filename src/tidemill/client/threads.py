@@ -1,8 +1,8 @@
 """Make blocking calls for event loops, in daemon threads of the app.
 
 The default pool of an event loop is small and belongs to the user. The threads are daemons, so a
-program can end while one of them waits for a job. An app has two pools: calls that wait may fill
-one, and calls that act still find a thread in the other.
+program can end while a thread waits for a job. An app has two pools: one for calls that wait, and
+one for calls that act. So many waits do not delay other calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import collections
 import contextlib
 import contextvars
+import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from typing import Any, TypeVar
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.locks import Condition
 
-__all__ = ["ACTING", "WAITING", "Threads", "cancel_later"]
+__all__ = ["ACTING", "WAITING", "Threads", "cancel_later", "is_in_event_loop"]
 
 T = TypeVar("T")
 
 ACTING, WAITING = 64, 256
-"""The most threads of an app's two pools."""
+"""The largest numbers of threads in an app's two pools."""
 
 
 class Threads:
@@ -44,16 +45,17 @@ class Threads:
         self._over = False
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Make the call and return its value. Cancelled before its turn, the call is not made."""
+        """Make the call in a thread and return its value. A call that waits can be cancelled."""
         return await self.begin(function, *args)
 
     async def in_transaction(self, txn: Any, put: Callable[[], T]) -> T:
-        """Put in a caller's transaction.
+        """Make a put in the caller's transaction.
 
-        A transaction of a thread is used in the calling thread. An async transaction is used in a
-        thread of the pool, and this call lasts until that use has ended.
+        A synchronous transaction is used in the calling thread. An async transaction is used in a
+        thread of the pool. A cancelled call still waits until this thread has ended its work.
         """
-        if not hasattr(type(txn), "__aenter__"):
+        execute = getattr(type(txn), "execute", None)
+        if execute is None or not inspect.iscoroutinefunction(inspect.unwrap(execute)):
             return put()
         future = self.begin(put)
         try:
@@ -76,7 +78,7 @@ class Threads:
                 answer: tuple[Callable[[Any], None], Any]
                 answer = future.set_result, context.run(function, *args)
             except BaseException as error:
-                if isinstance(error, StopIteration):  # a future cannot raise it
+                if isinstance(error, StopIteration):  # a future cannot raise StopIteration
                     error = RuntimeError(f"{type(error).__name__}: {error}")
                 answer = future.set_exception, error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
@@ -91,7 +93,7 @@ class Threads:
             self._reset()
         with self._changed:
             self._calls.append(call)
-            # A thread that was notified but has not woken up counts as idle, and so does its call.
+            # A notified thread still counts as idle until it wakes up and takes its call.
             if len(self._calls) <= self._idle:
                 self._changed.notify()
             elif len(self._threads) < self.most:
@@ -133,7 +135,7 @@ class Threads:
             del call  # an idle thread must not keep the call's values alive
 
     def close(self, patience: float = 5.0) -> None:
-        """End the threads. A thread in a call ends after it; wait ``patience`` seconds at most."""
+        """End the threads after their calls; wait up to ``patience`` seconds for each thread."""
         if self._pid != os.getpid():
             return
         with self._changed:
@@ -144,11 +146,20 @@ class Threads:
                 thread.join(patience)
 
 
-def cancel_later() -> None:
-    """Cancel the current task at its next ``await``: its cancellation came too late for this one.
+def is_in_event_loop() -> bool:
+    """True when this thread runs an event loop, which a blocking call would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
-    Nothing happens if the cancellation has been taken back by then, as ``asyncio.timeout`` does at
-    its end. The count of ``Task.cancelling`` does not change.
+
+def cancel_later() -> None:
+    """Cancel the current task at its next ``await``: this ``await`` has already succeeded.
+
+    Nothing happens if the cancellation was taken back by then, as ``asyncio.timeout`` does at its
+    end. The count of ``Task.cancelling`` does not change.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""The trail of a job: the events that its record tells of, in order."""
+"""The trail of a job: the events in its record, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ __all__ = ["Event", "attempt_text", "is_stuck", "trail_of"]
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event. ``time`` is wall time; ``traceback`` is empty for most events."""
+    """One event in the life of a job.
+
+    Attributes:
+        time: epoch seconds.
+        what: the kind of event, such as ``created``, ``leased``, ``started`` or ``failed``.
+        detail: a text such as the worker, or the error.
+        traceback: the traceback of a failed attempt; empty for most events.
+    """
 
     time: float
     what: str
@@ -69,8 +76,8 @@ def _current_events(record: Record) -> list[Event]:
     if record.state is State.SCHEDULED:
         return [Event(record.due, "due", "ready again then" if record.attempt else "ready then")]
     if record.state is State.WAITING and record.pending:
-        created, detail = record.envelope.created, f"for {record.pending} job(s) before it"
-        return [Event(created, "waiting", detail)]
+        jobs = "1 job" if record.pending == 1 else f"{record.pending} jobs"
+        return [Event(record.envelope.created, "waiting", f"for {jobs} before it")]
     if record.finished and record.state is not State.SUCCEEDED and not _attempt_ended_it(record):
         return [Event(record.finished, str(record.state), record.error)]
     return []
@@ -78,21 +85,18 @@ def _current_events(record: Record) -> list[Event]:
 
 def _ended(record: Record, attempt: Attempt) -> str:
     """How an attempt ended. The last attempt of a run fails, even if its verdict was a retry."""
-    if attempt.outcome == Outcome.RETRY:
-        most = record.max_attempts
-        ended = record.state is State.FAILED and attempt is record.attempts[-1]
-        if ended or 0 < most <= attempt.number:
-            return "failed, no attempts are left"
-    outcome = Outcome(attempt.outcome)
+    outcome = record.outcome_of(attempt)
+    if attempt.outcome == Outcome.RETRY and outcome is Outcome.FAIL:
+        return "failed, no attempts are left"
     return _OUTCOMES[outcome]
 
 
 def is_stuck(record: Record) -> bool:
-    """True when the attempt has been counted, and its process has not been killed yet."""
+    """True when the running attempt is already counted, and its process is not killed yet."""
     running = record.state is State.RUNNING and bool(record.attempts)
     return running and record.attempts[-1].leased == record.leased
 
 
 def _attempt_ended_it(record: Record) -> bool:
-    """True when the last attempt already tells how the job ended."""
+    """True when the error of the last attempt is the error of the job."""
     return bool(record.attempts) and record.error == record.attempts[-1].error

@@ -1,7 +1,7 @@
 """Put a message with ttr=0 again if it was acknowledged, but could not be handed over.
 
 The acknowledgement deletes such a message from the store. The copy has the same id, body and
-priority. It is due at once, behind the other messages of its priority.
+priority. The copy is ready at once, behind the other messages of its priority.
 """
 
 from __future__ import annotations

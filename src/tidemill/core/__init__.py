@@ -1,1 +1,1 @@
-"""What every part stands on: jobs, errors, encodings, clocks, files, signals. Knows no store."""
+"""The basis of all parts: jobs, errors, encodings, clocks, files, signals. Knows no store."""

@@ -10,9 +10,19 @@ __all__ = ["Attempt", "latest_error", "run_of", "was_held"]
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
-    """One attempt at a job, as the history shows it. Times are wall time, 0 where unknown.
+    """One attempt at a job, as the history shows it. Times are epoch seconds, 0 where unknown.
 
-    ``number`` counts the attempts of one run. A kick begins the next run, at attempt 1.
+    Attributes:
+        number: the number of the attempt within its run, from 1.
+        run: the number of the run, from 1. A retry by a person begins the next run.
+        worker: the name of the worker.
+        leased: when the worker got the job.
+        started: when the task began.
+        ended: when the task ended.
+        outcome: the verdict of the worker, as a number. ``Record.outcome_of`` also knows that the
+            last attempt of a run is not retried.
+        error: the exception as one line, such as ``shop.errors.RateLimited: message``.
+        traceback: the traceback as text.
     """
 
     number: int
@@ -27,7 +37,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 def run_of(attempts: Sequence[Attempt], number: int) -> int:
-    """The run of attempt ``number``, which follows these attempts."""
+    """The run of the next attempt, with this ``number``, after the given attempts."""
     if not attempts:
         return 1
     last = attempts[-1]
@@ -40,5 +50,5 @@ def latest_error(attempts: Sequence[Attempt]) -> str:
 
 
 def was_held(attempts: Sequence[Attempt], leased: float) -> bool:
-    """True when the attempt of a lease made at that time is recorded already (``Verdict.hold``)."""
+    """True when the latest attempt belongs to the lease made at ``leased`` (``Verdict.hold``)."""
     return bool(attempts) and attempts[-1].leased == leased

@@ -1,10 +1,11 @@
-"""Encode bodies and results: Python values to bytes and back, with exact types and no code.
+"""Encode bodies and results: Python values to bytes and back. Decoding runs no code.
 
-The encoding is msgpack of plain data (law 18). Types that msgpack lacks travel as extensions:
-tuple, set, frozenset, Decimal, UUID, datetime with its zone, date, time, timedelta, integers beyond
-64 bits, dicts with such keys, and references to the results of other jobs. Dataclasses, msgspec
-structs and enums travel as plain data; the annotations of the task restore them, never a name in
-the data. Pickle is used only on request, and only with signatures.
+The encoding is msgpack of plain data (law 18). Types that msgpack lacks travel as extensions, so
+they stay exact: tuple, set, frozenset, Decimal, UUID, datetime with its zone, date, time,
+timedelta, integers beyond 64 bits, dicts with keys of these types, and references to the results of
+other jobs. Dataclasses, msgspec structs, enums and values with a converter travel as plain data.
+The annotations of the task restore their types; no data names a type. Pickle is used only on
+request, and only with signatures.
 """
 
 from __future__ import annotations
@@ -19,25 +20,31 @@ import pickle
 import struct
 import uuid
 import zoneinfo
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
 
+from tidemill.core.converters import Converter, converter_of, full_name, remedy
+from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope, Ref
 from tidemill.core.errors import BadSignature, CodecError, ResultNotKept
-from tidemill.core.job import RESULT_NOT_KEPT, Envelope, Ref
 
 __all__ = [
+    "MAX_RESULT",
     "pack",
-    "pack_call",
+    "pack_plain_call",
     "pack_pickle",
     "pack_pickle_call",
+    "pack_result",
     "sign",
     "unpack",
     "unpack_pickle",
     "verify",
 ]
+
+MAX_RESULT = 15 * 1024 * 1024
+"""The most bytes of a result. Redis refuses a value of 512 MiB, and one large write delays all."""
 
 _TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
 _BIGINT, _MAPPING, _REF = 10, 11, 12  # 13: RESULT_NOT_KEPT
@@ -47,7 +54,7 @@ _PLAIN = frozenset({str, bytes, bool, float, type(None)})
 _SCALARS = _PLAIN | {int}
 _TEXT = frozenset({str})
 _BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
-# What the constructors called for an extension raise when its data make no sense.
+# The errors of the constructors that decode an extension, when its data are invalid.
 _UNDECODABLE = (
     msgspec.DecodeError,
     ValueError,
@@ -72,7 +79,7 @@ def pack(value: object) -> bytes:
         try:
             return _encode(value)
         except (OverflowError, ValueError):
-            pass  # an integer beyond 64 bits, or a text that is none
+            pass  # an integer beyond 64 bits, or text with lone surrogates
     try:
         return _encode(_flatten(value))
     except RecursionError:
@@ -81,22 +88,55 @@ def pack(value: object) -> bytes:
         raise CodecError(f"cannot encode the value: {error}") from error
 
 
-def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Encode the arguments of a call, faster than ``pack([list(args), dict(kwargs)])``.
+def pack_result(value: object) -> bytes:
+    """Encode the result of a task; None takes no bytes.
 
     Raises:
-        CodecError: as ``pack`` does.
+        CodecError: the value has no encoding, or takes more than ``MAX_RESULT`` bytes.
     """
-    if _SCALARS.issuperset(map(type, args)) and _SCALARS.issuperset(map(type, kwargs.values())):
-        try:
+    if value is None:
+        return b""
+    data = pack(value)
+    if len(data) > MAX_RESULT:
+        raise CodecError(
+            f"the result has {len(data):,} bytes, and a result may have {MAX_RESULT:,}; "
+            "store large data elsewhere, and return its name"
+        )
+    return data
+
+
+def pack_plain_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
+    """Encode the arguments of a call; None if one of them has a type that msgpack lacks."""
+    scalars = _SCALARS.issuperset
+    try:
+        if scalars(map(type, args)) and scalars(map(type, kwargs.values())):
             return _encode((args, kwargs))
-        except (OverflowError, ValueError):
-            pass  # an integer beyond 64 bits, or a text that is none
-    return pack([list(args), dict(kwargs)])
+        if _are_plain(args) and _are_plain(kwargs.values()):
+            return _encode((args, kwargs))
+    except (OverflowError, ValueError, RecursionError):
+        pass  # an integer beyond 64 bits, text with lone surrogates, a value inside itself
+    return None
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    """True when msgpack encodes and decodes these values without a change."""
+    if _SCALARS.issuperset(map(type, values)):
+        return True
+    for value in values:
+        kind = type(value)
+        if kind is list:
+            if not _are_plain(value):
+                return False
+        elif kind is dict:
+            if not _TEXT.issuperset(map(type, value)) or not _are_plain(value.values()):
+                return False
+        elif kind not in _SCALARS:
+            return False
+    return True
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """True when the value is encoded as it stands, as most bodies are."""
+    """True when the value needs no conversion before it is encoded, like most bodies."""
     return _SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value))
 
 
@@ -136,7 +176,7 @@ def _flatten(value: Any) -> Any:
 
 
 def _flatten_other(value: Any) -> Any:
-    """Flatten subclasses, enums, structs and dataclasses, in the order of likelihood."""
+    """Flatten subclasses, enums, structs, dataclasses, and values with a converter."""
     if isinstance(value, enum.Enum):
         return _flatten(value.value)
     if isinstance(value, msgspec.Struct):
@@ -147,16 +187,33 @@ def _flatten_other(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, pathlib.PurePath):
         return str(value)
+    converter = converter_of(type(value))
+    if converter is not None:
+        return _converted(converter, value)
     for moment in (dt.datetime, dt.date):
         if isinstance(value, moment):
             return _ENCODERS[moment](value)
     for base in _BASES:
         if isinstance(value, base):
             return _flatten(base(value))
-    raise CodecError(
-        f"cannot encode a {type(value).__module__}.{type(value).__qualname__}: pass plain data, "
-        "a dataclass or a msgspec.Struct instead"
-    )
+    raise CodecError(f"cannot encode a {full_name(type(value))}: {remedy(type(value))}")
+
+
+def _converted(converter: Converter, value: Any) -> Any:
+    try:
+        data = converter.to(value)
+    except CodecError:
+        raise
+    except Exception as error:  # the converter is a user's code
+        raise CodecError(
+            f"the converter of {full_name(type(value))} failed: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return _flatten(data)
+    except CodecError:
+        if converter.to_json is None:
+            raise
+        return _flatten(converter.to_json(value))
 
 
 def _sequence(code: int) -> Callable[[Any], Ext]:
@@ -265,10 +322,10 @@ def unpack_pickle(data: bytes) -> Any:
 
 
 def sign(envelope: Envelope, key: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) over id, task, format and body, each preceded by its length.
+    """HMAC-SHA256 (RFC 2104) over the format and the lengths, then over id, task and body.
 
-    A schedule's job is signed once, when the schedule is declared, since the workers that fire it
-    lack the key. That signature covers the name of the schedule in place of the id, with a mark.
+    A schedule's job is signed once, when the schedule is declared: workers that fire the schedule
+    lack the key. This signature covers a mark and the schedule's name, not the id.
     """
     return hmac.digest(key, _signed_part(envelope), "sha256")
 
@@ -293,5 +350,5 @@ def _signed_part(envelope: Envelope) -> bytes:
     whose = (envelope.id if planned is None else planned.schedule).encode()
     task = envelope.task.encode()
     lengths = struct.pack(">III?", len(whose), len(task), len(envelope.body), envelope.pickled)
-    mark = b"" if planned is None else b"schedule"  # no length begins so
+    mark = b"" if planned is None else b"schedule"  # no length begins with these bytes
     return mark + lengths + whose + task + envelope.body

@@ -1,10 +1,12 @@
-"""Wait a moment before a commit, so that callers just answered can join with their next request.
+"""Wait a moment before a commit, so that the callers of the last commit can join this commit.
 
-Without this wait, threads that put jobs in a loop split into two halves: one half is answered while
-the other half is written, and each commit holds only half of the requests. Waiting costs about 20
-µs for each thread, and more for clients with connections of their own; the saved commit costs
-several hundred. (PostgreSQL calls this ``commit_delay`` and ``commit_siblings``.) When the callers
-do not come back, the following waits are skipped, more each time.
+The *leader* is the thread that makes the commit for all callers. Only the leader waits.
+
+Without this wait, threads that put jobs in a loop split into two halves. While one half is
+answered, the other half is written, so each commit holds only half of the requests. Waiting costs
+about 20 µs for each thread, and more for clients with their own connections. The saved commit costs
+several hundred µs. (PostgreSQL calls this ``commit_delay`` and ``commit_siblings``.) After each
+wait in vain, the leader skips more of the next waits.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ EACH_THREAD, EACH_CLIENT = 40e-6, 1e-3
 
 _MANY = 25  # the wait grows with the callers up to this number
 _LONGEST = 5e-3  # seconds
-_SKIPPED = 15  # most waits skipped after waits in vain: 1, 3, 7, then this
+_SKIPPED = 15  # after waits in vain in a row, the leader skips 1, 3, 7, then 15 waits
 
 
 class CommitDelay:
-    """The delay of one group of committers. All call ``arrived``; the leader calls the rest."""
+    """The delay of a group of threads. All threads call ``arrived``; the leader also waits."""
 
     def __init__(self, each: float = EACH_THREAD, *, least: int = 2) -> None:
-        """``least``: the fewest requests at a time that are worth a wait."""
+        """Wait only when ``least`` or more requests are expected."""
         self._each, self._most, self._least = each, min(_MANY * each, _LONGEST), least
         self._expected = 0  # requests expected at a time
         self._until = 0.0
         self._skip = self._vain = 0
-        self._waiting: collections.deque[threading.Lock] = collections.deque()  # of the leader
+        self._waiting: collections.deque[threading.Lock] = collections.deque()  # the leader's
 
     def expect(self, answered: int, pending: int, took: float = float("inf")) -> None:
-        """Expect ``answered`` callers to come back, besides ``pending`` requests.
+        """Expect new requests of ``answered`` callers, besides the ``pending`` requests.
 
-        The wait is at most as long as the commit ``took``: a wait in vain costs one commit.
+        The wait takes at most as long as the last commit ``took``.
         """
         self._expected = answered + pending
         if self._expected >= self._least:
@@ -47,17 +49,17 @@ class CommitDelay:
             self._expected = 0
 
     def arrived(self, pending: int) -> None:
-        """Note one more request; the last expected one ends the wait of the leader."""
+        """Count one more request; the last expected request ends the leader's wait."""
         if self._waiting and pending >= self._expected:
             try:
                 self._waiting.pop().release()
-            except IndexError:  # another thread was as fast
+            except IndexError:  # another thread has already ended the wait
                 pass
 
     def wait(self, pending: Sized) -> None:
-        """Wait, as the next leader, until all expected requests are there or the time is over.
+        """Wait, as the next leader, until all expected requests have arrived or the time is over.
 
-        A second wait follows only after more callers were answered.
+        Then a further call returns at once, until :meth:`expect` is called again.
         """
         if len(pending) >= self._expected:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import math
 import os
 import urllib.parse
@@ -12,16 +11,19 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.errors import InvalidOption
 from tidemill.core.foreign_names import our_option
 from tidemill.core.job import Conflict, rank_of
 from tidemill.core.retry import Retries
+from tidemill.core.suggest import did_you_mean, hint
 
 __all__ = [
     "BodyTooLarge",
     "LATEST",
     "MAX_BODY",
     "Url",
+    "check_alter",
     "check_app",
     "check_size",
     "check_conflict",
@@ -40,16 +42,16 @@ __all__ = [
 ]
 
 MAX_BODY = 1024 * 1024
-"""Bytes a body may have at most."""
+"""The most bytes of a body."""
 
 MAX_NAME = 200
-"""Bytes an id, a queue, a key or a task name may have at most (LMDB keys end at 511)."""
+"""The most bytes of an id, queue, key or task name (an LMDB key has at most 511 bytes)."""
 
 MAX_SECONDS = 100 * 365 * 86400.0
 """A hundred years: a longer duration is a mistake of units."""
 
 LATEST = 2.0**37
-"""Epoch seconds, of the year 6325: a later time is a mistake of units."""
+"""Epoch seconds, in the year 6325: a later time is a mistake of units."""
 
 Seconds = float | int | dt.timedelta
 
@@ -58,7 +60,7 @@ def _shown(value: object) -> str:
     """A value as an error shows it, shortened."""
     try:
         text = repr(value)
-    except Exception:  # repr may run a user's code; an int of 5,000 digits has none
+    except Exception:  # repr may run a user's code; an int of 5,000 digits has no repr
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -84,9 +86,12 @@ def check_seconds(field: str, value: object) -> float:
     """A duration: seconds as a number, or a timedelta; 0 or more, at most a hundred years."""
     if isinstance(value, dt.timedelta):
         value = value.total_seconds()
+    if isinstance(value, dt.datetime):
+        other = "give the moment as at=" if field == "delay" else "pass the seconds from now on"
+        raise InvalidOption(f"{field} must be seconds or a timedelta, not a datetime; {other}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidOption(f"{field} must be seconds or a timedelta, not {_shown(value)}")
-    if not value >= 0 or value == math.inf:  # NaN is not >= 0, nor is anything negative
+    if not value >= 0 or value == math.inf:  # ``not value >= 0`` is also true for NaN
         raise InvalidOption(f"{field} must be 0 or more seconds, not {_shown(value)}")
     if value > MAX_SECONDS:
         raise InvalidOption(f"{field} is more than a hundred years; it is given in seconds")
@@ -122,6 +127,14 @@ def check_priority(value: object) -> int:
     return rank_of(value)
 
 
+def check_alter(priority: object, queue: object) -> tuple[int | None, str | None]:
+    """The new rank and the new queue of a job; None for no change."""
+    if priority is None and queue is None:
+        raise InvalidOption("alter needs another priority, another queue, or both")
+    rank = None if priority is None else check_priority(priority)
+    return rank, None if queue is None else check_name("queue", queue)
+
+
 def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
     """A whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -131,28 +144,35 @@ def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1
     return value
 
 
-def check_retries(value: object) -> Retries:
-    """A number of retries, or a Retries with its own backoff."""
+def check_retries(value: object, old: RetryPolicy = RetryPolicy()) -> RetryPolicy:  # noqa: B008 - frozen
+    """The stored numbers of an option ``retries``. A number keeps the delays of ``old``."""
     if isinstance(value, Retries):
         check_count("retries", value.limit, 0, 65_000)
         check_seconds("delay of retries", value.delay)
         check_seconds("cap of retries", value.cap)
         check_count("immediate of retries", value.immediate, 0, 65_000)
+        if not isinstance(value.jitter, bool):
+            raise InvalidOption(
+                f"jitter of retries must be True or False, not {_shown(value.jitter)}"
+            )
         if not isinstance(value.factor, (int, float)) or not 1 <= value.factor <= 1000:
             raise InvalidOption(
                 f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}"
             )
-        return value
-    return Retries(limit=check_count("retries", value, 0, 65_000))
+        return value.policy
+    limit = check_count("retries", value, 0, 65_000)
+    return msgspec.structs.replace(old, limit=limit)
 
 
 def check_conflict(value: object) -> str:
-    """One of the four ways to treat a second job with the same key."""
+    """A value of ``on_conflict``: one of the four ways to treat a second job with the same key."""
     try:
         return Conflict(str(value)).value
     except ValueError:
-        choices = ", ".join(Conflict)
-        raise InvalidOption(f"on_conflict must be one of {choices}, not {_shown(value)}") from None
+        choices, near = ", ".join(Conflict), did_you_mean(_shown(value).strip("'"), Conflict)
+        raise InvalidOption(
+            f"on_conflict must be one of {choices}, not {_shown(value)}{near and f'; {near}'}"
+        ) from None
 
 
 def check_app(
@@ -166,7 +186,7 @@ def check_app(
     if not all(isinstance(key, (str, bytes)) and key for key in secret_keys):
         raise InvalidOption("secret_keys must be non-empty strings or bytes")
     if serializer == "pickle" and not secret_keys:
-        raise InvalidOption("serializer='pickle' runs what the data say; it needs secret_keys")
+        raise InvalidOption("serializer='pickle' runs code from the jobs; it needs secret_keys")
     if isinstance(allow_imports, str):
         raise InvalidOption("allow_imports must be a list of patterns, as ['math.*']")
     if url is not None and env is not None:
@@ -183,10 +203,7 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 def _hint(name: str, known: list[str]) -> str:
     ours = our_option(name)
-    if ours:
-        return f"here it is {ours}"
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return ours or hint(name, known)
 
 
 class BodyTooLarge(InvalidOption):
@@ -197,7 +214,7 @@ def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> 
     """Refuse a job whose body, headers and tags together exceed ``MAX_BODY`` bytes.
 
     Raises:
-        BodyTooLarge: they do; the message names the largest part.
+        BodyTooLarge: the job is larger; the message names the largest part.
     """
     beside = 0
     if headers or tags:
@@ -216,7 +233,7 @@ def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> 
 
 
 def storable(text: str) -> str:
-    """Text that can be stored: lone surrogates, as in odd file names, become escapes."""
+    """Text without lone surrogates, which UTF-8 cannot encode: they become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -230,16 +247,18 @@ class Url(msgspec.Struct, frozen=True):
 
 
 def parse_url(text: str) -> Url:
-    """Split a broker URL.
+    """Split a broker URL. ``postgres://`` becomes ``postgresql://``.
 
     Raises:
         InvalidOption: the text is no URL; the message shows an example.
     """
     if not isinstance(text, str) or "://" not in text:
         raise InvalidOption(
-            f"url {text!r} is not a broker URL; it looks like lmdb://./jobs or redis://localhost"
+            f"url {text!r} is not a broker URL such as lmdb://./jobs or redis://localhost"
         )
     scheme, rest = text.split("://", 1)
+    if scheme.lower() == "postgres":  # another name of ``postgresql``, as in libpq
+        scheme, text = "postgresql", f"postgresql://{rest}"
     rest, _, query = rest.partition("?")
     try:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
@@ -249,7 +268,7 @@ def parse_url(text: str) -> Url:
 
 
 def lmdb_url(folder: str | Path) -> str:
-    """The URL of a store in a folder, whatever characters the folder's name has."""
+    """The URL of a store in a folder; the folder's name may have any characters."""
     return f"lmdb://{urllib.parse.quote(os.fsencode(folder))}"
 
 
@@ -263,7 +282,7 @@ def url_from_environment() -> str | None:
 
 
 def default_url() -> str:
-    """``$TIDEMILL_URL``, else LMDB in ``.tidemill`` beside the nearest project marker upward."""
+    """``$TIDEMILL_URL``, else LMDB in ``.tidemill`` of the nearest project folder, or here."""
     url = url_from_environment()
     if url:
         return url

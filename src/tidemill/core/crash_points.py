@@ -1,8 +1,9 @@
 """Named points at which a test can kill the process, as by ``kill -9``.
 
-``TIDEMILL_CRASH=name:N`` kills a process at its Nth passing of a point, ``name:N%`` at each passing
-with a chance of one in N. With ``TIDEMILL_CRASH_LOG`` it first writes a line to that file. Without
-these variables a point costs one comparison; points stand only on paths of batches.
+``TIDEMILL_CRASH=name:N`` kills a process when it passes the point ``name`` for the Nth time.
+``name:N%`` kills at each passing with probability 1/N; this N is not a percentage. Before its
+death, the process adds a line to the file that ``TIDEMILL_CRASH_LOG`` names. Without these
+variables a point costs one comparison. Points are only in code that runs once for a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _left = int(_COUNT.rstrip("%") or 1)
 
 
 def point(name: str) -> None:
-    """Die if this point and this passing were chosen."""
+    """Kill this process if ``TIDEMILL_CRASH`` chose this point and this passing."""
     if name == _NAME:
         _pass()
 

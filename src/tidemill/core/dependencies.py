@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from tidemill.core.errors import InvalidOption, JobNotFound
 from tidemill.core.job import Envelope, Record, RunOn, State
+from tidemill.core.purge_mark import is_purged
 
 __all__ = ["check_links", "not_waiting", "was_dropped"]
 
 
 def check_links(job: Envelope) -> None:
-    """Refuse a job of a flow that has a key: two rules would decide when it may run.
+    """Refuse a key for a job of a flow. The key and the flow would both decide when the job runs.
 
     Raises:
-        InvalidOption: it has one.
+        InvalidOption: the job has a key.
     """
     if job.links is not None and job.key:
-        raise InvalidOption(f"job {job.id} is part of a flow and has the key {job.key!r}: drop one")
+        raise InvalidOption(f"job {job.id} of a flow has the key {job.key!r}; leave the key out")
 
 
 def not_waiting(job_id: str) -> JobNotFound:
     """The error for a put whose next job does not exist or no longer waits."""
-    return JobNotFound(f"job {job_id} is to come after others, and does not wait (any more)")
+    return JobNotFound(f"job {job_id} no longer waits for other jobs, or does not exist")
 
 
 def was_dropped(record: Record) -> bool:
-    """True when a job of a flow ended because of the ends of the jobs before it."""
+    """True when a job of a flow ended without a run, because an earlier job did not succeed."""
     links = record.envelope.links
-    if links is None or not record.failures:
+    if links is None or not record.failures or is_purged(record.error):
         return False
     ends = {RunOn.SUCCESS: State.CANCELLED, RunOn.BARRIER: State.FAILED}
     return not record.attempts and links.waits in ends and ends[RunOn(links.waits)] is record.state

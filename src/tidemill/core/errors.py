@@ -2,16 +2,19 @@
 
     TidemillError
     ├── InvalidOption   (also ValueError)   an option, name or value that cannot be used
-    │   └── ScheduleOver                    a schedule whose times are past
+    │   ├── ScheduleOver                    a schedule whose times are past
+    │   └── TaskNotFound (also LookupError) a call by name of a task that nobody has declared
     ├── FeatureMissing                      the broker cannot do what was asked for
     ├── BrokerUnavailable                   the store cannot be opened or reached
     │   ├── StoreGone                       the store was deleted or replaced while it was open
     │   └── NotReplicated                   stored, but too few replicas had it in time
-    ├── StoreMoved                          all of the store goes, or went, to another url
+    ├── StoreMoved                          the store moves, or has moved, to another url
     ├── StoreFull                           disk or map nearly full: puts are refused, work goes on
+    ├── Unroutable      (also LookupError)  no queue is bound to the topic of a mandatory publish
     ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
     ├── DuplicateJob                        the id, or the key under on_conflict="reject", is taken
     ├── LeaseLost                           the job was leased to another owner meanwhile
+    ├── LimitTimeout    (also TimeoutError) no place of a limit was free in the time given
     ├── ResultTimeout   (also TimeoutError) the job has not finished in the time given
     ├── JobNotFound     (also LookupError)  no job has this id
     │   └── JobPruned                       the job finished and is no longer kept
@@ -24,9 +27,9 @@
         ├── BadSignature                    the signature is missing or wrong
         └── ResultNotKept                   the job succeeded; the store had no room for its result
 
-What a task raises to steer its own job (``Retry``, ``Fail``, ``Snooze``) and what is raised inside
-a task to stop it (``JobTimeout``, ``JobTerminated``, ``WorkerStopping``) are no errors of tidemill
-and live in :mod:`tidemill.core.retry`.
+:mod:`tidemill.core.retry` has two further kinds of exceptions, outside this tree. A task raises
+``Retry``, ``Fail``, ``Snooze`` or ``Skip`` to decide the end of its own job. A worker raises
+``JobTimeout``, ``JobTerminated`` or ``WorkerStopping`` inside a task to stop the task.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ __all__ = [
     "JobNotFound",
     "JobPruned",
     "LeaseLost",
+    "LimitTimeout",
     "NotReplicated",
     "QueueFull",
     "ResultNotKept",
@@ -56,20 +60,26 @@ __all__ = [
     "StoreFull",
     "StoreGone",
     "StoreMoved",
+    "TaskNotFound",
     "TidemillError",
+    "Unroutable",
 ]
 
 
 class TidemillError(Exception):
-    """The root: ``except TidemillError`` catches everything tidemill raises."""
+    """The root: ``except TidemillError`` catches all errors of this tree."""
 
 
 class InvalidOption(TidemillError, ValueError):
-    """An option, a name or a value cannot be used; the message names it and the remedy."""
+    """An option, a name or a value cannot be used; the message names the mistake and the remedy."""
 
 
 class ScheduleOver(InvalidOption):
     """A schedule would never fire: its times are past."""
+
+
+class TaskNotFound(InvalidOption, LookupError):
+    """A call names a task that neither this app nor a worker on its store has declared."""
 
 
 class FeatureMissing(TidemillError):
@@ -89,11 +99,15 @@ class NotReplicated(BrokerUnavailable):
 
 
 class StoreMoved(TidemillError):
-    """The store accepts and leases nothing more, since it moves; the message names the target."""
+    """The store is moved to another URL, which the message names. It takes and leases no job."""
 
 
 class StoreFull(TidemillError):
     """The disk or the map is nearly full: puts are refused so that running work can finish."""
+
+
+class Unroutable(TidemillError, LookupError):
+    """No queue is bound to the topic of a message that was published with ``mandatory=True``."""
 
 
 class QueueFull(TidemillError, queue.Full):
@@ -101,7 +115,11 @@ class QueueFull(TidemillError, queue.Full):
 
 
 class DuplicateJob(TidemillError):
-    """Another job has this id, or this key."""
+    """Another job has this id, or this key.
+
+    Attributes:
+        job_id: the id of the other job.
+    """
 
     def __init__(self, message: str, job_id: str = "") -> None:
         super().__init__(message)
@@ -121,8 +139,12 @@ class LeaseLost(TidemillError):
     """The lease ended before the message was settled; another consumer may have it now."""
 
 
+class LimitTimeout(TidemillError, TimeoutError):
+    """No place of a limit was free within the given time."""
+
+
 class ResultTimeout(TidemillError, TimeoutError):
-    """The job has not finished within the given time; it goes on."""
+    """The job has not finished within the given time. The job itself goes on."""
 
 
 class JobNotFound(TidemillError, LookupError):
@@ -146,7 +168,7 @@ class JobFailed(TidemillError):
 
     Attributes:
         job_id: id of the job.
-        error: the last attempt's exception as one line, ``Type: message``.
+        error: the last attempt's exception as one line, ``shop.errors.RateLimited: message``.
         traceback: the remote traceback as text, empty when there is none.
     """
 
@@ -159,7 +181,7 @@ class JobFailed(TidemillError):
 
 
 class JobCancelled(TidemillError):
-    """The job ended ``cancelled``. A task that was asked to stop may raise it to end so."""
+    """The job ended ``cancelled``. A task that should stop may raise ``JobCancelled``."""
 
 
 class JobExpired(TidemillError):
@@ -167,7 +189,7 @@ class JobExpired(TidemillError):
 
 
 class CodecError(TidemillError):
-    """A value that cannot be encoded, or bytes that cannot be decoded."""
+    """A value cannot be encoded, or bytes cannot be decoded."""
 
 
 class BadSignature(CodecError):

@@ -1,11 +1,11 @@
-"""Make, open and remove files that several users and several mounts share, safely.
+"""Safely make, open and remove files that several users and several mounts share.
 
-A :class:`Folder` is a directory held by its descriptor. It stays the same directory when its path
-is moved, deleted or reused, and no symbolic link leads out of it.
+A :class:`Folder` holds a directory by its descriptor. So the Folder stays with its directory when
+the path is moved, deleted or reused. A Folder follows no symbolic links.
 
 A new file takes the owner, the group and the write permissions of its folder. So a file that root
-makes in a service user's folder belongs to that user. Only regular files, FIFOs and folders of the
-expected kind are opened; anything else is refused with one sentence.
+makes in a service user's folder belongs to that user. Each method opens only the kind it expects:
+a regular file, a FIFO or a folder. A file of another kind raises an error of one sentence.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 _OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PATH_ONLY = getattr(os, "O_PATH", 0)
 _FIRST = 3
-"""The first descriptor that is neither standard input, output nor error."""
+"""The first descriptor after standard input, standard output and standard error."""
 
 
 def take_standard_descriptors() -> None:
     """Open ``/dev/null`` on each closed descriptor of 0, 1 and 2.
 
-    Otherwise the next file or socket gets such a number, and standard error is written into it.
+    Without this, the next file or socket would get number 2, and error texts would go into it.
     """
     for fd in range(_FIRST):
         try:
@@ -48,7 +48,7 @@ def take_standard_descriptors() -> None:
                 opened = os.open(os.devnull, os.O_RDWR)
                 if opened < _FIRST:
                     os.set_inheritable(opened, True)
-                else:  # another thread has taken the number meanwhile
+                else:  # the number is in use again: another thread has opened a file
                     os.close(opened)
 
 
@@ -65,18 +65,18 @@ def raised(fd: int) -> int:
 def keep_from_children(identity: tuple[int, int]) -> None:
     """Keep children from inheriting descriptors of the file with this device and inode.
 
-    LMDB opens its data file without the flag for that.
+    LMDB opens its data file without ``O_CLOEXEC``.
     """
     here = next(path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path))
     for name in os.listdir(here):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
             found = os.fstat(int(name))
             if (found.st_dev, found.st_ino) == identity and os.get_inheritable(int(name)):
                 os.set_inheritable(int(name), False)
 
 
 def private_folder(path: str) -> str:
-    """Make a folder of this user alone at ``path``, where all users may make folders.
+    """Make a folder for this user alone, at a path where all users may make folders.
 
     Raises:
         BrokerUnavailable: another user's folder is there, or a link.
@@ -97,7 +97,8 @@ def folder_mode(mode: int) -> int:
 def _file_mode(folder: int) -> int:
     """The mode of files in a folder of mode ``folder``.
 
-    Users who may make files there may read and write them. In a sticky folder only the group may.
+    Users who may make files in the folder may read and write its files. In a sticky folder this
+    holds only for the owner and the group.
     """
     mode = 0o600
     if folder & stat.S_IWGRP:
@@ -114,7 +115,7 @@ def create_file(path: str) -> int:
 
 
 class Folder:
-    """A directory, held open. Names are those of its entries."""
+    """A directory, held open. Its methods take the names of its entries."""
 
     fd = -1
 
@@ -141,7 +142,7 @@ class Folder:
     # -- making ---------------------------------------------------------------------------------
 
     def folder(self, name: str, mode: int = 0, *, make: bool = True) -> Folder:
-        """The folder ``name`` in this folder, made if missing. ``mode`` is that of its files."""
+        """The folder ``name`` in this folder, made if missing. Its files have ``mode``."""
         made = False
         if make:
             with contextlib.suppress(FileExistsError):
@@ -160,7 +161,7 @@ class Folder:
     def make(self, name: str, mode: int = 0) -> int:
         """Make the regular file ``name``, which must not exist; a descriptor that reads and writes.
 
-        ``mode`` 0 is what this folder gives.
+        A ``mode`` of 0 stands for the mode of new files in this folder.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPENED
         fd = raised(os.open(name, flags, 0o600, dir_fd=self.fd))
@@ -183,7 +184,7 @@ class Folder:
 
     @property
     def led(self) -> bool:
-        """True when another user could lead root astray here, and :meth:`hold` helps."""
+        """True when root uses another user's folder, and :meth:`hold` can refuse links."""
         return os.geteuid() == 0 != os.fstat(self.fd).st_uid and bool(_PATH_ONLY)
 
     @property
@@ -197,15 +198,15 @@ class Folder:
         owner = above.st_uid if os.geteuid() == 0 and found.st_uid != above.st_uid else -1
         group = above.st_gid if found.st_gid != above.st_gid else -1
         if (owner, group) != (-1, -1):
-            with contextlib.suppress(PermissionError):  # a group that we are not in
+            with contextlib.suppress(PermissionError):  # raised when this user is not in the group
                 os.fchown(fd, owner, group)
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.fchmod(fd, mode)
 
     def mend(self, name: str) -> None:
-        """Give a file that root once made here to the owner of this folder. Only root can.
+        """When root runs this, give a file of root in this folder to the owner of the folder.
 
-        The file is not opened: closing a lock file would end locks that LMDB holds on it.
+        The file is not opened: closing a lock file would end the locks that LMDB holds on it.
         """
         if not self.led:
             return
@@ -215,7 +216,8 @@ class Folder:
             try:
                 found = os.fstat(fd)
                 kind = stat.S_IFMT(found.st_mode)
-                # Another name of a file may be one outside of the store. Folders have no others.
+                # Leave a file with a second hard link alone: it may also belong to another folder.
+                # Folders have no second hard links.
                 plain = kind in (stat.S_IFREG, stat.S_IFIFO) and found.st_nlink == 1
                 if found.st_uid == 0 and (plain or kind == stat.S_IFDIR):
                     os.chown(f"/proc/self/fd/{fd}", above.st_uid, above.st_gid)
@@ -237,7 +239,7 @@ class Folder:
     def hold(self, name: str) -> int:
         """A descriptor that names the regular file ``name`` and does not open it (Linux).
 
-        Closing it ends no lock.
+        Closing the descriptor ends no lock.
 
         Raises:
             BrokerUnavailable: the name belongs to a link or a special file.
@@ -278,7 +280,7 @@ class Folder:
     # -- looking and removing -------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The entries of this moment."""
+        """The names of the entries at this moment."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             return os.listdir(fd)
@@ -301,8 +303,7 @@ class Folder:
         return True
 
     def discard(self, name: str) -> None:
-        """Remove the folder ``name`` with its files. A process that holds the folder open keeps
-        it."""
+        """Remove the folder ``name`` with its files, also while a process holds it open."""
         aside = f"{name}.gone-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
             self.rename(name, aside)

@@ -1,8 +1,8 @@
 """The data of the broker contract: plain structs without behaviour.
 
-An :class:`Envelope` is a job as its producer wrote it, and never changes. State, attempts and due
-time belong to the broker, which shows them in a :class:`Record`. A :class:`Lease` hands an envelope
-to an owner. A :class:`Verdict` is the result of the lease.
+An :class:`Envelope` is a job as its producer wrote it; only its queue may change. State, attempts
+and due time belong to the broker, which shows them in a :class:`Record`. A :class:`Lease` hands an
+envelope to an owner. A :class:`Verdict` is the result of the lease.
 
     put ──► waiting ──► scheduled ──► ready ──► running ──► succeeded
                │            ▲           ▲          │   └──► failed ──(kick)──► ready
@@ -19,16 +19,27 @@ from typing import Any
 import msgspec
 
 from tidemill.core.attempts import Attempt, latest_error, run_of, was_held
-from tidemill.core.limit_settings import JobLimit
+from tidemill.core.backoff import backoff
+from tidemill.core.codec import unpack
+from tidemill.core.envelope import (
+    RESULT_NOT_KEPT,
+    Envelope,
+    Links,
+    Planned,
+    Ref,
+    Unique,
+    decode_envelope,
+    encode_envelope,
+)
 from tidemill.core.owner import RELAY, Command, Owner
-from tidemill.core.priority import MIDDLE_RANK, priority_of, rank_of
-from tidemill.core.retry import Retries, backoff
+from tidemill.core.priority import priority_of, rank_of
 
 __all__ = [
     "CONSUMER_DIED",
     "DEFAULT_TTR",
     "GROUP",
     "RELAY",
+    "RESULT_NOT_KEPT",
     "Attempt",
     "Command",
     "Conflict",
@@ -48,7 +59,10 @@ __all__ = [
     "State",
     "Unique",
     "Verdict",
+    "altered_text",
+    "decode_envelope",
     "delay_of",
+    "encode_envelope",
     "priority_of",
     "rank_of",
     "run_of",
@@ -57,7 +71,18 @@ __all__ = [
 
 
 class State(enum.StrEnum):
-    """The state of a job: exactly one at every instant."""
+    """The state of a job: exactly one at every instant. A state is also a text: ``"ready"``.
+
+    Attributes:
+        WAITING: the job waits for other jobs, or for the running job with the same key.
+        SCHEDULED: the job starts later: after a delay, a backoff or a snooze.
+        READY: a worker may take the job.
+        RUNNING: a worker has the job.
+        SUCCEEDED: the task returned, or the message was acknowledged.
+        FAILED: the job used up its attempts, or will not be retried.
+        CANCELLED: somebody cancelled the job, or a job before it did not succeed.
+        EXPIRED: the job did not start within its ``expires`` time.
+    """
 
     WAITING = "waiting"
     SCHEDULED = "scheduled"
@@ -70,22 +95,31 @@ class State(enum.StrEnum):
 
     @property
     def finished(self) -> bool:
-        """True when the job changes no more by itself."""
+        """True when the job has ended; only a retry by a person starts it again."""
         return self in FINISHED
 
 
 FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED})
+WAITING_STATES = frozenset({State.WAITING, State.SCHEDULED, State.READY})
+"""The states of a job that has not started, or waits for its next attempt."""
 
 
 DEFAULT_TTR = 60.0
-"""The seconds that a consumer has for a message put without ``ttr``."""
+"""The seconds in which a consumer must acknowledge a message that was put without ``ttr``."""
 
 
 CONSUMER_DIED = "its consumer died"
 NOT_STARTED = "cancelled before it started"
 WHILE_RUNNING = "cancelled while it was running"
 CANCEL_ASKED = {False: "cancel was asked for", True: "cancel was asked for, at once"}
-"""Lines in the history of a cancelled job, by ``terminate``."""
+"""The line in the history of a cancelled job, with the value of ``terminate`` as the key."""
+
+
+def altered_text(rank: int | None, queue: str | None) -> str:
+    """The line in the history of a job that got another rank or queue; None for no change."""
+    parts = [] if queue is None else [f"queue {queue}"]
+    parts += [] if rank is None else [f"priority {priority_of(rank):g}"]
+    return f"altered: {', '.join(parts)}"
 
 
 class Conflict(enum.StrEnum):
@@ -108,12 +142,11 @@ class Placed(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """The end of a lease. ``RELEASE``, ``SNOOZE`` and ``UNKNOWN`` count no attempt.
+    """The end of a lease. ``RELEASE``, ``SNOOZE``, ``UNKNOWN`` and ``CARRY`` count no attempt.
 
-    ``UNKNOWN`` sets a job aside, since the owner does not know its task. The job is scheduled,
-    without a time, until an owner comes that knows the task (``Want.knows``). With
-    ``Verdict.delay`` a job that is still set aside fails after so many seconds, with the verdict's
-    error.
+    ``UNKNOWN`` means that the owner does not know the job's task. The job is scheduled, without a
+    time, until an owner that knows the task attaches (``Want.knows``). If no such owner attaches
+    within ``Verdict.delay`` seconds, the job fails with the verdict's error.
 
     ``CARRY`` gives the lease to the carrier (:mod:`tidemill.brokers.contract.carrier`).
     """
@@ -130,132 +163,29 @@ class Outcome(enum.IntEnum):
 
 
 class RunOn(enum.StrEnum):
-    """The ends of earlier jobs that start a job behind them."""
+    """The condition on the ends of earlier jobs under which a later job starts."""
 
-    SUCCESS = "success"  # all succeed; the job is cancelled as soon as one does not
-    ANY = "any"  # all end, however
-    FAILURE = "failure"  # all end, and at least one does not succeed; else the job is deleted
-    BARRIER = "barrier"  # all end; then the job ends like them, and never runs
-
-
-class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The links of a job to other jobs.
-
-    Attributes:
-        next: ids of the jobs that wait for this job. They were put before it, in an earlier or the
-            same call.
-        waits: the condition of this job (:class:`RunOn`); empty for a first job.
-        inputs: ids of earlier jobs whose ends are part of the lease, in order. Jobs that name this
-            job as ``next`` are kept until then; another job may be gone, and its input is empty.
-    """
-
-    next: tuple[str, ...] = ()
-    waits: str = ""
-    inputs: tuple[str, ...] = ()
+    SUCCESS = "success"  # all succeed; the first end without success cancels the job
+    ANY = "any"  # all end, with or without success
+    FAILURE = "failure"  # all end, at least one without success; if all succeed, it is deleted
+    BARRIER = "barrier"  # all end; the job never runs: it succeeds if all succeeded, else fails
 
 
 GROUP = "tidemill.group"
-"""The task of a job that stands for a group: it waits for all members and never runs. Its header
-``members`` is the number of members; where that was unknown, the job ``<id>.members`` has it."""
-
-
-class Ref(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A placeholder in a body for the result of another job, until the body's job runs.
-
-    Attributes:
-        ids: the job, or the steps that lead to it in order.
-        group: True for the list of the results of a group; the last id is the group.
-        ended: True for the end of the job, whatever it was, instead of its result.
-    """
-
-    ids: tuple[str, ...]
-    group: bool = False
-    ended: bool = False
-
-    def __repr__(self) -> str:
-        what = "end" if self.ended else "results" if self.group else "result"
-        return f"<{what} of {self.ids[-1]}>"
-
-
-class Planned(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The schedule that put a job, and the time of the schedule (wall time)."""
-
-    schedule: str
-    time: float = 0.0
-
-
-class Unique(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The effect of a key beyond its job's end. Seconds, 0 for none.
-
-    Attributes:
-        period: seconds from acceptance in which a job keeps its key after success.
-        max_wait: seconds from the first of the jobs that replaced each other; then the last job is
-            due whatever its own delay.
-    """
-
-    period: float = 0.0
-    max_wait: float = 0.0
-
-
-class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
-    """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
-
-    Times are seconds; ``delay`` and ``expires`` run from acceptance on the store's own clock,
-    ``at`` and ``created`` are wall time (epoch). 0 means none, except ``ttr``, where 0 means at
-    most once and a negative value means none was given, and ``result_ttl``, likewise.
-    """
-
-    id: str
-    queue: str = "default"
-    task: str = ""
-    body: bytes = b""
-    created: float = 0.0
-    rank: int = MIDDLE_RANK
-    delay: float = 0.0
-    at: float = 0.0
-    expires: float = 0.0
-    timeout: float = 0.0
-    ttr: float = -1.0
-    retries: Retries = Retries()
-    key: str = ""
-    on_conflict: str = "keep"
-    result_ttl: float = -1.0
-    tags: tuple[str, ...] = ()
-    headers: dict[str, str] = {}
-    text: str = ""
-    pickled: bool = False
-    signature: bytes = b""
-    links: Links | None = None
-    planned: Planned | None = None
-    limit: JobLimit | None = None
-    unique: Unique | None = None
-
-    @property
-    def is_message(self) -> bool:
-        """True for a raw message: a job with no task."""
-        return not self.task
-
-    @property
-    def at_most_once(self) -> bool:
-        """True for a message that is acknowledged before its consumer receives it."""
-        return self.ttr == 0 and not self.task
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Envelope)
-encode_envelope = _ENCODER.encode
-decode_envelope = _DECODER.decode
+"""The task of a job that stands for a group: the job waits for all members and never runs. Its
+header ``members`` is the number of members. If the number was unknown when the job was put, the job
+``<id>.members`` has the header."""
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """The effect of one put: the id of the job that now stands for it, and the way."""
+    """The effect of one put: its kind, and the id of the put job or of the job that it kept."""
 
     id: str
     placed: Placed
 
 
 class Input(msgspec.Struct, array_like=True, gc=False):
-    """The end of a job that another job waited for; an empty state when the job is gone."""
+    """The end of a job that another job waited for. The state of a deleted job is empty."""
 
     id: str
     state: str = ""
@@ -269,11 +199,12 @@ class Lease(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         token: a fresh number for every lease; it fences off earlier leases of the job.
         attempt: the number of this attempt in its run, from 1.
-        losses: the number of workers that died with the task; above 0 it must run alone.
-        rank, seq: the order of the job among the ready ones; prefetched jobs run in this order.
+        losses: the number of worker processes that died with the job. A job with losses must run
+            alone in its process.
+        rank, seq: the order of the job among ready jobs; prefetched jobs run in this order.
         timeout: seconds, 0 for none.
         deadline: the ttr of a message in seconds, 0 for none.
-        envelope: encoded, since an owner that only passes it on need not decode it.
+        envelope: the encoded envelope. An owner that only passes the job on need not decode it.
     """
 
     token: int
@@ -301,8 +232,9 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
             of the message's own retry policy.
         started, ended: wall time.
         rank: the new rank of the job; below 0 for no change.
-        hold: True for a job that still runs: a retry counts at once, and the lease stays until a
-            second verdict gives the job back. A job without another attempt ends at once.
+        hold: True for a job that still runs. The store counts the retry at once, and keeps the
+            lease until a second verdict gives the job back. If this was the last attempt, the job
+            ends at once.
     """
 
     token: int
@@ -318,10 +250,6 @@ class Verdict(msgspec.Struct, array_like=True, gc=False):
     rank: int = -1
 
 
-RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
-"""The result of a succeeded job when the store had no room for its own result."""
-
-
 def delay_of(verdict: Verdict, envelope: Envelope, attempt: int) -> float:
     """Seconds until a job runs again after attempt ``attempt`` ended with this verdict."""
     by_policy = verdict.delay < 0 or (envelope.is_message and not verdict.delay)
@@ -330,13 +258,14 @@ def delay_of(verdict: Verdict, envelope: Envelope, attempt: int) -> float:
 
 
 class Note(msgspec.Struct, array_like=True, gc=False):
-    """A report of a running job: progress, or a line of log."""
+    """A report of a running job: progress with its text, or a line of log."""
 
     token: int
     done: float = -1.0
     total: float = 0.0
     line: str = ""
     time: float = 0.0
+    text: str = ""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -347,8 +276,18 @@ class Record(msgspec.Struct, kw_only=True):
         max_attempts: the most attempts of a run; 0 for no limit.
         pending: the number of earlier jobs that have not ended.
         failures: the number of earlier jobs that did not succeed.
-        unknown: True for a job set aside: it is scheduled until a worker comes that knows its task,
-            and fails at ``due``.
+        raw_result: the result as the store has it, encoded; empty stands for None.
+        error: the error of a job that ended without success. ``latest_error`` also has the errors
+            of attempts.
+        progress: (done, total) of the task's last report; None before its first report.
+        progress_text: the text of that report; empty without a text.
+        attempts: the ended attempts of all runs, oldest first.
+        token: the number of the lease of a running job.
+        lease_ends: when the lease of a message ends, unless its consumer renews the lease; 0 for
+            none.
+        log: the lines that the task has logged, each as (time, text).
+        unknown: True when no worker knew the task of the job. The job is scheduled until a worker
+            with this task starts. Without such a worker the job fails at ``due``.
     """
 
     envelope: Envelope
@@ -363,15 +302,41 @@ class Record(msgspec.Struct, kw_only=True):
     due: float = 0.0
     expires: float = 0.0
     finished: float = 0.0
-    result: bytes = b""
+    raw_result: bytes = msgspec.field(default=b"", name="result")
     error: str = ""
     worker: str = ""
     leased: float = 0.0
     cancelling: bool = False
     attempts: list[Attempt] = []
-    progress: tuple[float, float] | None = None
+    progress: tuple[int, int] | None = None
+    progress_text: str = ""
     log: list[tuple[float, str]] = []
     unknown: bool = False
+    token: int = 0
+    lease_ends: float = 0.0
+
+    @property
+    def result(self) -> Any:
+        """The value that the task returned, as plain data; None unless the job succeeded.
+
+        ``Job.result`` also restores dataclasses, by the annotation of the task.
+
+        Raises:
+            ResultNotKept: the job succeeded, and the store had no room for its result.
+            CodecError: another version wrote the result.
+        """
+        return unpack(self.raw_result) if self.raw_result else None
+
+    @property
+    def latest_error(self) -> str:
+        """The error of the job or of its latest attempt; empty without an error."""
+        return self.error or latest_error(self.attempts)
+
+    @property
+    def current_attempt(self) -> int:
+        """The number of the attempt that runs now, or of the latest attempt; 0 before the first."""
+        is_new = self.state is State.RUNNING and not was_held(self.attempts, self.leased)
+        return self.attempt + 1 if is_new else self.attempt
 
     @property
     def run(self) -> int:
@@ -383,8 +348,15 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def due_by_wall(self) -> bool:
-        """True when the job is due at the producer's ``at``; stores keep microseconds."""
+        """True when the job is due at the producer's ``at``, rounded to microseconds."""
         return bool(self.due) and abs(self.due - self.envelope.at) < 2e-6
+
+    def outcome_of(self, attempt: Attempt) -> Outcome:
+        """The outcome of an attempt of this job: a retry of the last attempt is a failure."""
+        ended = self.state is State.FAILED and attempt is self.attempts[-1]
+        is_last = ended or 0 < self.max_attempts <= attempt.number
+        is_failure = attempt.outcome == Outcome.RETRY and is_last
+        return Outcome.FAIL if is_failure else Outcome(attempt.outcome)
 
     def public(self) -> dict[str, Any]:
         """The record as plain data for programs: no body, times as epoch seconds."""
@@ -420,19 +392,20 @@ class Record(msgspec.Struct, kw_only=True):
             "cancelling": self.cancelling,
             "unknown": self.unknown,
             "progress": list(self.progress) if self.progress else None,
-            "attempts": [
-                {
-                    "run": a.run,
-                    "number": a.number,
-                    "worker": a.worker,
-                    "leased": a.leased or None,
-                    "started": a.started or None,
-                    "ended": a.ended or None,
-                    "outcome": Outcome(a.outcome).name.lower(),
-                    "error": a.error or None,
-                    "traceback": a.traceback or None,
-                }
-                for a in self.attempts
-            ],
+            "progress_text": self.progress_text or None,
+            "attempts": [self._public_attempt(attempt) for attempt in self.attempts],
             "log": [{"time": when, "line": line} for when, line in self.log],
+        }
+
+    def _public_attempt(self, attempt: Attempt) -> dict[str, Any]:
+        return {
+            "run": attempt.run,
+            "number": attempt.number,
+            "worker": attempt.worker,
+            "leased": attempt.leased or None,
+            "started": attempt.started or None,
+            "ended": attempt.ended or None,
+            "outcome": self.outcome_of(attempt).name.lower(),
+            "error": attempt.error or None,
+            "traceback": attempt.traceback or None,
         }

@@ -17,14 +17,14 @@ class LimitSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The settings of a limit. None means no limit of that kind.
 
     Attributes:
-        rate: (jobs, seconds): a bucket of ``burst`` tokens that gets so many tokens in that time. A
-            job takes one token, or as many as it costs. With a rate of 0 jobs nothing starts.
+        rate: (jobs, seconds): the bucket gets ``jobs`` tokens in ``seconds``. A job takes as many
+            tokens as its cost. With a rate of 0 jobs, no job starts.
         burst: the most tokens in the bucket.
-        window: (jobs, seconds): the most jobs that start within any span of that length.
+        window: (jobs, seconds): within any span of ``seconds`` at most ``jobs`` jobs start.
         concurrency: the most jobs that run at a time.
-        breaker: (failures, seconds): after so many failed attempts in a row nothing starts for that
-            time; then one job at a time, until one succeeds. After a first failure at most as many
-            jobs run at a time as may still fail.
+        breaker: (failures, seconds): after ``failures`` failed attempts in a row, no job starts for
+            ``seconds``. Then jobs run one at a time until a job succeeds. After a failed attempt,
+            at most N jobs run at a time, where N further failures open the breaker.
     """
 
     rate: tuple[float, float] | None = None
@@ -35,7 +35,7 @@ class LimitSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def every(self) -> float:
-        """Microseconds from one token to the next; 0 where there is no bucket."""
+        """Microseconds from one token to the next; 0 when the bucket gets no tokens."""
         return self.rate[1] * MICROSECONDS / self.rate[0] if self.rate and self.rate[0] else 0.0
 
 
@@ -44,11 +44,11 @@ class JobLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         name: the name of the limit.
-        key: the partition, such as a customer: each key has the limit for itself, and keys take
-            turns. Empty for a limit that all jobs share.
+        key: the partition, such as a customer. Each key has its own count against the limit, and
+            keys take turns. Empty for a limit that all jobs share.
         cost: the tokens that the job takes.
-        terms: the settings that its producer declares. They apply until a producer declares others.
-            Settings that a person sets by hand take precedence and stay.
+        terms: the settings that its producer declares. They apply until a producer declares other
+            settings. Settings that a person sets by hand take precedence and stay.
     """
 
     name: str

@@ -1,9 +1,10 @@
-"""Locks, conditions and events that signal handlers cannot leave taken.
+"""Locks, conditions and events that stay usable when a signal handler raises.
 
-Python calls a signal's handler in the main thread between two steps. A handler that raises inside
-``with lock:`` of the standard library may leave the lock taken. A handler that enqueues a job may
-wait for a lock of its own thread. So the main thread holds the locks of this module without
-handlers (:mod:`tidemill.core.signals`). While it waits for news, handlers are called at once.
+Python calls a signal's handler in the main thread between two bytecodes. A handler that raises
+inside ``with lock:`` of the standard library may leave the lock taken. A handler that enqueues a
+job may wait for a lock that its own thread holds. So no handler runs while the main thread holds a
+lock of this module (:mod:`tidemill.core.signals`). While the main thread waits for a notification,
+handlers run at once.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Condition(RLock):
         began, told, came = self._began, False, False
         state = self._lock._release_save()
         try:
-            begin_interruptible_wait()  # and no try within: a handler may raise between two of them
+            begin_interruptible_wait()  # no inner try: a handler may raise before it begins
             told = turn.acquire(timeout=-1 if timeout is None else _most(timeout))
             end_interruptible_wait()
             came = told
@@ -85,7 +86,10 @@ class Condition(RLock):
         return came
 
     def _leave(self, turn: threading.Lock) -> None:
-        """The time is over, or a handler has raised; news that came just then are for another."""
+        """End a wait without a notification: the time is over, or a handler has raised.
+
+        If the notification came at this moment, pass it to another thread.
+        """
         try:
             self._turns.remove(turn)
         except ValueError:
@@ -113,7 +117,7 @@ class Condition(RLock):
 
 
 class Event:
-    """Something that happens once."""
+    """An event that happens once."""
 
     __slots__ = ("_happened", "_told")
 
@@ -122,7 +126,7 @@ class Event:
         self._happened = False
 
     def is_set(self) -> bool:
-        """True once it has happened."""
+        """True once the event has happened."""
         return self._happened
 
     def set(self) -> None:
@@ -132,7 +136,7 @@ class Event:
             self._told.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until it happens; False when the time is over."""
+        """Sleep until the event happens; False when the time is over."""
         with self._told:
             if not self._happened:
                 self._told.wait(timeout)
@@ -140,7 +144,7 @@ class Event:
 
 
 class LongLock:
-    """A lock that is held during calls to a server. A handler may end the wait for the lock."""
+    """A lock that is held during calls to a server. A signal handler may end the wait for it."""
 
     __slots__ = ("_began", "_changed", "_taken")
 
@@ -155,7 +159,7 @@ class LongLock:
                 while self._taken:
                     self._changed.wait()
                 self._taken, self._began = True, began
-        except BaseException:  # a handler has raised
+        except BaseException:  # a signal handler has raised
             if began:
                 resume_signals()
             raise

@@ -10,8 +10,11 @@ __all__ = ["RELAY", "Command", "Owner"]
 class Command(msgspec.Struct, array_like=True, gc=False):
     """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.
 
-    ``lost`` says that the broker has given it up: its leases are others' now, and it gets no more
-    before it attaches again.
+    ``dump ID`` and ``profile ID SECONDS HERTZ`` ask a worker for a report. The worker writes the
+    report into the history of the store (:mod:`tidemill.client.worker_reports`).
+
+    ``lost`` tells the owner that the broker counts it as dead. Other owners may have its leases
+    now. The owner gets no new lease before it attaches again.
     """
 
     verb: str
@@ -19,16 +22,17 @@ class Command(msgspec.Struct, array_like=True, gc=False):
 
 
 RELAY = "relay"
-"""The kind of an owner that brings jobs to a carrier; it runs none of its jobs."""
+"""The kind of an owner that brings jobs to a carrier and runs no job."""
 
 
 class Owner(msgspec.Struct, kw_only=True):
     """A worker, a relay, or a consumer of messages, as the broker knows it.
 
-    A remote owner (:mod:`tidemill.brokers.contract.remote_owners`) has a ``lease``: seconds of
-    silence for
-    which it is given up. Without one it lives as long as its process. ``serial`` is the highest it
-    gave a step before it attached: steps up to that are over.
+    A remote owner (:mod:`tidemill.brokers.contract.remote_owners`) has a ``lease``. After this many
+    seconds without a call, the broker counts the owner as dead. An owner without a ``lease`` lives
+    as long as its process. ``serial`` is the number of the owner's last step before it attached
+    again; the broker refuses older steps. ``version`` is the version of tidemill that a worker
+    runs; it is empty for relays and consumers.
     """
 
     id: str
@@ -42,3 +46,4 @@ class Owner(msgspec.Struct, kw_only=True):
     board: str = ""
     lease: float = 0.0
     serial: int = 0
+    version: str = ""

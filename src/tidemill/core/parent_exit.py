@@ -1,4 +1,4 @@
-"""End this process when the process that started it is gone, however that ended."""
+"""End this process when its parent process has ended, also by SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def end_with(parent: int) -> None:
     """Send TERM to this process when ``parent``, which started it, is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it died before the request
+        if os.getppid() != parent:  # the parent died before the call of prctl
             os.kill(os.getpid(), signal.SIGTERM)
         return
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["MIDDLE_RANK", "priority_of", "rank_of"]
 
-# Priorities are 0 to 4,294,967,295 in the store, lower first, as beanstalkd has them; its usual
-# 1024 is our 0, so that jobs of both kinds can share a queue.
+# Ranks are 0 to 4,294,967,295, lower first, like the priorities of beanstalkd. Our priority 0 is
+# rank 1024, the usual priority in beanstalkd. So tasks and beanstalk jobs can share a queue.
 MIDDLE_RANK = 1024
 _STEP = 10
 

@@ -16,9 +16,10 @@ KEEP_OPTIONS = ("keep", "keep_count", "keep_failed")
 class Retention(msgspec.Struct, frozen=True):
     """The retention of finished jobs: by time, and for succeeded jobs also by number.
 
-    By number, jobs without a result go first, then the oldest results. A result other than None is
-    never pruned before ``protect`` seconds, so that whoever asked for it can fetch it however busy
-    the store is; only the job's own ``result_ttl`` may say less.
+    When more than ``count`` succeeded jobs are kept, the store first deletes jobs without a result.
+    Then it deletes the jobs with the oldest results. It keeps a result other than None for at least
+    ``protect`` seconds, so that the caller can fetch it. A shorter ``result_ttl`` of the job itself
+    takes precedence over ``protect``.
     """
 
     succeeded: float = 3600.0
@@ -44,7 +45,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def number_option(options: Mapping[str, str], name: str, default: float) -> float:
-    """The value of a URL option that is a non-negative number."""
+    """The value of a URL option, which must be a number of 0 or more."""
     text = options.get(name)
     if text is None:
         return default

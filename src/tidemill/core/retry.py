@@ -1,89 +1,61 @@
-"""The times of retries, and the exceptions by which a task decides them itself.
+"""The retries of a task as code declares them, and the exceptions by which a task decides its end.
 
-Backoff is exponential with full jitter: a delay drawn evenly from nothing to the bound, so that
-jobs that failed together do not come back together (M. Brooker, "Exponential Backoff and Jitter",
-2015).
+:mod:`.backoff` has the numbers that a job stores, and the delays.
 """
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 
-import msgspec
-
+from tidemill.core.backoff import RetryPolicy
+from tidemill.core.error_types import ErrorTypes
 from tidemill.core.errors import InvalidOption
 
 __all__ = [
-    "BY_POLICY",
-    "ENDLESS",
-    "MESSAGE",
     "Fail",
     "JobTerminated",
     "JobTimeout",
     "Retries",
     "Retry",
+    "Skip",
     "Snooze",
     "WorkerStopping",
-    "backoff",
 ]
 
 
-class Retries(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The number and the times of a failed job's retries.
+class Retries(RetryPolicy, frozen=True, gc=True):
+    """The retries of a task, as code declares them: ``@mill.task(retries=Retries(5, …))``.
+
+    A job stores only the numbers. The worker reads ``on``, ``never`` and ``when`` from the task's
+    declaration. These three apply to exceptions of the task. After a timeout or the death of a
+    worker, only the numbers apply.
 
     Attributes:
-        limit: retries after the first attempt; ``Retries(0)`` never retries.
-        delay: seconds before the first retry, at most (full jitter draws from 0 to this).
-        factor: by what the bound grows with each retry.
-        cap: the bound never exceeds this many seconds.
-        jitter: False waits the full bound instead of drawing from it.
-        immediate: this many first retries have no delay; the backoff begins after them.
+        limit: retries after the first attempt, 0 to 65,000; ``Retries(0)`` never retries.
+        delay: seconds before the first retry, at most.
+        factor: each retry multiplies the bound by this, 1 to 1,000.
+        cap: the largest bound in seconds.
+        jitter: True draws each delay from 0 to the bound; False waits for the whole bound.
+        immediate: the first ``immediate`` retries have no delay; the backoff begins after them.
+        on: only these exceptions are retried: classes, or dotted names such as
+            ``"requests.Timeout"``.
+        never: these exceptions are not retried.
+        when: a function of the error, called after the checks of ``on`` and ``never``. True retries
+            the job.
     """
 
-    limit: int = 3
-    delay: float = 5.0
-    factor: float = 2.0
-    cap: float = 3600.0
-    jitter: bool = True
-    immediate: int = 0
+    on: ErrorTypes = ()
+    never: ErrorTypes = ()
+    when: Callable[[BaseException], object] | None = None
 
     @property
-    def max_attempts(self) -> int:
-        """The most runs of the job; 0 means no limit."""
-        return self.limit + 1
-
-
-ENDLESS = Retries(limit=-1)
-"""The policy of beanstalk jobs: retries without limit and without delay, as in the protocol."""
-
-
-MESSAGE = Retries(limit=19, delay=1.0, factor=2.0, cap=300.0, jitter=False, immediate=1)
-"""The policy of a message put without ``retries``.
-
-The first failed hand-out returns the message to its place, later ones delay it by 1 s doubling to
-5 minutes, and the 20th ends it.
-"""
-
-
-BY_POLICY = -1.0
-"""The delay of a verdict that leaves the delay to the job's policy, also for tasks."""
-
-
-def backoff(policy: Retries, attempt: int) -> float:
-    """Seconds until a job whose attempt number ``attempt`` (from 1) failed runs again.
-
-    Redis and PostgreSQL compute the same numbers for messages: ``backoff.lua``, ``29_backoff.sql``.
-    """
-    step = attempt - 1 - policy.immediate
-    if policy.limit < 0 or policy.delay <= 0 or step < 0:
-        return 0.0
-    # 2.0 ** 1024 overflows; past 64 doublings every cap has long been reached.
-    bound = min(policy.cap, policy.delay * policy.factor ** min(step, 64))
-    return random.uniform(0.0, bound) if policy.jitter else bound
+    def policy(self) -> RetryPolicy:
+        """Only the numbers."""
+        return RetryPolicy(*(getattr(self, name) for name in RetryPolicy.__struct_fields__))
 
 
 DELAY_MOST = 100 * 365 * 86400.0
-"""A hundred years: a longer time is a mistake of units."""
+"""A hundred years: a longer delay is a mistake of units."""
 
 
 def _check_delay(what: str, delay: float) -> float:
@@ -93,11 +65,15 @@ def _check_delay(what: str, delay: float) -> float:
 
 
 class Retry(Exception):
-    """Raised by a task: this attempt failed, run the job again.
+    """Raised by a task: this attempt failed; run the job again.
 
     Args:
-        delay: seconds until then; the task's own backoff when not given.
-        reason: what the trail says of this attempt.
+        reason: the text for this attempt in the trail (the events of the job).
+        delay: seconds until the next attempt, 0 to a hundred years; by default the task's own
+            backoff.
+
+    Raises:
+        InvalidOption: the delay is out of bounds.
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
@@ -106,31 +82,54 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """Raised by a task: the job has failed for good, do not run it again."""
+    """Raised by a task: the job has failed for good; do not run it again.
+
+    The text, ``Fail("why")``, becomes the error of the job.
+    """
 
 
 class Snooze(Exception):
-    """Raised by a task: run the job again after ``delay`` seconds; no attempt is counted."""
+    """Raised by a task: run the job again later; no attempt is counted.
+
+    Args:
+        delay: seconds until the next run, 0 to a hundred years.
+        reason: the text in the trail.
+
+    Raises:
+        InvalidOption: the delay is out of bounds.
+    """
 
     def __init__(self, delay: float, reason: str = "") -> None:
         super().__init__(reason or f"snoozed for {delay:g} s")
         self.delay = _check_delay("Snooze", delay)
 
 
+class Skip(Exception):
+    """Raised by middleware or a task: there is nothing to do.
+
+    The job succeeds with the result None. Its trail (the events of the job) says ``skipped:`` with
+    the reason.
+    """
+
+
 class JobTimeout(BaseException):
     """Raised inside a running task whose ``timeout`` has passed.
 
-    A BaseException, as KeyboardInterrupt is: a task's ``except Exception`` must not swallow it.
+    The class is a BaseException, like KeyboardInterrupt, so ``except Exception`` in a task does not
+    catch it.
     """
 
 
 class JobTerminated(BaseException):
-    """Raised inside a running task that was cancelled with ``terminate=True``."""
+    """Raised inside a running task that was cancelled with ``terminate=True``.
+
+    The class is a BaseException, for the same reason as :class:`JobTimeout`.
+    """
 
 
 class WorkerStopping(BaseException):
     """Raised inside a running task whose worker stops, shortly before the process is killed.
 
-    The job goes back uncounted. A task may catch it, clean up and return: then its result counts.
-    Async tasks get ``asyncio.CancelledError`` instead.
+    The job goes back to its queue, and the attempt does not count. A task may catch the exception,
+    clean up and return: then its result counts. Async tasks get ``asyncio.CancelledError`` instead.
     """

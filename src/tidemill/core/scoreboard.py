@@ -1,25 +1,26 @@
 """The scoreboard: a mapped file of the jobs that a worker runs at this moment.
 
-Worker processes write the file. A survivor reads it: the supervisor, or, when all processes died at
-once, another worker. A job on the scoreboard was running and used an attempt. A leased job that is
-not on the scoreboard was only prefetched (law 6).
+Worker processes write the file. The supervisor reads it when a worker process dies. Another worker
+reads it when all processes of a worker died at once. A job on the scoreboard was running and used
+an attempt. A leased job that is not on the scoreboard was only prefetched (law 6).
 
-The file begins with the id of its owner, so that no reader mistakes it for another owner's. Then
-come rows of (token, thread, started, deadline). Each process has a *share* of the rows: a header,
-and one row for each job that runs, or has ended and may not be stored yet. A process uses its rows
-in turn and does not clear the row of a job that ended. A share has more rows than the process can
-hold leases, so a row is reused only when its job has long been settled. The token of a settled job
-matches no lease, since each lease has a fresh token.
+The file begins with the id of its owner, so no reader takes it for another owner's file. Then come
+rows of (token, thread, started, deadline). Each process has a *share* of the rows: a header, and
+one row for each job that runs. A job that has ended keeps its row, because its verdict may not be
+stored yet. A process uses its rows in turn and does not clear the row of a job that ended. A share
+has more rows than the process can hold leases. So a row is used again only when its job has long
+been settled. The token of a settled job matches no lease, because each lease has a fresh token.
 
-The header holds the id of the process, the last time its timekeeper ran, the number of its jobs
-that wait for other jobs, and the time since which it has outlived its SIGKILL.
+The header holds the id of the process, the last time its timekeeper ran, and the number of its jobs
+that wait for other jobs. For a process that did not die of its SIGKILL, the header also has the
+time of this signal.
 
-Starting a job writes the token last: a kill in between never shows a job with the times of another
-job.
+At the start of a job the token is written last. So after a kill during the write, no row shows a
+job with the times of another job.
 
-The owner of a scoreboard holds a ``flock`` on it as long as the owner lives. A process may remove
-an unlocked scoreboard whose owner is not listed, and holds the lock while it does so. An owner that
-waited for that lock sees that its file is gone, and makes another.
+The owner of a scoreboard holds a ``flock`` on the file as long as the owner lives. Another process
+may take this lock and remove a scoreboard whose owner is not listed. A starting owner may wait for
+the lock of a file that is removed. The owner sees that the file is gone, and makes another file.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = [
     "Running",
     "Scoreboard",
     "allocate",
+    "read_runs",
     "read_scoreboard",
     "read_unkillable",
     "remove_scoreboard",
@@ -57,7 +59,7 @@ _HEADER = (1 << 64) - 1
 def allocate(fd: int, size: int) -> None:
     """Grow a file to ``size`` bytes with allocated blocks, before it is mapped.
 
-    Writing to a mapped hole when the disk is full ends the process with SIGBUS.
+    Without this, writing to a mapped hole on a full disk would end the process with SIGBUS.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
@@ -66,9 +68,10 @@ def allocate(fd: int, size: int) -> None:
 
 
 class Running(NamedTuple):
-    """A row of a scoreboard. ``started`` is wall time, ``deadline`` machine time, 0 for none.
+    """A row of a scoreboard.
 
-    ``thread`` is the kernel's number of the thread that runs the job.
+    ``started`` is wall time. ``deadline`` is machine time, or 0 without a deadline. ``thread`` is
+    the kernel's id of the thread that runs the job.
     """
 
     slot: int
@@ -104,14 +107,14 @@ class Scoreboard:
         """Write the owner's id, and keep the file locked as long as this process lives."""
         claim = _claim(owner_id)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        while not _is_at(self.path, self._fd):  # it was swept before it was locked
+        while not _is_at(self.path, self._fd):  # the file was deleted before it was locked
             self.close()
             self._open()
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         _OWNER.pack_into(self._map, 0, claim)
 
     def grow(self, slots: int) -> None:
-        """Have at least ``slots`` rows, for processes that start from now on."""
+        """Grow the file to at least ``slots`` rows, for processes that start from now on."""
         size = _at(slots)
         if os.fstat(self._fd).st_size < size:
             allocate(self._fd, size)
@@ -131,12 +134,12 @@ class Scoreboard:
         _TOKEN.pack_into(self._map, _at(slot), 0)
 
     def running(self, first: int, count: int, tokens: Container[int]) -> list[Running]:
-        """The rows of these tokens, among ``count`` rows from ``first`` on."""
+        """The rows of these tokens, among the ``count`` rows that begin with row ``first``."""
         rows = _SLOT.iter_unpack(self._map[_at(first) : _at(first + count)])
         return [Running(first + n, *row) for n, row in enumerate(rows) if row[0] in tokens]
 
     def clear(self, first: int, count: int) -> None:
-        """Empty a range of rows: their process is gone and its verdicts are stored."""
+        """Empty a range of rows, after their process has ended and its verdicts are stored."""
         self._map[_at(first) : _at(first + count)] = bytes(count * _SLOT.size)
 
     # -- headers --------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ class Scoreboard:
         _SLOT.pack_into(self._map, _at(slot), _HEADER, pid, beat, 0.0)
 
     def beat(self, slot: int, now: float) -> None:
-        """Record that the timekeeper of a process ran: no task keeps the interpreter lock."""
+        """Record that the timekeeper of a process ran, so no task holds the interpreter lock."""
         _TIME.pack_into(self._map, _at(slot) + 16, now)
 
     def beat_of(self, slot: int) -> float:
@@ -191,8 +194,8 @@ def _rows(
 ) -> list[tuple[int, int, float, float]] | None:
     """All rows of an owner's scoreboard; None when the file is gone.
 
-    With ``folder`` the file is looked up there by its name: the owner may have seen the same folder
-    under another path. A truncated file is read as far as it goes.
+    With ``folder`` only the name in ``path`` counts, because the owner may know the folder by
+    another path. Of a truncated file, the rows that are left are read.
     """
     try:
         fd = _found(path, folder)
@@ -221,7 +224,7 @@ def _claim(owner_id: str) -> bytes:
 def read_scoreboard(
     path: str, owner_id: str, folder: Folder | None = None
 ) -> dict[int, float] | None:
-    """The tokens of the jobs that a dead owner ran, with their start; None without a scoreboard.
+    """The tokens of a dead owner's running jobs, with their starts; None without a scoreboard.
 
     Tokens of settled jobs may be among them.
     """
@@ -231,8 +234,25 @@ def read_scoreboard(
     return {token: started for token, _, started, _ in rows if token != _HEADER}
 
 
+def read_runs(path: str, owner_id: str) -> dict[int, tuple[int, float]] | None:
+    """(process id, start) of each run of an owner, by token; None without a scoreboard.
+
+    Tokens of settled jobs may be among them.
+    """
+    rows = _rows(path, owner_id)
+    if rows is None:
+        return None
+    runs, pid = dict[int, tuple[int, float]](), 0
+    for token, word, started, _ in rows:
+        if token == _HEADER:
+            pid = word & 0xFFFFFFFF
+        else:
+            runs[token] = pid, started
+    return runs
+
+
 def read_unkillable(path: str, owner_id: str) -> list[tuple[int, float]]:
-    """The processes of an owner that have outlived their SIGKILL, each with its wall time."""
+    """(pid, wall time since when) of each process of an owner that has outlived its SIGKILL."""
     rows = _rows(path, owner_id) or []
     return [
         (word & 0xFFFFFFFF, since) for mark, word, _, since in rows if mark == _HEADER and since
@@ -246,7 +266,7 @@ def _found(path: str, folder: Folder | None) -> int:
         try:
             return folder.open(name, os.O_RDONLY)
         except FileNotFoundError:
-            pass  # a worker whose broker has no folder keeps its scoreboard among temporary files
+            pass  # the scoreboard of a worker whose broker has no folder is a temporary file
     with contextlib.closing(Folder(above or ".")) as there:
         return there.open(name, os.O_RDONLY)
 
@@ -262,7 +282,7 @@ def _is_at(path: str, fd: int) -> bool:
 def sweep_scoreboards(folder: Folder, listed: Collection[str]) -> None:
     """Delete scoreboards of dead owners: files that are neither ``listed`` nor locked.
 
-    Called while the list of owners cannot change. Other files, and files of other users, stay.
+    Call this while the list of owners cannot change. Other files and other users' files stay.
     """
     for name in folder.names():
         if name in listed:
@@ -277,7 +297,7 @@ def sweep_scoreboards(folder: Folder, listed: Collection[str]) -> None:
             if found is not None and os.path.samestat(found, os.fstat(fd)):
                 folder.remove(name)
         except OSError:
-            pass  # a living owner has it
+            pass  # a living owner holds the lock
         finally:
             os.close(fd)
 

@@ -1,13 +1,13 @@
 """Defer Python signal handlers while the main thread holds a lock or leads a group commit.
 
 Python calls a signal's handler in the main thread, between two bytecodes. The handler may raise
-(Ctrl-C, a timeout by ``signal.alarm``), and the main thread would then leave without releasing its
-locks. The handler may also enqueue a job, and would then wait for a lock of its own thread. A
+(Ctrl-C, a timeout by ``signal.alarm``). Then the main thread would keep its locks for ever. The
+handler may also enqueue a job, and would then wait for a lock that its own thread holds. A
 ``try`` does not help, because the exception may come inside the ``finally``.
 
-A *deferred section* lies between :func:`defer_signals` and :func:`resume_signals`. It replaces
-every handler by :func:`_remember`, which notes the signal; the user's handler is called at the end
-of the section. There are two exceptions:
+A *deferred section* lies between :func:`defer_signals` and :func:`resume_signals`. The section
+replaces every handler by :func:`_remember`, which only records the signal. At the end of the
+section, the user's handler is called. A wait inside a section is different:
 
 - Where the thread waits and holds nothing (:func:`begin_interruptible_wait`), the handler is called
   at once. Sections nest: a handler that is called in a wait may begin a section of its own.
@@ -54,15 +54,16 @@ _SIGNALS = tuple(
     sorted(int(n) for n in signal.valid_signals() if getattr(n, "name", "") not in _NEVER)
 )
 
-_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the user's own
-# the handlers of all signals when a section last began, and the signals with Python handlers
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the user's handlers
+# The state at the start of the last section: all handlers, and the signals with Python handlers.
 _found: list[tuple[list[Any], tuple[int, ...]]] = [([], ())]
 _replaced: list[int] = []  # signals whose handler is ours now
 _came: list[int] = []  # signals to be handled at the end of the section
-_once_more: list[int] = []  # … and signals that were handled in a wait already
+_once_more: list[int] = []  # signals to be handled again at the end of the section
 _depth: list[int] = [0]  # open sections of the main thread
+_ends: list[int] = [0]  # the number of outermost sections that have ended
 _waiting: list[bool] = [False]
-# None, or, while the thread waits and holds locks: the signals that do not end its wait
+# The signals that do not end the wait of ``restart_on_signal``; None outside of this function.
 _ignored: list[set[int] | None] = [None]
 _main: list[int | None] = [threading.main_thread().ident]
 
@@ -75,12 +76,12 @@ def defer_signals() -> bool:
         _depth[0] += 1
         return True
     _waiting[0] = False
-    try:  # without a jump: from Python 3.13 on no exception that comes at one is caught here
+    try:  # no jumps in this try: from Python 3.13 on, it misses an exception that comes at a jump
         _replace_all()
-        _depth[0] = 1  # last: an exception before this leaves no section open
-    except ValueError:  # embedded somewhere, and not the main thread after all
+        _depth[0] = 1  # the last step, so an exception in an earlier step leaves no section open
+    except ValueError:  # an embedded interpreter, which has another main thread
         return False
-    except BaseException:  # one came before its handler was ours
+    except BaseException:  # a signal came before its handler was replaced
         resume_signals()
         raise
     return True
@@ -88,14 +89,19 @@ def defer_signals() -> bool:
 
 def _replace_all() -> None:
     found = list(map(_signal.getsignal, _SIGNALS))
-    if found != _found[0][0]:  # hardly ever, and all in C when they are the same
+    if found != _found[0][0]:  # rarely true; the comparison of equal lists runs no Python code
         _found[0] = found, tuple(compress(_SIGNALS, map(callable, found)))
-    for number in _found[0][1]:
-        handler = _signal.getsignal(number)
-        if handler is not _remember:
-            _handlers[number] = handler  # first: ours may be called as soon as it is there
-            _replaced.append(number)
-            _signal.signal(number, _remember)
+    ends = -1
+    while ends != _ends[0]:  # a handler may have run a section, which restored some handlers
+        ends = _ends[0]
+        for number in _found[0][1]:
+            handler = _signal.getsignal(number)
+            if handler is not _remember:
+                _handlers[number] = handler  # before signal(), after which _remember may be called
+                _replaced.append(number)
+                _signal.signal(number, _remember)
+            elif number not in _replaced:  # that section ended just before the signal() above
+                _replaced.append(number)
 
 
 def resume_signals() -> None:
@@ -103,8 +109,9 @@ def resume_signals() -> None:
     if _depth[0] > 1:
         _depth[0] -= 1
         return
-    _depth[0] = 0  # a signal that comes before its handler is given back is handled at once
+    _depth[0] = 0  # a signal that comes before its handler is restored is handled at once
     try:
+        _ends[0] += 1
         _give_back()
     finally:
         if _once_more:
@@ -115,19 +122,19 @@ def resume_signals() -> None:
 
 
 def _give_back() -> None:
-    """Restore the handlers. If a handler raises in between, the next section completes this."""
+    """Restore the handlers. If a handler raises in between, the next section restores the rest."""
     while _replaced:
-        for number in _replaced[-1:]:  # none: a handler that came just now began a section
+        for number in _replaced[-1:]:  # the list is empty if a handler ran a section
             if _signal.getsignal(number) is _remember:
                 _signal.signal(number, _handlers[number])
         del _replaced[-1:]
 
 
 def _handle() -> None:
-    """Call the handlers of the signals that came, in order, also when a handler raises."""
+    """Call the handlers of all signals that came, in order, even if one of them raises."""
     try:
         number = _came.pop(0)
-    except IndexError:  # a handler that came just now began a section, which handled them
+    except IndexError:  # a handler began a section, which has handled all signals
         return
     try:
         _deliver(number, sys._getframe())
@@ -145,7 +152,7 @@ def _deliver(number: int, frame: FrameType | None) -> None:
             error._tidemill_handler = True  # type: ignore[attr-defined]  # our mark
             raise
         return
-    _signal.signal(number, handler)  # set_handler was told to leave the signal to the system
+    _signal.signal(number, handler)  # the handler is SIG_DFL or SIG_IGN, so the system acts
     os.kill(os.getpid(), number)
 
 
@@ -173,7 +180,10 @@ def _code_holder(handler: Any) -> Any:
 
 
 def begin_interruptible_wait() -> None:
-    """Let signals interrupt from now on, since the thread holds nothing; handle pending ones."""
+    """Let signals interrupt the thread from now on, and handle the pending signals.
+
+    The thread holds no lock, or it works in :func:`restart_on_signal`.
+    """
     if threading.get_ident() == _main[0] and _depth[0]:
         _waiting[0] = True
         if _came:
@@ -181,7 +191,7 @@ def begin_interruptible_wait() -> None:
 
 
 def end_interruptible_wait() -> None:
-    """Defer signals again. After an interrupted wait this has happened already."""
+    """Defer signals again. An interrupted wait has already done so."""
     if threading.get_ident() == _main[0]:
         _waiting[0] = False
 
@@ -197,7 +207,7 @@ def _remember(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(frame: FrameType | None) -> None:
-    """Handle the signals that came during a wait; a thread with locks releases them first."""
+    """Handle the signals that came during a wait. If the thread holds locks, raise ``_Ended``."""
     ignored = _ignored[0]
     if ignored is not None:
         if not ignored.issuperset(_came):
@@ -205,10 +215,10 @@ def _interrupt(frame: FrameType | None) -> None:
             raise _Ended
         return
     while _came:
-        _waiting[0] = False  # the handler is not interrupted while it may begin a section
-        if _came:  # else a signal came just before, and all were handled
+        _waiting[0] = False  # a signal that comes now waits until this handler has returned
+        if _came:  # a signal that came between these lines has emptied the list
             _deliver(_came.pop(0), frame)
-        _waiting[0] = True  # it did not raise: the wait goes on
+        _waiting[0] = True  # the handler has returned, so the wait goes on
 
 
 def handle_again(number: int) -> bool:
@@ -220,23 +230,26 @@ def handle_again(number: int) -> bool:
     return True
 
 
-class _Ended(BaseException):
-    """A signal came while the main thread waited and held locks; the work starts again."""
+class _Ended(KeyboardInterrupt):
+    """A signal came while the main thread waited and held locks; the work starts again.
+
+    After a KeyboardInterrupt, a driver such as psycopg cancels the statement that it waits for.
+    """
 
 
 def restart_on_signal(work: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that waits while it holds locks.
 
-    A signal during the wait ends the work, which releases the locks. Then the handler is called,
-    and unless it raises, the work starts again. Each signal ends the work at most once; otherwise
-    an interval timer would end it for ever.
+    A signal during the wait ends the work, which releases the locks. Then the handler is called. If
+    the handler returns, the work starts again. Each signal ends the work at most once, so an
+    interval timer cannot end the work again and again.
     """
 
     @functools.wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if threading.get_ident() != _main[0] or _ignored[0] is not None:
             return work(*args, **kwargs)
-        # an outer section may hold a lock that is unknown here
+        # Inside an outer section no signal ends the work: the section may hold an unknown lock.
         ignored = set(_SIGNALS if _depth[0] else ())
         while True:
             began = defer_signals()
@@ -260,8 +273,8 @@ def handler_of(number: int) -> Any:
 
 
 def set_handler(number: int, handler: Any) -> None:
-    """Set the handler of a signal; within a deferred section it applies from the end on."""
-    if isinstance(handler, int):  # SIG_DFL, which the quick functions know as a plain number
+    """Set the handler of a signal; within a deferred section it applies after the section."""
+    if isinstance(handler, int):  # the module _signal takes SIG_DFL as a plain number
         handler = int(handler)
     if _signal.getsignal(number) is _remember:
         _handlers[number] = handler
@@ -270,7 +283,7 @@ def set_handler(number: int, handler: Any) -> None:
 
 
 class SignalsDeferred:
-    """A deferred section as a context manager, for locks that a handler may need, too."""
+    """A deferred section as a context manager, around locks that a handler may take, too."""
 
     __slots__ = ("_began",)
 

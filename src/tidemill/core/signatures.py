@@ -1,8 +1,8 @@
-"""The jobs that an app may open: those signed by its keys, and those that need no keys.
+"""The jobs that an app may open: jobs signed with its keys, and jobs that need no keys.
 
-An app without ``secret_keys`` cannot judge a pickled body. Another app can, so the message is not
-at fault: its lease is released, and the message comes again later. A message that an app with keys
-refuses has failed.
+An app without ``secret_keys`` cannot check the signature of a pickled body. Another app may have
+the keys. So this app releases the message, and the store delivers it again later. An app with keys
+fails each message whose signature is missing or wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.core.job import Envelope, Lease, Outcome, Verdict
 __all__ = ["COMES_AGAIN", "KeysMissing", "refusal", "trusted"]
 
 COMES_AGAIN = 30.0
-"""Seconds until a message is ready again whose consumer lacks the keys."""
+"""Seconds until a message is ready again after an app without keys released it."""
 
 
 class KeysMissing(BadSignature):
@@ -28,8 +28,8 @@ def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
     """Refuse a job without a signature by the keys of this app.
 
     Raises:
-        KeysMissing: it is pickled, and there are no keys.
-        BadSignature: it has no signature, or one by another key.
+        KeysMissing: the job is pickled, and the app has no keys.
+        BadSignature: the job has no signature, or a signature by another key.
     """
     if keys:
         verify(envelope, keys)

@@ -1,7 +1,8 @@
 """Write to a pipe or socket whose reader may be gone, in a program that SIGPIPE would kill.
 
-Python ignores SIGPIPE, but a command-line program may have set the signal back to its default. Then
-the signal is blocked in this thread for the write, and taken off when it came.
+Python ignores SIGPIPE, but a command-line program may have restored its default, which kills the
+program. So this module blocks SIGPIPE in this thread during the write, and discards a SIGPIPE that
+came.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class Unkilled:
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None and signal.SIGPIPE not in self._before:
-            signal.sigtimedwait(_PIPE, 0)
+            if signal.SIGPIPE in signal.sigpending():
+                signal.sigwait(_PIPE)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PIPE)
 
 
 def block_sigpipe() -> None:
-    """Keep SIGPIPE from killing the process for writes of this thread, from now on."""
+    """Block SIGPIPE in this thread from now on, so that a write cannot kill the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _PIPE)
 
 

@@ -26,7 +26,7 @@ class Stopping:
             self._event.set()
             wakers = list(self._wakers.values())
         for wake in wakers:
-            with contextlib.suppress(RuntimeError):  # that event loop is closed
+            with contextlib.suppress(RuntimeError):  # raised when the event loop is closed
                 wake()
 
     def is_set(self) -> bool:
@@ -38,7 +38,7 @@ class Stopping:
         return self._event.wait(timeout)
 
     async def await_set(self, timeout: float | None = None) -> bool:
-        """``wait`` for an event loop."""
+        """Wait as ``wait`` does, without blocking the event loop."""
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
         with self._lock:

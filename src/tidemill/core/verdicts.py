@@ -15,7 +15,7 @@ COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN
 """The outcomes that count an attempt."""
 
 MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.UNKNOWN})
-"""The outcomes that refund the tokens of limits, unless the job ran under its lease."""
+"""The outcomes that refund the tokens of limits, if the job has not run under its lease."""
 
 _ENDS = {
     Outcome.SUCCESS: State.SUCCEEDED,
@@ -40,7 +40,7 @@ def end_of(
 ) -> tuple[State, str] | None:
     """The final state of a job and its error; None when the job goes on.
 
-    ``cancelling`` and ``expired`` end a job that would go on, in this order.
+    ``cancelling`` or ``expired`` ends a job that would go on; ``cancelling`` takes precedence.
     """
     if outcome in _ENDS:
         return _ENDS[outcome], "" if outcome is Outcome.SUCCESS else verdict.error

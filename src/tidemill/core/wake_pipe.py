@@ -14,9 +14,11 @@ __all__ = ["WakePipe", "readable"]
 
 
 def readable(fds: Iterable[int], seconds: float | None = None) -> list[int]:
-    """Sleep until a descriptor is readable or hangs up, or the time is over; return those.
+    """Sleep until a descriptor is readable or hangs up, or the time is over.
 
-    Unlike ``select.select`` this knows descriptors above 1023.
+    Returns the descriptors that are readable or have hung up.
+
+    Unlike ``select.select``, this takes descriptors above 1023.
     """
     poll = select.poll()
     for fd in fds:
@@ -28,8 +30,8 @@ def readable(fds: Iterable[int], seconds: float | None = None) -> list[int]:
 class WakePipe:
     """A pipe that is readable at ``fd`` after a call of :meth:`wake`.
 
-    A closed pipe neither writes to its descriptors nor closes them again: their numbers may belong
-    to another file by then.
+    A closed pipe neither writes to its descriptors nor closes them again, because the system may
+    have given their numbers to another file.
     """
 
     def __init__(self) -> None:
@@ -59,6 +61,6 @@ class WakePipe:
                     os.close(fd)
 
     def after_fork_child(self) -> None:
-        """Close the copies in a forked child. Another thread may have held the lock."""
+        """Close the copies in a forked child. Another thread may have held the lock at the fork."""
         self._lock = Lock()
         self.close()

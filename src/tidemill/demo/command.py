@@ -1,4 +1,4 @@
-"""``tidemill demo``."""
+"""The command ``tidemill demo``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,30 @@ __all__ = ["demo"]
     help="Where the demo keeps its jobs, its ledger and its report.",
 )
 @click.option("--fresh", is_flag=True, help="Forget earlier runs and start over.")
-@click.option("-p", "--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("-c", "--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option(
+    "-p",
+    "--processes",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="The number of processes of the demo's worker.",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Jobs at a time in each process.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
 def demo(
     folder: Path, store: Path, fresh: bool, processes: int, concurrency: int, as_json: bool
 ) -> None:
-    """Measure every file of DIR, one job a file, in a store and a worker of the demo's own.
+    """Measure every file of DIR, one job per file, with a store and a worker of its own.
 
-    Kill it in the middle, with kill -9 of everything, and start it again: it finishes the rest and
-    shows that nothing that had finished was done twice.
+    Kill all processes of the demo with kill -9 in the middle, and start the demo again. It finishes
+    the remaining jobs, and shows that no finished job ran twice.
     """
     from tidemill.demo.run import Demo
 

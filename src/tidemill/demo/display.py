@@ -1,4 +1,4 @@
-"""How far the demo is: a live bar on a terminal, else a line now and then. On stderr."""
+"""The progress of the demo on stderr: a live bar on a terminal, else a line every 2 seconds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LINE_EVERY = 2.0
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """A moment of the demo in numbers.
+    """The numbers of jobs at one moment of the demo.
 
-    ``running`` are leased jobs, those that a worker holds in advance too; ``left`` are all that
-    have not finished.
+    ``running`` counts leased jobs, including jobs that a worker has leased and not started.
+    ``left`` counts all unfinished jobs.
     """
 
     done: int = 0
@@ -35,7 +35,7 @@ class Counts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: list[QueueStats]) -> Counts:
-        """Added up over all queues, since the store was made."""
+        """The sums over all queues, since the store was made."""
         return cls(
             done=sum(row.succeeded + row.failed + row.cancelled + row.expired for row in rows),
             failed=sum(row.failed for row in rows),
@@ -46,7 +46,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Display:
-    """Says how far it is, each time it is told."""
+    """Shows the progress at each call of :meth:`tell`."""
 
     def __init__(self, total: int, before: Counts, *, quiet: bool = False) -> None:
         self._total = total
@@ -58,7 +58,7 @@ class Display:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
-        """While inside, a terminal shows the bar."""
+        """Show the bar on a terminal during the block."""
         from tidemill.cli.console import console
 
         out = console(stderr=True)
@@ -74,7 +74,7 @@ class Display:
         self._live = None
 
     def tell(self, now: Counts) -> None:
-        """Show these numbers, less what was there before."""
+        """Show the numbers of this run: the numbers ``now`` minus the numbers before the run."""
         seconds = time.monotonic() - self._began
         done = now.done - self._before.done
         text = (

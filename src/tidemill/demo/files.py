@@ -1,4 +1,4 @@
-"""Which files the demo is about, and the ids of their jobs."""
+"""The files that the demo measures, and the ids of their jobs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME_MOST = 150
 
 
 def find_files(folder: Path, home: Path) -> tuple[dict[str, str], int]:
-    """({job id: absolute path} of the regular files below a folder, how many had to be left out).
+    """({job id: absolute path} of the regular files below a folder, number of files left out).
 
-    Left out without count are hidden folders, ``node_modules`` and the like, symbolic links and the
-    demo's own ``home``; with count, files that vanish and names that are not UTF-8.
+    Hidden folders, ``node_modules`` and the like, symbolic links and the demo's own ``home`` are
+    skipped, and not counted. Files that vanish and names that are not UTF-8 count as left out.
     """
     found: dict[str, str] = {}
     left_out = 0
@@ -44,7 +44,7 @@ def find_files(folder: Path, home: Path) -> tuple[dict[str, str], int]:
 
 
 def job_id(root: str, path: str, status: os.stat_result) -> str:
-    """An id that people can read, the same as long as the file is: a changed file is a new job."""
+    """A readable id from the file's path, size and time of change: a changed file is a new job."""
     version = f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()
     mark = hashlib.blake2s(version, digest_size=6).hexdigest()
     name = os.path.relpath(path, root)

@@ -1,4 +1,4 @@
-"""Width and height of an image from its first bytes. PNG, GIF and JPEG; of others, None."""
+"""Read the width and height of a PNG, GIF or JPEG image from its first bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["image_size"]
 
 
 def image_size(head: bytes) -> list[int] | None:
-    """[width, height] in pixels, or None when the bytes do not begin an image we know."""
+    """[width, height] in pixels, or None when the bytes do not begin such an image."""
     if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR" and len(head) >= 24:
         return list(struct.unpack(">II", head[16:24]))
     if head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:
@@ -19,7 +19,7 @@ def image_size(head: bytes) -> list[int] | None:
 
 
 def _jpeg_size(head: bytes) -> list[int] | None:
-    """From the first frame header, SOF0 to SOF15 (ITU-T T.81, table B.1)."""
+    """Read the first frame header, SOF0 to SOF15 (ITU-T T.81, table B.1)."""
     place = 2
     while place + 9 <= len(head) and head[place] == 0xFF:
         marker, length = head[place + 1], int.from_bytes(head[place + 2 : place + 4], "big")

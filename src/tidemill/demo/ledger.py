@@ -1,9 +1,8 @@
-"""The ledger: a file that is only ever appended to, one line per execution of a job.
+"""The ledger: an append-only file with one line per execution of a job.
 
-It is written by the tasks themselves and owes the store nothing: two books, so that one can be
-checked against the other. Besides ``ran`` lines it has ``finished`` lines, written by the demo for
-jobs that the store says are done. A ``ran`` below a ``finished`` of the same job would be work done
-twice.
+The ledger does not depend on the store, so the demo can check the store by the ledger. The tasks
+write ``ran`` lines. The demo writes ``finished`` lines for jobs that are finished in the store. A
+``ran`` line below a ``finished`` line of the same job means that a finished job ran again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Account", "Ledger"]
 
 
 class Account(msgspec.Struct):
-    """What the ledger says: runs by job, jobs noted as finished, runs of finished jobs."""
+    """The sum of the ledger: executions by job, finished jobs, and finished jobs that ran again."""
 
     runs: dict[str, int] = {}
     finished: set[str] = set()
@@ -27,27 +26,28 @@ class Account(msgspec.Struct):
 
     @property
     def executions(self) -> int:
-        """How often anything ran, in all runs of the demo."""
+        """The number of executions in all runs of the demo."""
         return sum(self.runs.values())
 
 
 class Ledger:
-    """The file. Any number of processes append at once."""
+    """The ledger file. Any number of processes may append at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def ran(self, job_id: str, attempt: int) -> None:
-        """Note that an execution begins."""
+        """Write that an execution begins."""
         self._append(f"\nran\t{time.time():.3f}\t{os.getpid()}\t{attempt}\t{job_id}")
 
     def finished(self, job_ids: Iterable[str]) -> None:
-        """Note that these jobs are done, as the store says."""
+        """Write that these jobs are finished in the store."""
         lead = f"\nfinished\t{time.time():.3f}\t{os.getpid()}\t-\t"
         self._append("".join(lead + job_id for job_id in job_ids))
 
     def _append(self, lines: str) -> None:
-        # Line breaks lead, so that a line torn by a kill cannot run into the next one.
+        # Each line begins with a line break. So a line that a kill cut off never joins the next
+        # line.
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, lines.encode())
@@ -55,7 +55,7 @@ class Ledger:
             os.close(fd)
 
     def read(self) -> Account:
-        """Add up the whole file, in its order."""
+        """Read the whole file in order, and add up its lines."""
         account = Account()
         if not self.path.exists():
             return account

@@ -1,4 +1,4 @@
-"""What the demo found: results added up, executions accounted for."""
+"""The report of the demo: the sums of all results, and an account of all executions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.codec import unpack
 from tidemill.core.job import Outcome, Record, State
 from tidemill.demo.ledger import Account
 
@@ -18,12 +17,15 @@ _SLOWEST = 5
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The demo in numbers. ``late_ms`` is how late the delayed job started.
+    """The demo in numbers.
 
-    ``jobs`` are those of the folder as it is now. ``executions`` counts over all runs, also those
-    of files that have changed or gone since: the first of each of the ``ran`` jobs, ``retried``
-    after an error, and ``interrupted`` ones, cut off by a kill and run again. ``redone`` names jobs
-    that ran again although they had finished: there must be none.
+    Attributes:
+        jobs: the number of jobs for the folder as it is now.
+        late_ms: milliseconds from the due time of the delayed job to its start.
+        executions: all executions in all runs of the demo, also for files that have changed or gone
+            since. ``ran`` of them were first executions, ``retried`` followed an error, and
+            ``interrupted`` were repeated after a kill.
+        redone: the number of jobs that ran again although they had finished, which must be 0.
     """
 
     folder: str
@@ -51,7 +53,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Everything finished, nothing twice."""
+        """True when all jobs have finished, and no finished job ran again."""
         return not self.redone and not self.unfinished
 
 
@@ -64,11 +66,11 @@ def make_report(
 ) -> Report:
     """Add up the jobs of the files, by id, and account for every execution in the ledger.
 
-    ``others`` are the records of all further jobs that ran here: the delayed one, the one that
-    times out, and those of files that have changed since.
+    ``others`` are the records of all other jobs of the store: the delayed job, the job that times
+    out, and jobs of files that have changed since.
     """
     records = [record for record in files.values() if record is not None]
-    done = [(r, unpack(r.result)) for r in records if r.state is State.SUCCEEDED]
+    done = [(r, r.result) for r in records if r.state is State.SUCCEEDED]
     results = [result for _, result in done]
     by_digest: dict[str, list[str]] = collections.defaultdict(list)
     for result in results:
@@ -95,7 +97,7 @@ def make_report(
         failed=[
             {"job": r.envelope.id, "error": r.error} for r in records if r.state is State.FAILED
         ],
-        late_ms=unpack(late.result) if late and late.state is State.SUCCEEDED else None,
+        late_ms=late.result if late and late.state is State.SUCCEEDED else None,
         timed_out=timed_out.error if timed_out else "",
         unfinished=len(unfinished),
         ran=len(account.runs),
@@ -108,13 +110,13 @@ def make_report(
 
 
 def _seconds(record: Record) -> float:
-    """How long its last run took."""
+    """The seconds that the last attempt took."""
     last = record.attempts[-1] if record.attempts else None
     return last.ended - last.started if last else 0.0
 
 
 def _failures(record: Record) -> int:
-    """Runs that ended in an error of the task's own and were followed by another."""
+    """The number of attempts that ended with an error of the task and were retried."""
     return sum(
         attempt.outcome == Outcome.RETRY and "Error: " in attempt.error
         for attempt in record.attempts
@@ -122,7 +124,7 @@ def _failures(record: Record) -> int:
 
 
 def print_report(report: Report) -> None:
-    """The report for people, on stdout."""
+    """Print the report for people on stdout."""
     from tidemill.cli.console import clean, console, size, span
 
     out = console()
@@ -143,7 +145,7 @@ def print_report(report: Report) -> None:
         ),
         ("", ""),
         ("runs", f"{report.executions:,} executions of {report.ran:,} jobs in all runs so far"),
-        ("", f"{report.retried:,} were retries, {report.interrupted:,} made good for a kill"),
+        ("", f"{report.retried:,} were retries, {report.interrupted:,} repeated after a kill"),
         ("", f"{report.done_before:,} of the {report.jobs:,} jobs had finished before this run"),
         ("redone", f"{len(report.redone):,} of the jobs that had finished ran again"),
     ]

@@ -1,7 +1,7 @@
-"""Running the demo: put what is missing, start a worker, watch, stop it, report.
+"""Run the demo: enqueue missing jobs, start a worker, watch it, stop it, and report.
 
-Everything it knows is in its home: the store, the ledger, the report and the worker's log. It may
-be killed at any moment, with all it started; the next run finds its way by the ids of the jobs.
+The demo keeps all its state in its home: the store, the ledger, the report and the worker's log.
+The demo and its worker may be killed at any moment. The next run recognizes the jobs by their ids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemill.demo.report import Report, make_report, print_report
 __all__ = ["Demo"]
 
 DELAY = 1.0
-"""Seconds that the delayed job is put off."""
+"""Seconds of the delayed job's delay."""
 
 _BATCH = 500
 _LOOK_EVERY = 0.2
@@ -38,7 +38,7 @@ _OWN = ("store", "ledger", "report.json", "worker.log")
 
 
 class Demo:
-    """One run on one folder. The app is bound to its home once a process: one demo per process."""
+    """One run on one folder. The app is bound to one home, so a process runs only one demo."""
 
     def __init__(
         self,
@@ -57,10 +57,14 @@ class Demo:
         self.report_path = self.home / "report.json"
 
     def run(self, *, fresh: bool = False) -> int:
-        """The whole demo; the exit code: 0 all well, 1 something is not, 130 stopped by Ctrl-C.
+        """Run the whole demo; return the exit code.
+
+        0 means that all jobs have finished, and no finished job ran again. 1 means that a job did
+        not finish, or that a finished job ran again. 130 means Ctrl-C.
 
         Raises:
-            TidemillError: another demo runs here, or the worker ended by itself.
+            TidemillError: the home is in use or cannot be used, the folder has no files, or the
+                worker ended by itself.
         """
         began = time.monotonic()
         os.environ["TIDEMILL_DEMO"] = str(self.home)  # for the tasks, here and in the worker
@@ -74,7 +78,8 @@ class Demo:
                 raise TidemillError(f"{self.folder} has no files to measure; name another folder")
             with mill:
                 done_before = self._finished(mill, files)
-                # Noted before anything can run: whatever runs of these from here on is a mistake.
+                # Write these jobs before any job can run: from now on, a run of such a job is an
+                # error.
                 ledger.finished(sorted(done_before - ledger.read().finished))
                 try:
                     self._work(mill, files, len(done_before))
@@ -99,7 +104,7 @@ class Demo:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the home for this run. The kernel frees the lock however we end."""
+        """Lock the home for this run. The kernel frees the lock however this process ends."""
         try:
             self.home.mkdir(parents=True, exist_ok=True)
             file = open(self.home / "lock", "w")  # noqa: SIM115 - closed below
@@ -114,7 +119,7 @@ class Demo:
             yield
 
     def _forget(self) -> None:
-        """Delete what earlier runs left; nothing else that may be in the folder."""
+        """Delete the files of earlier runs, and no other files in the home."""
         for name in _OWN:
             path = self.home / name
             if path.is_dir():
@@ -126,12 +131,12 @@ class Demo:
 
     @staticmethod
     def _finished(mill: Tidemill, files: dict[str, str]) -> set[str]:
-        """Ids of the jobs that the store says are done."""
+        """The ids of the jobs that are finished in the store."""
         found = ((job_id, mill.broker.get(job_id)) for job_id in [*files, *_SPECIAL])
         return {job_id for job_id, record in found if record and _is_done(record)}
 
     def _work(self, mill: Tidemill, files: dict[str, str], done: int) -> None:
-        """Put what is missing and have a worker do what is not done."""
+        """Enqueue missing jobs, and run a worker until all jobs have finished."""
         total = len(files) + len(_SPECIAL)
         if done == total:
             self._say(f"all {total:,} jobs had been done before; --fresh starts over")
@@ -142,7 +147,7 @@ class Demo:
         with self._worker() as worker:
             self._put(mill, files)
             now = Counts.of(mill.queues())
-            # Besides ours an earlier run may have left jobs of files that are gone by now.
+            # An earlier run may have left unfinished jobs of files that are gone by now.
             total = done + now.left + now.done - before.done
             with Display(total, before, quiet=self.quiet).shown() as display:
                 while now.left or self._kicked(mill):
@@ -150,19 +155,19 @@ class Demo:
                     if worker.poll() is not None:
                         text = f"the worker ended with code {worker.returncode}"
                         raise TidemillError(f"{text}; its log is {self.home / 'worker.log'}")
-                    time.sleep(_LOOK_EVERY)  # for the eyes: nothing waits for it but the display
+                    time.sleep(_LOOK_EVERY)  # this delays the display, not the jobs
                     now = Counts.of(mill.queues())
 
     @staticmethod
     def _kicked(mill: Tidemill) -> bool:
-        """Give the job that times out another run, where a kill came before its timeout."""
+        """Retry the job that times out if a kill ended it earlier; True if the job runs again."""
         record = mill.broker.get(_TIMES_OUT)
         ended_otherwise = record is not None and not _is_done(record)
         return ended_otherwise and mill.broker.kick([_TIMES_OUT])[0]
 
     @staticmethod
     def _put(mill: Tidemill, files: dict[str, str]) -> None:
-        """Enqueue every job that is not there yet, a batch to a commit."""
+        """Enqueue every job that the store does not have, one commit per batch."""
         from tidemill.demo.tasks import measure, never_ends, on_time
 
         if mill.broker.get(_TIMES_OUT) is None:
@@ -176,7 +181,10 @@ class Demo:
 
     @contextlib.contextmanager
     def _worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A worker of our own, ended cleanly. Its stdin ties it to us: when we die, so does it."""
+        """Run a worker during the block, and end it cleanly.
+
+        The worker ends when its stdin closes, so it also ends when this process dies.
+        """
         arguments = [str(self.processes), str(self.concurrency)]
         with open(self.home / "worker.log", "ab") as log:
             worker = subprocess.Popen(
@@ -184,7 +192,7 @@ class Demo:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                cwd=self.home,  # python -m imports from where it starts: not the user's files
+                cwd=self.home,  # python -m must not import modules from the user's folder
             )
         try:
             yield worker
@@ -220,14 +228,14 @@ class Demo:
 
 
 def _program() -> str:
-    """How this program is called here: it may be in an environment that is not active."""
+    """The command that runs tidemill, also when its environment is not active."""
     if shutil.which("tidemill"):
         return "tidemill"
     return f"{shlex.quote(os.path.relpath(sys.executable))} -m tidemill"
 
 
 def _is_done(record: Record) -> bool:
-    """True when a job has come to its end; that of the one that times out is its timeout."""
+    """True when a job has finished; the job that times out must have ended by its timeout."""
     if record.envelope.id == _TIMES_OUT:
         return record.state is State.FAILED and record.error.startswith("JobTimeout")
     return record.state.finished

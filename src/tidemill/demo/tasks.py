@@ -22,18 +22,18 @@ ledger = Ledger(HOME / "ledger")
 
 
 def in_the_ledger(call_next: Callable[[], Any], job: JobContext) -> Any:
-    """A middleware: one line for every execution, before it begins."""
+    """A middleware that writes each execution into the ledger before the execution begins."""
     ledger.ran(job.id, job.attempt)
     return call_next()
 
 
-# Results are kept for 30 days, so that a later run still knows what is done.
+# Results are kept for 30 days, so that a later run still knows the finished jobs.
 mill = Tidemill(f"{STORE}?keep=2592000&keep_count=10000000", middleware=[in_the_ledger])
 
 
 @mill.task(timeout=60, retries=Retries(3, delay=0.3, cap=2.0))
 def measure(path: str) -> dict[str, Any]:
-    """Digest, bytes, lines and words of a file; width and height where it is an image."""
+    """Digest, bytes, lines and words of a file; width and height of an image."""
     flaky_step(path)
     digest, lines, words = hashlib.sha256(), 0, 0
     try:
@@ -58,7 +58,7 @@ def measure(path: str) -> dict[str, Any]:
 
 
 def flaky_step(path: str) -> None:
-    """Stands for a network: at about every tenth file the first attempt fails. It is retried."""
+    """Fail like a network, in the first attempt at about every tenth file; tidemill retries it."""
     job = current_job()
     if job and job.attempt == 1 and zlib.crc32(os.path.basename(path).encode()) % 10 == 0:
         job.log("the network is down")
@@ -67,12 +67,12 @@ def flaky_step(path: str) -> None:
 
 @mill.task
 async def on_time(due: float) -> float:
-    """Put with a delay: how many milliseconds after its time it started."""
+    """Return the milliseconds from the due time of this delayed job to its start."""
     return (time.time() - due) * 1000
 
 
 @mill.task(timeout=1, retries=0)
 def never_ends() -> None:
-    """Is stopped by its timeout and ends as failed, with the place where it was."""
+    """Run until the timeout ends the job as failed, with the place in the code."""
     while True:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The demo's worker: ``tidemill worker tidemill.demo.tasks:mill`` that ends with its parent."""
+"""The demo's worker: ``tidemill worker tidemill.demo.tasks:mill`` which ends with its parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(processes: int, concurrency: int) -> int:
-    """Work until stdin ends, which it does when the parent closes it, or dies in whatever way."""
+    """Work until stdin closes, because the parent closes it or dies."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(process)d %(message)s")
     supervisor = Supervisor(
         Settings(
@@ -25,7 +25,7 @@ def main(processes: int, concurrency: int) -> int:
         )
     )
     install(supervisor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: two stops would be harsh
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends us
 
     def follow_parent() -> None:
         sys.stdin.buffer.read()

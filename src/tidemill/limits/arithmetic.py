@@ -4,9 +4,10 @@ A limit has :class:`LimitSettings`, set by people or code. A :class:`Limiter` is
 broker stores for a queue, or for one key of a limit. The broker itself counts the running jobs.
 Times are whole microseconds of the broker's clock.
 
-A bucket is one number: the time at which it is full again (the generic cell rate algorithm, ITU-T
-I.371). A window is a list of slots, each a 64th of the window. A start counts until its whole slot
-has left the window, so no window, wherever it begins, has more starts than allowed.
+The state of a bucket is one number: the time at which the bucket is full again. (This is the
+generic cell rate algorithm, ITU-T I.371.) A window is a list of slots, each a 64th of the window.
+The start of a job counts until its whole slot has left the window. So no span of the window's
+length has more starts than allowed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 NEVER = 2**63 - 1
-"""A time that never comes by itself: first a job must end, or the settings change."""
+"""Stands for no known time: the limit opens when a job ends or its settings change."""
 
 _MICRO = 1_000_000
 _SLOTS = 64
@@ -44,15 +45,15 @@ _SLACK = 1.0  # microseconds of error in sums of fractions
 
 
 class Limiter(msgspec.Struct, array_like=True, gc=False):
-    """The state of a limit.
+    """The state of the limit of a queue, or of one key of a named limit.
 
     Attributes:
         full: the time at which the bucket is full again.
         slots: (end of the slot, cost of the jobs that started in it), in order.
         failures: failed attempts in a row.
-        until: the time at which an open breaker lets the next job try.
-        held: the total cost of carried jobs. They take these tokens when they start; until then no
-            other job can.
+        until: the time at which an open breaker lets the next job start.
+        held: the total cost of the jobs that a carrier (RabbitMQ) has. These tokens are reserved:
+            such a job takes its tokens when it starts, and other jobs cannot take them.
     """
 
     full: float = 0.0
@@ -84,10 +85,14 @@ class LimitStats(msgspec.Struct, kw_only=True, frozen=True):
     """A limit in numbers: of a queue, or of a name over all its keys.
 
     Attributes:
+        name: the name of the limit, or of the queue.
+        queue: True for the limit of a queue.
         terms: the settings that apply.
         declared: the settings that code declared last.
         by_hand: True when a person set the settings that apply.
-        until: for a queue, seconds until a job can start, 0 for now, infinity for no time.
+        running: the number of places that are taken now.
+        failures: for the breaker of a queue, the number of failed attempts in a row.
+        until: for a queue, the seconds until a job can start: 0 for now, infinity for never.
         keys: for a name, the number of keys in use.
     """
 
@@ -115,8 +120,8 @@ def apply_settings(
 ) -> LimitSettings:
     """Store settings that code declares or a person sets; return the settings before.
 
-    Settings of a person apply whatever code declares. None, by a person, restores the settings that
-    code declared last.
+    Settings of a person take precedence over declarations in code. When a person sets None, the
+    latest declaration applies again.
     """
     old = limit.terms
     if declared:
@@ -129,7 +134,7 @@ def apply_settings(
 
 
 def tokens(settings: LimitSettings, limiter: Limiter, now: int) -> float:
-    """The tokens in the bucket; less than 0 after a job took more than there were."""
+    """The tokens in the bucket; below 0 after a job that cost more than the bucket had."""
     missing = max(0, limiter.full - now) / settings.every if settings.every else 0.0
     return settings.burst - missing
 
@@ -158,7 +163,7 @@ def opens(
 
 
 def _most_running(settings: LimitSettings, limiter: Limiter) -> int:
-    """The most running jobs: after a failure, as many as may still fail, but at least one."""
+    """The most running jobs: the concurrency, and after a failure the bound of the breaker."""
     most = NEVER if settings.concurrency is None else settings.concurrency
     if settings.breaker is not None and limiter.failures:
         most = min(most, max(1, settings.breaker[0] - limiter.failures))
@@ -193,7 +198,7 @@ def room(settings: LimitSettings, limiter: Limiter, running: int, now: int, most
         length = int(settings.window[1] * _MICRO)
         used = limiter.held + sum(n for end, n in limiter.slots if end + length > now)
         free = min(free, settings.window[0] - used)
-    if free < 1 <= most:  # open, but for a rounding error
+    if free < 1 <= most:  # ``free`` may be just below 1 by rounding, so ``opens`` decides
         return 0 if opens(settings, limiter, running, now) else 1
     return max(0, int(free))
 
@@ -217,7 +222,8 @@ def take(settings: LimitSettings, limiter: Limiter, now: int, cost: float = 1.0)
 def give_back(settings: LimitSettings, limiter: Limiter, taken: int, cost: float = 1.0) -> None:
     """Refund a job that was leased at the time ``taken`` and has not run.
 
-    Its cost leaves the slot of that time. Taking it from a later slot would let too many start.
+    The cost is subtracted from the slot of the time ``taken``. Subtracting it from a later slot
+    would let too many jobs start.
     """
     limiter.full -= cost * settings.every
     if settings.window is None:
@@ -237,7 +243,7 @@ def hold(settings: LimitSettings, limiter: Limiter, taken: int, cost: float = 1.
 
 
 def let_go(limiter: Limiter, cost: float = 1.0) -> None:
-    """End the reservation of a job that leaves the carrier."""
+    """End the reservation that :func:`hold` made, because the job leaves the carrier."""
     limiter.held = max(0.0, limiter.held - cost)
 
 
@@ -250,7 +256,7 @@ def ended(settings: LimitSettings, limiter: Limiter, now: int, *, well: bool) ->
 
 
 def change(old: LimitSettings, new: LimitSettings, limiter: Limiter, now: int) -> None:
-    """Convert the state to new settings: tokens stay, as far as the new bucket holds them."""
+    """Convert the state to new settings. Tokens that the new bucket cannot hold are lost."""
     if limiter.full <= now or new.rate is None:
         limiter.full = 0.0
     elif new.every and old.every:
@@ -265,7 +271,7 @@ def change(old: LimitSettings, new: LimitSettings, limiter: Limiter, now: int) -
 
 
 def clear_at(settings: LimitSettings, limiter: Limiter) -> int:
-    """The time at which an unused limiter is as good as new."""
+    """The time at which an unused limiter equals a new limiter."""
     last = 0
     if limiter.slots and settings.window:
         last = limiter.slots[-1][0] + int(settings.window[1] * _MICRO)

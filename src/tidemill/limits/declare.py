@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Concatenate, TypedDict, TypeVar
 
 import msgspec
 
@@ -25,9 +25,14 @@ from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import LimitStats
 
 __all__ = [
+    "LIMIT_TERMS",
+    "QUEUE_SETTINGS",
     "TERMS",
     "Breaker",
+    "FunctionOfArguments",
     "Limit",
+    "LimitChanges",
+    "QueueLimitChanges",
     "QueueSettings",
     "check_limit",
     "limit_public",
@@ -40,19 +45,49 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)?([smhd])", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST = 1e9
 
-TERMS = ("rate", "burst", "window", "concurrency", "breaker")
-"""The options that make the terms of a limit; ``breaker`` is for queues alone."""
+V = TypeVar("V")
+FunctionOfArguments = Callable[Concatenate[Any, ...], V] | Callable[..., V]
+"""A function of a task's arguments. The first form lets type checkers type a lambda's parameter."""
+
+
+class LimitChanges(TypedDict, total=False):
+    """The settings of a limit, as in :class:`Limit`. None removes a setting."""
+
+    rate: str | None
+    burst: float | None
+    window: str | None
+    concurrency: int | None
+
+
+class QueueLimitChanges(LimitChanges, total=False):
+    """The settings of a queue's limit, as in :class:`Limit` and :class:`Breaker`."""
+
+    breaker: Breaker | int | None
+
+
+class QueueSettings(QueueLimitChanges, total=False):
+    """The options of :meth:`Tidemill.queue`: the settings of its limit, and ``max_size``."""
+
+    max_size: int | None
+
+
+LIMIT_TERMS = tuple(LimitChanges.__annotations__)
+TERMS = tuple(QueueLimitChanges.__annotations__)
+QUEUE_SETTINGS = tuple(QueueSettings.__annotations__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Breaker:
-    """Stop starting jobs of a queue that keep failing.
+    """Start no jobs of a queue whose jobs keep failing.
 
     Attributes:
-        failures: failed attempts in a row, of any jobs of the queue, that stop it. A success
-            restarts the count; an attempt that was cancelled or given back does not count.
-        pause: seconds in which nothing starts. Then one job at a time is tried, until one succeeds;
+        failures: the number of failed attempts in a row, of any jobs, that stops the queue. A
+            success restarts the count. An attempt that was cancelled or given back does not count.
+        pause: seconds in which no job starts. Then jobs run one at a time until a job succeeds;
             each failure begins another pause.
+
+    Raises:
+        InvalidOption: ``failures`` is no whole number from 1.
     """
 
     failures: int = 5
@@ -67,18 +102,19 @@ class Limit:
     """A limit on job starts over all workers: ``@mill.task(limit=Limit("10/s", …))``.
 
     Attributes:
-        rate: as ``"10/s"``, ``"100/m"``, ``"5000/h"``, ``"1/d"`` or ``"10/30s"``: a bucket that
-            gets so many tokens in that time; a job takes one when it starts. ``"0/s"`` starts none.
+        rate: a text such as ``"10/s"``, ``"100/m"``, ``"5000/h"``, ``"1/d"`` or ``"10/30s"``: a
+            bucket gets this number of tokens in this time. A starting job takes a token. With
+            ``"0/s"`` no job starts.
         burst: the most tokens in the bucket; by default the tokens of one second, at least 1.
-        window: as ``"100/m"``, too: the most jobs that start within any span of that length.
+        window: a text such as ``"100/m"``: the most jobs that start in any span of this length.
         concurrency: the most jobs that run at a time.
         key: the partition of a job, such as a customer: text, or a function of the task's
-            arguments. Each key has the limit for itself, and keys take turns, so that a key with
-            many jobs does not hold up the others. A limit may consist of a key alone.
+            arguments. Each key has its own count against the limit. Keys take turns, so that a key
+            with many jobs does not delay the others. A limit may consist of only a key.
         cost: the tokens that a job takes, or a function of the task's arguments. A job that costs
             more than the bucket holds waits until the bucket is full.
-        name: limits of one name are one limit; by default the task's name, or a queue's for
-            messages.
+        name: limits with the same name are one limit. By default, this is the name of the task, or
+            the name of the queue for a message.
 
     Raises:
         InvalidOption: a value cannot be used, or the limit would not limit anything.
@@ -88,13 +124,13 @@ class Limit:
     burst: float | None = None
     window: str | None = None
     concurrency: int | None = None
-    key: str | Callable[..., object] | None = None
-    cost: float | Callable[..., float] = 1.0
+    key: str | FunctionOfArguments[object] | None = None
+    cost: float | FunctionOfArguments[float] = 1.0
     name: str | None = None
     terms: LimitSettings = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in TERMS if name != "breaker"}
+        given = {name: getattr(self, name) for name in LIMIT_TERMS}
         object.__setattr__(self, "terms", terms_from(given))
         if self.terms == LimitSettings() and self.key is None:
             raise InvalidOption("a limit needs a rate, a window, a concurrency or a key")
@@ -119,17 +155,6 @@ class Limit:
         if callable(self.cost):
             _check_number("cost", cost, 0)
         return JobLimit(self.name or name, key or "", float(cost), self.terms)
-
-
-class QueueSettings(TypedDict, total=False):
-    """The options of :meth:`Tidemill.queue`; units as in :class:`Limit` and :class:`Breaker`."""
-
-    max_size: int | None
-    rate: str | None
-    burst: float | None
-    window: str | None
-    concurrency: int | None
-    breaker: Breaker | int | None
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -195,7 +220,7 @@ def _own_burst(rate: tuple[float, float] | None) -> float:
 
 def _check_number(field: str, value: object, least: float) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # ``number`` says what mypy cannot see: that it can be made a float.
+    # mypy cannot see that float accepts the value when ``number`` is true.
     if not number or not least <= float(value) <= _MOST:  # type: ignore[arg-type]
         raise InvalidOption(
             f"{field} must be a number from {least:g} to {_MOST:,.0f}, not {value!r}"
@@ -211,7 +236,7 @@ def _check_window(value: object) -> tuple[float, float]:
 
 
 def _check_breaker(value: object) -> tuple[int, float]:
-    # What is no number is refused by the next line.
+    # Breaker refuses a value that is no number.
     breaker = value if isinstance(value, Breaker) else Breaker(value)  # type: ignore[arg-type]
     return breaker.failures, check_seconds("pause of a breaker", breaker.pause)
 
@@ -239,7 +264,7 @@ def terms_text(terms: LimitSettings) -> str:
     if terms.concurrency is not None:
         parts.append(f"{terms.concurrency} at a time")
     if terms.breaker is not None:
-        parts.append(f"breaker {terms.breaker[0]} failures, {terms.breaker[1]:g} s")
+        parts.append(f"breaker: {terms.breaker[1]:g} s after {terms.breaker[0]} failures")
     return ", ".join(parts)
 
 

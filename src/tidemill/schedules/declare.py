@@ -1,4 +1,4 @@
-"""``mill.schedules``: schedules declared in code, or added and changed at run time.
+"""``mill.schedules``: declare schedules in code, or add and change them at run time.
 
 The supervisor of a starting worker stores the schedules of the code. A schedule that a person adds
 is stored at once. Workers fire schedules; this module does not.
@@ -10,13 +10,13 @@ import datetime as dt
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import declare_limit
-from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.contract.schedules import LAST_DECLARATION, Change
 from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
@@ -32,10 +32,12 @@ from tidemill.core.errors import (
     ScheduleOver,
 )
 from tidemill.core.job import Envelope, Planned
+from tidemill.core.suggest import hint
 from tidemill.schedules import record as kept
-from tidemill.schedules.parse import When, when_of
+from tidemill.schedules.parse import ScheduleOptions, Timing, When, when_of
 from tidemill.schedules.record import Stored
-from tidemill.schedules.rules import Rule, times
+from tidemill.schedules.rules import Rule, moment_of, times
+from tidemill.schedules.words import in_words
 
 __all__ = ["Schedule", "Schedules"]
 
@@ -53,18 +55,19 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         task, queue: the task and queue of its jobs.
         arguments: the arguments of its jobs, as text.
         when: its rule, as text.
-        next: the next time, without jitter; None when it is paused or has ended.
+        next: the next time, without jitter; None when the schedule is paused or has ended.
         last: the time of its latest job.
-        fired: the number of jobs it has put.
+        fired: the number of jobs that it has put.
         repeats: the number of jobs after which it ends; None for no limit.
         jitter: seconds.
         catch_up: True when it puts a job for each missed time.
-        paused, ended: it does not fire now; it never fires again.
-        code: True when code declares it; ``app`` names the code, if a worker has told.
-        declared: True when a living worker declares it; None when no worker ever did.
-        undeclared: the time since which it does not fire for lack of such a worker; None when it
-            fires.
-        known: True when this app has its task; None when the app has no tasks at all.
+        paused: True when it does not fire until somebody resumes it.
+        ended: True when it never fires again.
+        code: True when code declares it; ``app`` names the app of that code, if known.
+        declared: True when a living worker declares it; None when no worker ever declared it.
+        undeclared: the time since which the schedule does not fire, because no living worker
+            declares it; None for a schedule that fires.
+        known: True when this app has its task; None when the app has no tasks.
     """
 
     name: str
@@ -98,7 +101,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedules:
-    """The schedules of an app: ``for schedule in mill.schedules: …``."""
+    """The schedules of an app: ``for schedule in mill.schedules: …``.
+
+    ``get pause resume retime remove run next_times`` raise ``ScheduleNotFound`` for an unknown
+    name.
+    """
 
     def __init__(self, mill: Runtime) -> None:
         self._mill = mill
@@ -107,17 +114,25 @@ class Schedules:
 
     # -- in code --------------------------------------------------------------------------------
 
-    def declare(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> None:
-        """Declare a call to be made again and again; it is stored when a worker starts.
+    def declare(
+        self,
+        name: str,
+        call: Call[Any],
+        when: Timing | None = None,
+        /,
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
+        """Declare a call to be made repeatedly; a starting worker stores the schedule.
 
-        A later start with the same rule keeps the next time; a new rule begins anew. The schedule
-        fires while a worker lives that declares it. It is deleted after 30 days without such a
-        worker.
+        A worker that starts later with the same rule keeps the next time. With a new rule the
+        schedule begins anew. The schedule fires while a worker that declares it is alive. A
+        schedule without such a worker is deleted after 30 days.
 
         Args:
             name: the name of the schedule.
             call: ``task.call(…)``, with options by ``using``.
-            when: a cron text, seconds, a timedelta or a :class:`When`; or give its options.
+            when: a cron text, seconds, a timedelta or a :class:`When`.
+            options: the options of ``When``, in place of ``when``.
 
         Raises:
             InvalidOption: a value is wrong, or the name is already declared differently.
@@ -134,7 +149,7 @@ class Schedules:
         self._declared[name] = new
         self._of_tasks.discard(name)
 
-    def declare_own(self, name: str, call: Call[Any], when: Any) -> None:
+    def declare_own(self, name: str, call: Call[Any], when: Timing) -> None:
         """Declare the schedule of a task. Declaring the task again replaces it."""
         if name in self._of_tasks:
             del self._declared[name]
@@ -142,20 +157,27 @@ class Schedules:
         self._of_tasks.add(name)
 
     def declared(self) -> list[tuple[str, bytes]]:
-        """The schedules of the code, as bodies of records."""
+        """The names of the schedules in code, with the bodies of their records."""
         return [
             (name, kept.encode(self._stored(name, call, when, code=True)))
             for name, (call, when) in self._declared.items()
         ]
 
     def store(self) -> None:
-        """Store the schedules of the code now, without a worker; nothing is removed."""
+        """Store the schedules of the code now, without a worker. This removes no schedule."""
         for name, body in self.declared():
             self._change(name, functools.partial(_as_declared, name, body))
 
     # -- at run time ----------------------------------------------------------------------------
 
-    def add(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> Schedule:
+    def add(
+        self,
+        name: str,
+        call: Call[Any],
+        when: Timing | None = None,
+        /,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
         """Add a schedule now; arguments as for :meth:`declare`.
 
         Raises:
@@ -176,8 +198,17 @@ class Schedules:
             )
         return self._shown(Record(name, changed.version, change.due, change.body))
 
-    def matches(self, name: str, call: Call[Any], when: Any = None, /, **options: Any) -> bool:
-        """True when the schedule of this name equals the schedule that :meth:`add` was to add.
+    def matches(
+        self,
+        name: str,
+        call: Call[Any],
+        when: Timing | None = None,
+        /,
+        **options: Unpack[ScheduleOptions],
+    ) -> bool:
+        """True when the stored schedule of this name equals the schedule of these arguments.
+
+        The method takes the arguments of :meth:`add`.
 
         Raises:
             ScheduleNotFound: no schedule has this name.
@@ -187,7 +218,7 @@ class Schedules:
 
     def __iter__(self) -> Iterator[Schedule]:
         """All schedules, by name."""
-        after, alive = "", self._alive()
+        after, alive = LAST_DECLARATION, self._alive()
         while page := self._broker.list_schedules(after, PAGE):
             for record in page:
                 yield self._shown(record, alive)
@@ -203,17 +234,33 @@ class Schedules:
 
     def pause(self, name: str) -> Schedule:
         """Stop a schedule until it is resumed."""
-        return self._change(name, lambda old: kept.paused(_found(name, old)))
+        return self._change(name, lambda old: kept.paused(self._found(name, old)))
 
     def resume(self, name: str) -> Schedule:
-        """Let a schedule go on from now; times that passed meanwhile are not made up for.
+        """Let a schedule go on from now; times that passed meanwhile are skipped.
 
         A schedule without a time left has ended, and is removed unless code declares it.
         """
-        return self._change(name, lambda old: kept.resumed(_found(name, old), wall_time()))
+        return self._change(name, lambda old: kept.resumed(self._found(name, old), wall_time()))
+
+    def retime(self, name: str, when: Timing) -> Schedule:
+        """Give a schedule other times, from now on; repeats, jitter and job stay.
+
+        Code that declares the schedule sets its own times again when a worker starts.
+
+        Raises:
+            ScheduleOver: the schedule would never fire.
+            InvalidOption: a value is wrong.
+        """
+        new, now = when_of(when, {}), wall_time()
+        if not times(new.rule, now, 1) and not new.rule.counts_from_start:
+            raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
+        return self._change(
+            name, lambda old: kept.retimed(self._found(name, old), new.rule, new.said, now)
+        )
 
     def remove(self, name: str) -> None:
-        """Remove a schedule. Its jobs stay. The next worker declares it again if code does."""
+        """Remove a schedule. Its jobs stay. The next worker stores it again if code declares it."""
         while True:
             record = self._record(name)
             change = Change(name, record.version, gone=True)
@@ -221,25 +268,30 @@ class Schedules:
                 return
 
     def run(self, name: str) -> Job[Any]:
-        """Put its job once more, now; its times stay as they are."""
+        """Put the job of a schedule once more, now; the times of the schedule stay."""
         now = wall_time()
         job = kept.job_of(kept.decode(self._record(name).body), now, now)
         handle: Job[Any] = self._mill.put([job])[0]
         return handle
 
     def next_times(self, name: str, count: int = 5) -> list[dt.datetime]:
-        """The next times, without jitter; none while it is paused or when it has ended."""
+        """The next times, without jitter; none for a schedule that is paused or has ended."""
         stored = kept.decode(self._record(name).body)
         if stored.paused or stored.ended or count < 1:
             return []
         left = stored.repeats - stored.fired if stored.repeats else count
         following = times(stored.rule, stored.planned, min(left, count) - 1)
-        return [_moment(stored.rule, when) for when in (stored.planned, *following)]
+        return [moment_of(stored.rule, when) for when in (stored.planned, *following)]
 
     # -- asyncio --------------------------------------------------------------------------------
 
     async def aadd(
-        self, name: str, call: Call[Any], when: Any = None, /, **options: Any
+        self,
+        name: str,
+        call: Call[Any],
+        when: Timing | None = None,
+        /,
+        **options: Unpack[ScheduleOptions],
     ) -> Schedule:
         """As ``add``, without blocking the event loop."""
         return await self._mill.threaded(lambda: self.add(name, call, when, **options))
@@ -260,6 +312,10 @@ class Schedules:
         """As ``resume``, without blocking the event loop."""
         return await self._mill.threaded(self.resume, name)
 
+    async def aretime(self, name: str, when: Timing) -> Schedule:
+        """As ``retime``, without blocking the event loop."""
+        return await self._mill.threaded(self.retime, name, when)
+
     async def aremove(self, name: str) -> None:
         """As ``remove``, without blocking the event loop."""
         await self._mill.threaded(self.remove, name)
@@ -276,15 +332,21 @@ class Schedules:
         return self._mill.broker
 
     def _record(self, name: str) -> Record:
-        return _found(name, self._broker.schedules([name])[0])
+        return self._found(name, self._broker.schedules([name])[0])
+
+    def _found(self, name: str, record: Record | None) -> Record:
+        if record is None:
+            known = [row.name for row in self._broker.list_schedules("", PAGE)]
+            raise ScheduleNotFound(f"there is no schedule {name!r}; {hint(name, known)}")
+        return record
 
     def _change(self, name: str, make: Callable[[Record | None], Change | None]) -> Schedule:
-        """Change a record that others may change meanwhile."""
+        """Change a record, also when others change it at the same time."""
         while True:
             record = self._broker.schedules([name])[0]
             change = make(record)
             if change is None:
-                return self._shown(_found(name, record))
+                return self._shown(self._found(name, record))
             (changed,) = self._broker.change_schedules([change])
             if changed.done:
                 return self._shown(Record(name, changed.version, change.due, change.body))
@@ -311,7 +373,7 @@ class Schedules:
     def _shown(self, record: Record, alive: set[str] | None = None) -> Schedule:
         try:
             stored = kept.decode(record.body)
-        except CodecError:  # it is fired by workers that can read it
+        except CodecError:  # another version wrote this record, and its workers fire the schedule
             rule, job = Rule(at=record.due or 1.0), Envelope(id="", task="?")
             stored = Stored(rule=rule, job=job, planned=record.due)
         job, rule = stored.job, stored.rule
@@ -325,8 +387,8 @@ class Schedules:
             queue=job.queue,
             arguments=job.text,
             when=in_words(rule),
-            next=None if idle else _moment(rule, stored.planned),
-            last=_moment(rule, stored.last) if stored.last else None,
+            next=None if idle else moment_of(rule, stored.planned),
+            last=moment_of(rule, stored.last) if stored.last else None,
             fired=stored.fired,
             repeats=stored.repeats or None,
             jitter=stored.jitter,
@@ -336,7 +398,7 @@ class Schedules:
             code=stored.code,
             app=stored.app,
             declared=declared,
-            undeclared=_moment(rule, stored.undeclared) if stored.undeclared else None,
+            undeclared=moment_of(rule, stored.undeclared) if stored.undeclared else None,
             known=self._knows(job.task),
         )
 
@@ -366,7 +428,7 @@ def _checked(name: str, call: Any) -> Call[Any]:
 
 
 def _is_same(one: _Declared, other: _Declared) -> bool:
-    """True when two declarations mean the same schedule, as when a file is run twice."""
+    """True when two declarations are equal, for example because a file was run twice."""
     (call, when), (call2, when2) = one, other
     return (call.task, call.args, call.kwargs, call.options, when.terms) == (
         *(call2.task, call2.args, call2.kwargs, call2.options, when2.terms),
@@ -374,7 +436,7 @@ def _is_same(one: _Declared, other: _Declared) -> bool:
 
 
 def _is_prompt() -> bool:
-    """True in a notebook or at a prompt, where a declaration is often repeated and improved."""
+    """True in a notebook or at a prompt, where people often repeat and change a declaration."""
     return hasattr(sys, "ps1")
 
 
@@ -385,26 +447,3 @@ def _in_words(declared: _Declared) -> str:
 
 def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:
     return kept.declared(name, kept.decode(body), old, wall_time())
-
-
-def _found(name: str, record: Record | None) -> Record:
-    if record is None:
-        raise ScheduleNotFound(f"there is no schedule {name!r}")
-    return record
-
-
-def _moment(rule: Rule, when: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(when, rule.tz)
-
-
-def in_words(rule: Rule) -> str:
-    """A rule in words."""
-    zone = f" {rule.zone}" if rule.zone else ""
-    if rule.cron:
-        return f"{rule.cron}{zone}"
-    if rule.every:
-        return f"every {rule.every:g} s"
-    if rule.unit:
-        step = f"every {rule.unit}" if rule.count == 1 else f"every {rule.count} {rule.unit}s"
-        return step + zone
-    return f"once at {_moment(rule, rule.at).isoformat(' ', 'seconds')}"

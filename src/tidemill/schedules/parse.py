@@ -1,4 +1,4 @@
-"""Check the times that a user gives a schedule, and make them a rule."""
+"""Check the times that a user gives for a schedule, and turn them into a rule."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ import datetime as dt
 import math
 import re
 import zoneinfo
-from typing import Any, TypeGuard
+from typing import Any, TypedDict, TypeGuard
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
 from tidemill.core.clock import wall_time
-from tidemill.core.config import check_count, check_known, check_moment, check_seconds
+from tidemill.core.config import Seconds, check_count, check_known, check_moment, check_seconds
 from tidemill.core.errors import InvalidOption
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
-__all__ = ["OPTIONS", "When", "when_of"]
+__all__ = ["OPTIONS", "ScheduleOptions", "Timing", "When", "when_of"]
 
-OPTIONS = ("cron", "every", "at", "zone", "start", "end", "repeats", "jitter", "catch_up")
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of :meth:`Tidemill.schedule`, as in :class:`When`."""
+
+    cron: str | None
+    every: Seconds | str | None
+    at: dt.datetime | float | None
+    zone: str | zoneinfo.ZoneInfo | None
+    start: dt.datetime | float | None
+    end: dt.datetime | float | None
+    repeats: int | None
+    jitter: Seconds | None
+    catch_up: bool
+
+
+OPTIONS = tuple(ScheduleOptions.__annotations__)
 
 _NO_END = 6325
-"""From this year on the end of a schedule says that it has none."""
+"""A schedule whose end is in this year or later has no end."""
 
 LEAST = 0.01
-"""Seconds an interval has at least."""
+"""The shortest interval, in seconds."""
 
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -47,52 +62,54 @@ _ELAPSED = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class When:
-    """When a schedule fires: one of ``cron``, ``every`` and ``at``, and how.
+    """The times of a schedule: one of ``cron``, ``every`` and ``at``, with further options.
 
     Args:
         cron: five fields (minute, hour, day of month, month, day of week), or six with seconds
             first, or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
-        every: seconds or a timedelta; or a text as ``"15 minutes"``, ``"day"``, ``"3 months"``.
-            Days and longer as a text keep the local time, and the day of the month where it exists.
-        at: a single time, an aware datetime or epoch seconds.
-        zone: the time zone of cron and of days and longer, as ``"Europe/Berlin"``; that of
-            ``start`` if it has one, else UTC. A datetime without a zone is taken to be in it.
-        start: nothing comes before it; what ``every`` counts from, and its first time. Without it
-            the first comes one step after the schedule is stored.
-        end: nothing comes after it.
-        repeats: jobs after which it ends.
-        jitter: seconds by which each is late at most, at random.
-        catch_up: True puts one job for each time that was missed while no worker ran; otherwise
-            there is one for all of them.
+        every: seconds or a timedelta; or a text such as ``"15 minutes"``, ``"day"``, ``"3
+            months"``. A text in days or longer units keeps the local time. It also keeps the day of
+            the month, if the month has this day.
+        at: a single time: an aware datetime or epoch seconds.
+        zone: the time zone of ``cron`` and of ``every`` in days or longer units, as
+            ``"Europe/Berlin"``. By default the zone of ``start`` if it has a named zone, else UTC.
+            A datetime without a zone gets the named zone; without a named zone it is refused.
+        start: the earliest time. ``every`` counts from ``start``, which is its first time. Without
+            ``start`` the first time is one interval after the schedule is stored.
+        end: the latest time.
+        repeats: the number of jobs after which the schedule ends.
+        jitter: the most seconds by which a job is late, at random.
+        catch_up: True puts one job for each time that was missed while no worker ran; False puts
+            one job for all missed times together.
 
     Raises:
-        InvalidOption: naming the option, and the field of a cron.
+        InvalidOption: a value is wrong; the message names the option, and the field of a cron.
     """
 
     def __init__(
         self,
         *,
         cron: str | None = None,
-        every: float | dt.timedelta | str | None = None,
+        every: Seconds | str | None = None,
         at: dt.datetime | float | None = None,
         zone: str | zoneinfo.ZoneInfo | None = None,
         start: dt.datetime | float | None = None,
         end: dt.datetime | float | None = None,
         repeats: int | None = None,
-        jitter: float | dt.timedelta | None = None,
+        jitter: Seconds | None = None,
         catch_up: bool = False,
     ) -> None:
         given = {"cron": cron, "every": every, "at": at}
         named = [f"{name}=" for name, value in given.items() if value is not None]
         if len(named) != 1:
-            said = f"not both {' and '.join(named)}" if named else "as cron='0 3 * * *'"
-            raise InvalidOption(f"a schedule takes one of cron=, every= and at=, {said}")
+            advice = f"not both {' and '.join(named)}" if named else "as cron='0 3 * * *'"
+            raise InvalidOption(f"a schedule takes one of cron=, every= and at=, {advice}")
         tz = _zone(zone, start)
         local = cron is not None or isinstance(every, str)
         if local and tz is None and _is_foreign(start):
             raise InvalidOption(
-                f"zone must be named, as zone='Europe/Berlin': that of start, {start.tzname()}, "
-                "is an offset that does not follow the changes of a zone"
+                "zone must be named, as zone='Europe/Berlin': start has the fixed offset "
+                f"{start.tzname()}, which does not follow daylight-saving time"
             )
         rule = Rule(
             cron=_cron(cron) if cron is not None else "",
@@ -128,11 +145,15 @@ class When:
         return f"When({self.rule!r})"
 
 
-def when_of(when: Any, options: dict[str, Any]) -> When:
+Timing = str | Seconds | When
+"""The times of a schedule: a cron text, seconds, a timedelta, or a :class:`When`."""
+
+
+def when_of(when: Timing | None, options: ScheduleOptions) -> When:
     """The rule of a schedule from a cron text, seconds, a timedelta, a ``When``, or its options.
 
     Raises:
-        InvalidOption: the value is none of them, or both forms were given.
+        InvalidOption: the value is none of these, or both forms were given.
     """
     check_known("a schedule", options, OPTIONS)
     if when is None:
@@ -141,13 +162,15 @@ def when_of(when: Any, options: dict[str, Any]) -> When:
         if options:
             raise InvalidOption("give either a When or its options, not both")
         return when
-    if isinstance(when, str):
-        return When(cron=when, **options)
-    if isinstance(when, (int, float, dt.timedelta)) and not isinstance(when, bool):
-        return When(every=when, **options)
-    raise InvalidOption(
-        f"a schedule must be a cron text, seconds, a timedelta or When(…), not {when!r}"
-    )
+    if isinstance(when, bool) or not isinstance(when, (str, int, float, dt.timedelta)):
+        raise InvalidOption(
+            f"a schedule must be a cron text, seconds, a timedelta or When(…), not {when!r}"
+        )
+    field = "cron" if isinstance(when, str) else "every"
+    if field in options:
+        raise InvalidOption(f"the schedule has {when!r} already; leave {field}= out")
+    given: dict[str, Any] = {**options, field: when}
+    return When(**given)
 
 
 def _zone(zone: object, start: object) -> zoneinfo.ZoneInfo | None:
@@ -161,11 +184,13 @@ def _zone(zone: object, start: object) -> zoneinfo.ZoneInfo | None:
             return zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    raise InvalidOption(f"zone {zone!r} is no time zone this machine knows; as 'Europe/Berlin'")
+    raise InvalidOption(
+        f"zone {zone!r} is no time zone of this machine; write a name as 'Europe/Berlin'"
+    )
 
 
 def _is_foreign(start: object) -> TypeGuard[dt.datetime]:
-    """True when a datetime has a zone that is neither UTC nor known by a name."""
+    """True when a datetime without a named zone has an offset from UTC."""
     return isinstance(start, dt.datetime) and bool(start.utcoffset())
 
 
@@ -197,8 +222,8 @@ def _every(value: Any) -> dict[str, Any]:
     if unit in UNITS and "." not in (count or ""):
         return {"count": check_count("every", int(count or 1), 1, 10_000), "unit": unit}
     raise InvalidOption(
-        f"every {value!r} is none; write a whole number of seconds, minutes, hours, days, weeks, "
-        "months or years, as '15 minutes', or give seconds as a number"
+        f"every {value!r} is no interval; write a whole number of seconds, minutes, hours, days, "
+        "weeks, months or years, as '15 minutes', or give seconds as a number"
     )
 
 
@@ -222,16 +247,16 @@ def _is_cron(fields: list[str]) -> bool:
     return True
 
 
-def _bad_cron(text: str, fields: list[str], said: str) -> str:
+def _bad_cron(text: str, fields: list[str], error: str) -> str:
     names = list(_FIELDS)[-len(fields) :]
     if len(fields) not in (5, 6):
         return (
             f"cron {text!r} has {len(fields)} fields; it takes five: minute, hour, day of month, "
             "month, day of week, or six with seconds first"
         )
-    bad = said.removeprefix("Bad ")
+    bad = error.removeprefix("Bad ")
     if bad not in names:
-        return f"cron {text!r} cannot be used: {said}"
+        return f"cron {text!r} cannot be used: {error}"
     field = fields[names.index(bad)]
     if bad == "day-of-month" and _is_cron([*fields[:-2], "*", fields[-1]]):
         return f"cron {text!r} never comes: no month {fields[-2]!r} has a day {field!r}"

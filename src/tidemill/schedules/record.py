@@ -1,7 +1,8 @@
 """The record of a schedule, and its changes: declared, fired, paused, ended.
 
-Each function depends only on the record and the given time. So all workers with the same due
-schedule compute the same change, and the broker accepts the change of one.
+Apart from job ids and jitter, each function depends only on the record and the given time. So all
+workers with the same due schedule compute the same change. The broker accepts the change of one
+worker.
 
     due ──(fired)──► due ──► … ──► ended: no time is left, or no repeat
      ▲ │
@@ -9,10 +10,10 @@ schedule compute the same change, and the broker accepts the change of one.
      │ └──(no living declarer)──► undeclared ──(30 days)──► deleted
      └───────────────────────────────────(declared)──┘
 
-The record of a schedule in code lists the owners that declared it: workers. It fires while one of
-them lives, whichever worker fires it. The name of an app does not decide, and no worker removes the
-schedule of another. So neither two apps of one name nor two versions of one app remove each
-other's schedules.
+The record of a schedule in code lists its declarers: the workers that declared it. The schedule
+fires while a declarer lives; any worker may fire it. The name of the app plays no part in this, and
+no worker removes a schedule of another worker. So two apps with one name, or two versions of an
+app, never remove each other's schedules.
 """
 
 from __future__ import annotations
@@ -44,24 +45,25 @@ __all__ = [
     "job_of",
     "paused",
     "resumed",
+    "retimed",
     "withdrawn",
 ]
 
 AT_ONCE = 100
-"""Missed times that one step makes up for."""
+"""One step puts jobs for at most this many missed times."""
 
 FORGET = 30 * 86_400.0
-"""Seconds after which a schedule is removed that no living worker declares."""
+"""Seconds after which a schedule without a living declarer is removed."""
 
 SKEW = 60.0
 """Seconds by which the clocks of machines that share a store may differ."""
 
 ABOUT = 10.0
-"""Seconds by which two declarations of ``datetime.now()`` plus something may be inexact."""
+"""Seconds by which a time relative to ``datetime.now()`` may differ from the expected time."""
 
 
 class Lives(Protocol):
-    """True when any of these owners is alive."""
+    """A function that is true when any of these owners is alive."""
 
     def __call__(self, owners: Collection[str], /) -> bool: ...
 
@@ -70,23 +72,24 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The body of a schedule's record. Times are wall time, 0 for none.
 
     Attributes:
-        rule: the rule of its times. Without a ``start`` of its own (``unanchored``) an interval or
-            a calendar step counts from the first storing.
-        job: its job, but for id and time.
-        repeats: jobs after which it ends, not counting those left out; 0 for no limit.
+        rule: the rule of its times. An interval or a calendar period without a ``start``
+            (``unanchored``) counts from the moment when the schedule was first stored.
+        job: its job, without id and time.
+        repeats: the number of jobs after which it ends; 0 for no limit. Jobs that the broker left
+            out (``LeftOut``) do not count.
         jitter: the most seconds by which a job is late.
         catch_up: True to put a job for each missed time.
-        planned: the next time; without jitter, the record's own due time.
-        fired: jobs it has put; unless there are ``repeats``, including those left out.
+        planned: the next time. The due time of the record is this time plus the jitter.
+        fired: the number of its jobs. Jobs that the broker left out count only if ``repeats`` is 0.
         last: the time of the latest job.
-        paused: True while it does not fire until it is resumed.
-        app: the app whose code declares it, as the worker was given it; only for display.
+        paused: True while somebody has paused it.
+        app: the app whose code declares it, as in the worker's command line; only for display.
         code: True when code declares it.
-        declarers: the workers that declared it; to fire it, one must live. None when it was
-            declared
-            without a worker: then it fires in any case.
-        undeclared: the time since which no declarer lives, and it does not fire.
-        said: the time at which the moments of its rule were given, if it has any.
+        declarers: the workers that declared it; it fires only while one of them is alive. None when
+            it was declared without a worker: such a schedule always fires.
+        undeclared: the time since which it does not fire, because no declarer is alive.
+        said: the time at which a user gave the ``start``, ``end`` or ``at`` of the rule; 0 for
+            none.
     """
 
     rule: Rule
@@ -107,7 +110,7 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """True when it will fire no more."""
+        """True when the schedule never fires again."""
         return not self.planned
 
 
@@ -128,7 +131,7 @@ def decode(body: bytes) -> Stored:
 
 
 def added(name: str, new: Stored, now: float) -> Change:
-    """The change that makes a new record. It is ended if it has no time left."""
+    """The change that makes a new record. A schedule without a time left has ended at once."""
     _begin(new, now)
     return _to(name, 0, new)
 
@@ -142,13 +145,12 @@ def declared(
     owner: str = "",
     alive: Collection[str] = (),
 ) -> Change | None:
-    """The change that makes a record equal to the code; None when it is already.
+    """The change that makes a record equal to the code; None when it is equal already.
 
-    With the same rule, the next time and all counters stay; a paused schedule stays paused. A
-    worker (``owner``) joins the declarers that are ``alive``. For a worker there is always a
-    change, even if
-    only of the version: another worker that found no living declarer, and is about to say so, is
-    then too late.
+    With the same rule, the next time and all counters stay. A paused schedule stays paused. A
+    worker (``owner``) joins the declarers that are ``alive``. A worker always makes a change, so
+    that the version of the record rises. Another worker may just have found no living declarer. The
+    broker refuses that worker's change, because it was made for the old version.
     """
     was = decode(old.body) if old is not None else None
     new.declarers = was.declarers if was is not None else None
@@ -173,14 +175,14 @@ def declared(
 
 
 def differs(new: Stored, old: Schedule) -> bool:
-    """True when a declaration changes more than the declarers."""
+    """True when a declaration changes the record, apart from its declarers."""
     was = decode(old.body)
     was.declarers, was.undeclared = new.declarers, new.undeclared
     return encode(was) != encode(new)
 
 
 def is_the_same(new: Stored, old: Schedule) -> bool:
-    """True when the schedule to add exists: the same job at the same times, not from code."""
+    """True when the store has this schedule already: the same job and times, and not from code."""
     was = decode(old.body)
     if was.code:
         return False
@@ -207,8 +209,8 @@ def _always(owners: Collection[str]) -> bool:
 def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
     """The change that puts the jobs of a due schedule and sets its next time.
 
-    A schedule in code without a living declarer puts no jobs: it is set aside, and removed when it
-    comes up again, a long time later.
+    A schedule in code without a living declarer puts no jobs. Its due time moves ``FORGET`` seconds
+    ahead. If the schedule has no living declarer at that time either, it is removed.
     """
     stored = decode(record.body)
     if stored.declarers is not None and not lives(stored.declarers):
@@ -222,12 +224,12 @@ def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
         jobs.append(job_of(stored, stored.planned, now))
         stored.last = stored.planned
-        if stored.repeats:  # a job that is left out is none of them
+        if stored.repeats:  # a job that the store leaves out must not count as a repeat
             uncounted = copy.copy(stored)
             uncounted.planned = _next(uncounted, now)
         stored.fired += 1
         stored.planned = _next(stored, now)
-        if stored.jitter or stored.repeats:  # the next one is late by itself, or may be the last
+        if stored.jitter or stored.repeats:  # each job has its own jitter, and may be the last
             break
     change = _to(record.name, record.version, stored, tuple(jobs))
     if uncounted is None or uncounted.ended:
@@ -251,6 +253,14 @@ def resumed(record: Schedule, now: float) -> Change:
     return _to(record.name, record.version, stored)
 
 
+def retimed(record: Schedule, rule: Rule, said: float, now: float) -> Change:
+    """The change that gives a schedule another rule, from now on; its counters stay."""
+    stored = decode(record.body)
+    stored.rule, stored.unanchored, stored.said = rule, False, said
+    _begin(stored, now)
+    return _to(record.name, record.version, stored)
+
+
 def job_of(stored: Stored, planned: float, now: float) -> Envelope:
     """The job of a schedule for one of its times."""
     job = copy.copy(stored.job)
@@ -271,14 +281,14 @@ def due_of(stored: Stored) -> float:
 
 
 def _begin(stored: Stored, now: float) -> None:
-    """Begin at the first time. Times before it was stored were not missed."""
+    """Begin at the first time from now on. Times before the schedule was stored were not missed."""
     if stored.rule.counts_from_start and not stored.rule.start:
         stored.rule, stored.unanchored = msgspec.structs.replace(stored.rule, start=now), True
     stored.planned = _finite(next_time(stored.rule, now))
 
 
 def _resume(stored: Stored, now: float) -> None:
-    """Go on from now. A rule that counts from its storing begins anew if the clock went back."""
+    """Go on from now. A rule without a given ``start`` begins anew if the clock was set back."""
     if stored.unanchored and stored.rule.start > now:
         stored.rule = msgspec.structs.replace(stored.rule, start=now)
     stored.planned = _finite(next_time(stored.rule, now))
@@ -287,8 +297,8 @@ def _resume(stored: Stored, now: float) -> None:
 def _is_set_back(stored: Stored, now: float) -> bool:
     """True when an interval's next time is farther away than the interval: the clock went back.
 
-    The schedule would be silent for as long. Clocks of machines that share a store may differ by
-    ``SKEW``.
+    Without this check the schedule would not fire until its old next time. A difference of up to
+    ``SKEW`` is normal between machines that share a store.
     """
     rule = stored.rule
     begun = stored.unanchored or rule.start <= now
@@ -300,7 +310,7 @@ def _next(stored: Stored, now: float) -> float:
         return 0.0
     following = next_time(stored.rule, stored.planned)
     if following + stored.jitter <= now and not stored.catch_up:
-        # This job stands for those that were missed.
+        # The current job stands for all missed times.
         following = next_time(stored.rule, now)
     return _finite(following)
 
@@ -310,11 +320,11 @@ def _finite(when: float) -> float:
 
 
 def _is_same(new: Stored, was: Stored, now: float) -> bool:
-    """True when two rules have the same times, so that the counters of one apply to the other.
+    """True when two rules have the same times, so that the old counters apply to the new rule.
 
-    Code may give other moments each time it is loaded, as ``start=datetime.now()``. Moments are the
-    same when they moved by as much as the time at which they were given. A start is the same, too,
-    when both are past and the times from now on are equal.
+    Code such as ``start=datetime.now()`` gives another moment each time it is loaded. Two moments
+    count as the same when they differ by the time between the two declarations. Two starts also
+    count as the same when both are past and the times from now on are equal.
     """
     for field in ("repeats", "jitter", "catch_up"):
         if getattr(new, field) != getattr(was, field):
@@ -350,10 +360,10 @@ def _moments(rule: Rule) -> tuple[float, float, float]:
 
 
 def _from(rule: Rule, now: float) -> list[float]:
-    """Some of its times from now on, to the millisecond, and its end."""
+    """Some times of a rule from now on, to the millisecond, and the end of the rule."""
     return [*(round(when, 3) for when in times(rule, now, 13)), rule.end]
 
 
 def _to(name: str, version: int, stored: Stored, jobs: tuple[Envelope, ...] = ()) -> Change:
-    over = stored.ended and not stored.code  # code would declare it again
+    over = stored.ended and not stored.code  # a schedule in code stays: a worker would add it again
     return Change(name, version, due_of(stored), encode(stored), gone=over, jobs=jobs)

@@ -5,13 +5,13 @@
     tokens           the file of API tokens, with their roles
     embedded_worker  a worker that the server runs
     shared_owner     one owner of the store through which many clients reserve and settle jobs
-    dispatcher       its thread, with waiters and pending_verdicts
-    delivery         messages on their way to a client, at most once with ttr 0
+    dispatcher       the shared owner's thread, with waiters and pending_verdicts
+    delivery         delivers messages to a client; with ttr 0 at most once
     deadlines        the ends of waits, rounded so that many end at once
-    http/            requests: request_pipeline (the steps), endpoints, api/, schemas/, broker_rpc
+    http/            the JSON API: request_pipeline, endpoints, api/, schemas/, broker_rpc
     beanstalk/       the port for beanstalkd's protocol
 
-Many clients share commits: puts go through the app's put batching, and everything that is reserved
-and settled goes through a shared owner. The server knows no broker, and repeats nothing that the
-app, its queues, limits and schedules can do.
+Many clients share commits. Puts go through the app's put batching; a shared owner reserves and
+settles jobs for all clients. The server has no code for a particular broker. It calls the app for
+queues, limits and schedules.
 """

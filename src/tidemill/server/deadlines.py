@@ -1,9 +1,9 @@
 """Deadlines of waits, rounded so that many waits end at the same moment.
 
-With thousands of long polls one ends every few milliseconds. A wake-up for each poll costs several
-times as much as its answer, since the processor's caches are cold. So a wait lasts up to 1 % longer
-than requested, and never more than half a second longer, until a round moment at which other waits
-end, too.
+With thousands of long polls, one poll ends every few milliseconds. A wake-up for each poll costs
+several times as much as its answer, since the processor's caches are cold. So each wait ends at a
+round moment, and many waits have the same round moment. The wait lasts at most 1 % and at most half
+a second longer than requested.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Deadlines", "round_moment"]
 T = TypeVar("T")
 
 SHARE, MOST = 100, 0.5
-"""A wait may last longer by this fraction (1/SHARE) of its length, and by at most MOST seconds."""
+"""A wait may last longer by 1/SHARE of its length, but by at most MOST seconds."""
 
 SHORTEST = 0.001
-"""Shorter waits are rounded as if they had so many seconds."""
+"""Seconds. A shorter wait is rounded as if it lasted this long."""
 
 
 def round_moment(now: float, seconds: float) -> float:
-    """The end of a wait that begins now: a multiple of the largest suitable power of two."""
+    """The rounded end of a wait that begins at ``now``: a multiple of a power of two."""
     _, exponent = math.frexp(min(MOST, max(seconds, SHORTEST) / SHARE))
     step = math.ldexp(0.5, exponent)
     return math.ceil((now + seconds) / step) * step
@@ -40,7 +40,7 @@ class Deadlines(Generic[T]):
         self._ends: dict[float, dict[T, None]] = {}
 
     def begin(self, item: T, seconds: float, latest: float = math.inf) -> float:
-        """Set a deadline in so many seconds, or a little later, but within ``latest`` seconds.
+        """Set a deadline in ``seconds``, or a little later, but within ``latest`` seconds.
 
         Returns the deadline, as :meth:`end` needs it.
         """

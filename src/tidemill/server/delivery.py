@@ -4,10 +4,11 @@ A message with ttr=0 is delivered at most once. The server leases the message, a
 acknowledgement before the first byte of the answer is written:
 
     leased ──► acknowledged ──► written
-       │            └── the client has left: put once more, at the end of its priority
+       │            └── the client has left: put again, behind all ready jobs of its priority
        └── the client has left: released to its place
 
-Nothing else may happen between the return of :func:`deliver` and the write of the answer.
+The caller must not yield to the event loop between the return of :func:`deliver` and the write of
+the answer.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def deliver(
         shared_owner.give_all_back(others)
         if isinstance(error, asyncio.CancelledError):
             storing.add_done_callback(lambda _: _put_back_when_stored(shared_owner, storing))
-        else:  # perhaps nothing was stored: messages that are still leased go back
+        else:  # the acknowledgement may not be stored, so give back messages that are still leased
             shared_owner.give_all_back(once)
         raise
     if has_left():
@@ -63,7 +64,7 @@ async def deliver(
 
 
 async def _acknowledge(shared_owner: SharedOwner, jobs: Sequence[ReservedJob]) -> list[ReservedJob]:
-    """Acknowledge jobs; return those whose leases still stood."""
+    """Acknowledge jobs; return the jobs whose leases were still valid."""
     verdicts = [Verdict(job.lease.token, Outcome.SUCCESS, ended=wall_time()) for job in jobs]
     done = await asyncio.gather(*[shared_owner.settle(verdict) for verdict in verdicts])
     return [job for job, settled in zip(jobs, done, strict=True) if settled]
@@ -77,7 +78,7 @@ def _put_back_when_stored(
 
 
 def _put_back(shared_owner: SharedOwner, jobs: Sequence[ReservedJob]) -> None:
-    """Put messages once more that were acknowledged for a client that has left."""
+    """Put again the messages that were acknowledged for a client that has left."""
     for job in jobs:
         message = fresh_copy(job.envelope, job.lease)
         shared_owner.in_background(_put_again, shared_owner.broker, message)

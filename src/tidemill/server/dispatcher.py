@@ -1,12 +1,12 @@
 """The dispatcher: the thread that talks to the store for all clients of a shared owner.
 
-Requests and verdicts that arrive during one exchange go into the next one. So ten clients cost
+Requests and verdicts that arrive during one exchange go into the next exchange. So ten clients cost
 hardly more commits than one client, and thousands of waiting clients cost nothing.
 
 A broker may report leases before they are durable (:mod:`tidemill.brokers.contract.early_leases`).
-Then the dispatcher hands out the jobs inside the exchange and waits a moment for verdicts on them,
-which join the same commit. When that commit fails, the jobs are lost, and no verdict on them
-reaches the store.
+Then the dispatcher hands out the jobs during the exchange, before their commit. It waits a moment
+for verdicts on these jobs, so that they join the same commit. If the commit fails, the jobs are
+lost, and no verdict on them reaches the store.
 
 The thread calls into the event loop with ``call_soon_threadsafe``. The loop passes requests to the
 thread through ``inbox`` and ``gone``.
@@ -32,7 +32,12 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.job import Command, Lease, Outcome, Owner, Verdict
-from tidemill.server.pending_verdicts import Answer, PendingVerdict, deliver_answers
+from tidemill.server.pending_verdicts import (
+    Answer,
+    PendingVerdict,
+    deliver_answers,
+    wait_for_loop,
+)
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
 
 __all__ = ["MAX_VERDICTS", "Dispatcher"]
@@ -40,19 +45,19 @@ __all__ = ["MAX_VERDICTS", "Dispatcher"]
 log = logging.getLogger("tidemill.server")
 
 MAX_VERDICTS = 1000
-"""Verdicts in one step."""
+"""The most verdicts in one step."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two attempts when the store fails; each pause is twice the last."""
+"""Seconds between two attempts while the store fails; each pause is twice the pause before."""
 
 LONGEST_TICK = 600.0
 """The longest time between two ticks of the broker, in seconds."""
 
 
 class Dispatcher:
-    """The thread of one ``SharedOwner``, where the arguments are documented.
+    """The thread of one ``SharedOwner``, whose docstring explains the arguments.
 
-    ``hand_over`` is called in the loop with waiters that wait no more; each holds its jobs.
+    ``hand_over`` is called in the loop with the waiters to answer; each waiter holds its jobs.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Dispatcher:
     ) -> None:
         self.inbox: collections.deque[Waiter | PendingVerdict] = collections.deque()
         self.gone: collections.deque[Waiter] = collections.deque()  # clients that have left
-        self.watched = frozenset[str]()  # the queues that end the current sleep
+        self.watched = frozenset[str]()  # queues whose jobs end the current sleep
         self.asleep = False
         self.closing = False
         self._broker = broker
@@ -84,16 +89,16 @@ class Dispatcher:
         self._early = broker if on_lost_commit and isinstance(broker, EarlyLeases) else None
         self._merged = Mode.MERGED if Feature.MERGED in broker.features else Mode.STRICT
         self._waiters = Waiters()
-        self._batch = BatchSize(few=bool(kinds.knows))  # there may be many such owners
-        self._delay = CommitDelay(EACH_CLIENT)  # before an exchange
+        self._batch = BatchSize(few=bool(kinds.knows))  # many owners with ``knows`` may exist
+        self._delay = CommitDelay(EACH_CLIENT)  # the wait before an exchange
         self._verdicts: list[PendingVerdict] = []
-        # Of the exchange under way, when it hands out jobs before its commit:
+        # The state of an exchange that hands out jobs before its commit:
         self._commit: PendingCommit | None = None
         self._early_delay = CommitDelay(EACH_CLIENT, least=1)
         self._early_verdicts: list[PendingVerdict] = []
-        self._withheld: set[int] = set()  # tokens of leases that wait for the commit
-        self._took = self._waited = 0.0  # seconds of the exchange, and of the wait inside it
-        self._marked = frozenset[str]()  # the queues for which the store may hint this owner alone
+        self._withheld: set[int] = set()  # tokens of leases to hand out after the commit
+        self._took = self._waited = 0.0  # seconds of the exchange without its wait, and of its wait
+        self._marked = frozenset[str]()  # queues whose hints may go to this owner alone
         self._tick_at = 0.0  # monotonic time
         self._held = 0  # jobs that clients may hold, lost jobs included
         self._held_is_known = True  # False: clients may hold jobs that are not counted
@@ -117,7 +122,7 @@ class Dispatcher:
             self._thread.join()
 
     def send(self, request: Waiter | PendingVerdict) -> None:
-        """Take a request into the next exchange."""
+        """Queue a request for the next exchange."""
         self.inbox.append(request)
         self.arrived()
 
@@ -129,7 +134,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """End the thread's sleep, so that it looks at the inbox."""
-        # No wake-up is missed: the thread sets ``asleep`` first and then reads the inbox.
+        # No wake-up is missed: the thread sets ``asleep`` before it reads the inbox.
         if self.asleep:
             self.asleep = False  # one wake-up is enough
             self._rest.set()
@@ -167,7 +172,7 @@ class Dispatcher:
         want, first = self._next_want()
         reply, answers = self._exchange(want)
         served = self._hand_out_reply(reply, want, first)
-        # Before the clients get their answers: a quick client would be counted twice.
+        # Before the answers: the next request of a quick client must not count twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(deliver_answers, answers)
         self._answer(served)
@@ -183,26 +188,26 @@ class Dispatcher:
             request = self.inbox.popleft()
             if not isinstance(request, Waiter):
                 self._verdicts.append(request)
-            elif not request.answer.done():  # else the client joined and has left
+            elif not request.answer.done():  # a client with a finished answer has left already
                 self._take_in(request)
         while self.gone:
             self._waiters.drop(self.gone.popleft())
 
     def _take_in(self, waiter: Waiter) -> None:
-        """Let a client wait from now on. A client that joined may skip its first look.
+        """Add a client to the waiters. A client that came during a sleep may skip its first look.
 
-        Its queues were just found empty, and the thread looks for all clients before it sleeps, so
-        no job is missed. The first look is skipped only if the look for all clients would give this
-        client the same job.
+        The thread just found the client's queues empty, and looks for all clients before it sleeps.
+        So no job is missed. The first look is skipped only if the look for all clients would give
+        this client the same job.
         """
         self._waiters.add(waiter)
         if waiter.joined and not waiter.late and waiter.is_plain(self._merged):
             self._waiters.looked([waiter])
-            if waiter.late:  # set since: the loop leaves the answer to the look just skipped
+            if waiter.late:  # the client's time is over, and this look must answer the client
                 self._answer([waiter])
 
     def _next_want(self) -> tuple[Want | None, list[Waiter]]:
-        """The request for jobs, and the clients whose first look it is.
+        """The next request for jobs, and the clients whose first look it is.
 
         While the thread sleeps, the store may send the hint for a marked queue to this owner only.
         So the owner first unmarks the queues that no client waits for: their hints must reach
@@ -241,7 +246,7 @@ class Dispatcher:
             else:
                 reply = self._broker.exchange(step)
         except BaseException:
-            self._held_is_known = False  # the step may have happened
+            self._held_is_known = False  # the store may have done the step before the error
             raise
         self._took = time.monotonic() - began - self._waited
         if want is not None and want.told >= 0:
@@ -280,7 +285,7 @@ class Dispatcher:
     ) -> list[Waiter]:
         """Give jobs to waiting clients, and return these clients.
 
-        A job that no client gets is added to ``returned`` with its verdict.
+        A verdict on each job that no client gets is added to ``returned``.
         """
         served: dict[Waiter, None] = {}
         for lease in leases:
@@ -298,7 +303,7 @@ class Dispatcher:
             except msgspec.DecodeError as error:
                 waiter, verdict.outcome = None, Outcome.FAIL
                 verdict.error = f"the job cannot be read: {error}"
-            if waiter is None:  # unreadable, of an unknown task, or its client has left
+            if waiter is None:  # the job is unreadable, its task is unknown, or its client has left
                 returned.append(PendingVerdict(verdict, None, None, commit))
             else:
                 served[waiter] = None
@@ -310,7 +315,8 @@ class Dispatcher:
         """Hand out jobs before their commit, and return the verdicts that clients send meanwhile.
 
         A message with ttr=0 is withheld until the commit, since it must not be delivered twice.
-        The broker calls this again when it repeats the step; the jobs of the first call are lost.
+        The broker calls this method again when it repeats the step. Then the jobs of the call
+        before are lost.
         """
         self._lose_commit()
         self._withheld.clear()
@@ -337,7 +343,7 @@ class Dispatcher:
         self.inbox.extendleft(reversed(others))
 
     def _lose_commit(self) -> None:
-        """Take back the jobs that were handed out inside an exchange, since it was undone."""
+        """Mark the jobs that were handed out early as lost: the store undid their exchange."""
         if self._commit is None:
             return
         self._commit.failed = True
@@ -346,8 +352,6 @@ class Dispatcher:
         self._commit = None
         self._refuse([it for it in self._early_verdicts if it.is_void])
         self._early_verdicts = [it for it in self._early_verdicts if not it.is_void]
-
-    # -- answers ----------------------------------------------------------------------------------
 
     def _answer(self, waiters: Sequence[Waiter]) -> None:
         for waiter in waiters:
@@ -365,19 +369,17 @@ class Dispatcher:
     def _obey(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if command.verb == "lost":
-                log.warning("the store gave up the server; other owners get the jobs that it held")
+                log.warning("the store gave up this server; other owners get the server's jobs")
                 self._marked = frozenset()
                 self._broker.attach(self._owner)
             elif self._on_commands is not None:
                 self._call_loop(self._on_commands, [command])
 
-    # -- sleeping ---------------------------------------------------------------------------------
-
     def _has_nothing_to_do(self) -> bool:
-        """Whether all clients have looked, all verdicts are stored, and the store may hint us."""
+        """Whether all clients had a look, all verdicts are stored, and hints reach this owner."""
         if self._waiters.to_look or self._verdicts or self._marked != self._waiters.queues():
             return False
-        if not self._waiters:  # all clients have their answers, and may be back in a moment
+        if not self._waiters:  # every client has its answer, and may soon ask again
             self._delay.wait(self.inbox)
         return True
 
@@ -386,11 +388,10 @@ class Dispatcher:
         if now >= self._tick_at:
             self._tick_at = now + min(max(SHORTEST_PAUSE, self._broker.tick()), LONGEST_TICK)
         until = self._tick_at - now
-        self.asleep = True
-        self.watched = self._marked
+        self.asleep, self.watched = True, self._marked
         try:
             if not (self.inbox or self.closing):
-                if self._waiters:  # else a job that comes due matters to no client
+                if self._waiters:  # only a waiting client needs a wake-up for a job that comes due
                     until = min(until, next_due)
                 self._broker.wait(self._owner.id, until)
         finally:
@@ -398,19 +399,18 @@ class Dispatcher:
             self.asleep = False
 
     def _pause(self, seconds: float) -> None:
-        """Do nothing for a while, since the store fails."""
+        """Wait after an error of the store. A wake-up ends the wait."""
         self._rest.clear()
         self.asleep = True
         if not (self.inbox or self.closing):
             self._rest.wait(seconds)
         self.asleep = False
 
-    # -- errors and the end -----------------------------------------------------------------------
-
     def _fail(self, error: Exception, waiters: Sequence[Waiter]) -> None:
         """Give the error to clients that sent verdicts, and to these waiters.
 
-        Verdicts without a waiting client are sent again, unless the store refused just them.
+        Verdicts without a waiting client are sent again. They are dropped if the store refused a
+        step that held no other verdicts.
         """
         self._lose_commit()
         self._verdicts, self._early_verdicts = self._verdicts + self._early_verdicts, []
@@ -425,26 +425,26 @@ class Dispatcher:
             self._waiters.drop(waiter)
         self._call_loop(deliver_answers, [(waiter.answer, error) for waiter in waiters])
 
-    def _await_loop(self) -> None:
-        """Wait until the loop has handled all calls of this thread; it may give jobs back."""
-        handled = threading.Event()
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(handled.set)
-            handled.wait(LONGEST_PAUSE)
-
     def _end(self) -> None:
         """Answer all waiters without a job, and store the last verdicts."""
-        self._collect()
-        self._answer(list(self._waiters))
-        self._await_loop()
+        self._answer_all()
+        wait_for_loop(self._loop, LONGEST_PAUSE)  # the loop may give jobs back
         self._collect()
         try:
-            while self._verdicts:
+            while self._verdicts or self.inbox:
                 _, answers = self._exchange(Want(0, tuple(self._marked), sleep=False))
                 self._call_loop(deliver_answers, answers)
-                self._collect()
+                self._answer_all()
             if not self._stays or (self._held_is_known and not self._held):
                 self._broker.detach(self._owner.id)
         except Exception as error:
             log.warning("the server could not detach from its store: %s", error)
             self._fail(error, [])
+            while self.inbox:
+                self._verdicts = []
+                self._fail(error, list(self._waiters))
+
+    def _answer_all(self) -> None:
+        """Answer all waiters without a job."""
+        self._collect()
+        self._answer(list(self._waiters))

@@ -1,8 +1,8 @@
 """The embedded worker: ``serve`` with a worker is a whole job system in one command.
 
-The worker is a process of its own, started like one from the command line. So the server runs no
-user code, and user code cannot hold its interpreter lock. The worker ends with the server, however
-the server ends. When the worker ends by itself, the server starts it again.
+The worker is a process of its own, started as from the command line. So the server runs no user
+code, and user code cannot hold the server's interpreter lock. The worker ends with the server,
+however the server ends. When the worker ends by itself, the server starts it again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["EmbeddedWorker"]
 log = logging.getLogger("tidemill.server")
 
 CLEAN, UNUSABLE = 0, 2
-"""Exit codes of a worker: success; the app cannot be loaded, so a restart would not help."""
+"""Exit codes of a worker: 0 for success, 2 for an app that no restart could load."""
 
 SHORTEST, LONGEST = 1.0, 30.0
-"""Seconds before a restart; each pause is twice the last."""
+"""Seconds before a restart; each pause is twice the pause before."""
 
 
 class EmbeddedWorker:

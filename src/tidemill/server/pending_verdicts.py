@@ -1,15 +1,17 @@
-"""Verdicts and touches of clients that wait for the next exchange, and the answers to them."""
+"""Verdicts and touches that wait for the next exchange, and the answers to their clients."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tidemill.core.job import Note, Verdict
 from tidemill.server.waiters import PendingCommit
 
-__all__ = ["Answer", "PendingVerdict", "deliver_answers"]
+__all__ = ["Answer", "PendingVerdict", "deliver_answers", "wait_for_loop"]
 
 Answer = tuple[asyncio.Future[Any] | None, bool | Exception]
 
@@ -38,3 +40,11 @@ def deliver_answers(answers: Sequence[Answer]) -> None:
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+
+
+def wait_for_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Wait in a thread until the loop has handled all earlier calls of the thread."""
+    handled = threading.Event()
+    with contextlib.suppress(RuntimeError):  # raised when the loop has ended
+        loop.call_soon_threadsafe(handled.set)
+        handled.wait(seconds)

@@ -1,9 +1,9 @@
 """The server process: sockets, signals, and a graceful shutdown.
 
-    TERM, INT   accept no more connections, answer long polls, finish open requests, exit with 0
-    again       stop at once
+    TERM, INT       accept no more connections, answer long polls, finish requests, exit with 0
+    TERM, INT again at least 0.2 s later: stop at once
 
-Both lose nothing that a client was told: each answer is sent after its commit.
+A change whose client has its answer is never lost, because the answer is sent after the commit.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.connection import Connection, connection_class, sweep
 from tidemill.server.http.request_pipeline import RequestPipeline
 from tidemill.server.http.tls import TlsListener, tls_context
+from tidemill.server.minutes import Minutes
 from tidemill.server.settings import Settings, check, is_loopback
 from tidemill.server.tokens import read
 
@@ -37,8 +38,11 @@ __all__ = ["serve"]
 
 log = logging.getLogger("tidemill.server")
 
+LAST_SNAPSHOT = 2.0
+"""Seconds that the snapshot of the queues may take at the end."""
+
 SAME_SIGNAL = 0.2
-"""Seconds within which a second TERM or INT counts as the first one.
+"""Seconds within which a second TERM or INT counts as the first signal.
 
 A process manager signals both the process and its group.
 """
@@ -68,7 +72,7 @@ def serve(mill: Tidemill, settings: Settings, worker: Sequence[str] = ()) -> int
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers, which would end the process by the signal.
 
-    Its own loop also checks ten times a second whether it should end; here :meth:`end` wakes it.
+    uvicorn's own loop checks ten times a second whether to end; here :meth:`end` wakes the loop.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -122,7 +126,8 @@ class _Server:
                 await self.beanstalk.open()
             access_log = None
             if settings.access_log:
-                access_log = AccessLog(sys.stderr, as_json=settings.log_json)
+                form = {"as_json": settings.log_json, "steps": settings.log_steps}
+                access_log = AccessLog(sys.stderr, **form)
             self.connections = connection_class(settings)
             self.app = make_app(backend, access_log)
             self.uvicorn = _Uvicorn(_config(self.app, settings, self.connections))
@@ -156,14 +161,18 @@ class _Server:
         _warn(settings)
         if self._embedded_worker is not None:
             self._embedded_worker.start()
-        sweeper = loop.create_task(self._sweep())
+        minutes = Minutes(self._mill)
+        helpers = [loop.create_task(self._sweep()), loop.create_task(minutes.run())]
         if self._tls is not None:
             self._listener = loop.create_task(self._listen_with_tls(sock))
             self._listener.add_done_callback(self._on_listener_end)
         try:
             await self.uvicorn.serve([sock] if self._listener is None else [])
         finally:
-            sweeper.cancel()
+            for helper in helpers:
+                helper.cancel()
+            with contextlib.suppress(TimeoutError):  # an unreachable store must not delay the end
+                await asyncio.wait_for(minutes.keep(ending=True), LAST_SNAPSHOT)
 
     async def _listen_with_tls(self, sock: socket.socket) -> None:
         assert self._tls is not None
@@ -217,7 +226,7 @@ class _Server:
 def _config(
     app: RequestPipeline, settings: Settings, connections: type[Connection]
 ) -> uvicorn.Config:
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each bad request is a warning
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn warns of each bad request
     return uvicorn.Config(
         app,
         http=connections,
@@ -259,7 +268,7 @@ def _warn(settings: Settings) -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
-    except ImportError:  # it has no wheels for some systems
+    except ImportError:  # uvloop has no wheels for some systems
         return asyncio.new_event_loop
     return uvloop.new_event_loop
 

@@ -27,18 +27,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tls_cert, tls_key: the server's certificate and key, files in PEM. With ``tls_ca`` clients
             need a certificate of this authority. ``tls_role`` is their role when the server has no
             tokens; empty means operator.
-        allow_hosts: names that a request may have as Host, besides the names of this machine.
+        allow_hosts: names that a request may have as Host, besides localhost, 127.0.0.1 and [::1].
         max_request: the largest body of a request.
         max_memory: the memory for all large bodies and answers together.
         rate: requests a second for each token or address; 0 for no bound.
         burst: requests that a client may send at once.
         max_connections: the number of open connections.
         header_timeout: the time for the head of a request, also on a new connection.
-        body_timeout: the time for the body of a request, and for reading an answer.
+        body_timeout: the time for the body of a request, and for the client to read an answer.
         keep_alive: the time after which an idle connection is closed.
         longest_poll: the longest time of a long poll, whatever the client requests.
         shutdown_timeout: the time for open requests to finish at a shutdown.
-        access_log: log one line for each request; with ``log_json`` as JSON.
+        access_log: log one line for each request; with ``log_json`` as JSON. With ``log_steps``
+            also for each step of a remote worker.
+        public_metrics: serve ``/metrics`` without a token.
+        dashboard: serve the dashboard, at all paths that are not of the API.
+        see_arguments: the least role that sees arguments and results of jobs in the dashboard.
+        app: the served app as ``MODULE:VAR``, for commands that the dashboard shows; may be empty.
         beanstalk: the HOST:PORT for beanstalkd's protocol; empty for none.
         beanstalk_tasks: bodies at the beanstalk port may be calls of tasks.
         beanstalk_trust: all clients that reach the beanstalk port are trusted.
@@ -65,6 +70,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 30.0
     access_log: bool = True
     log_json: bool = False
+    log_steps: bool = False
+    public_metrics: bool = False
+    dashboard: bool = True
+    see_arguments: str = "viewer"
+    app: str = ""
     beanstalk: str = ""
     beanstalk_tasks: bool = False
     beanstalk_trust: bool = False
@@ -77,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(settings: Settings) -> Settings:
-    """Check settings that are unsafe, or contradict each other.
+    """Refuse settings that are unsafe or contradict each other.
 
     Raises:
         InvalidOption: a setting is refused; the message names the remedy.

@@ -1,8 +1,8 @@
 """A shared owner: one owner of the store through which many clients reserve and settle jobs.
 
-One thread speaks for it, the dispatcher (:mod:`.dispatcher`). This module is the part that runs in
-the event loop. The loop alone decides whether a client still waits: a job that comes for a client
-that has left goes back uncounted.
+One thread, the dispatcher (:mod:`.dispatcher`), makes all exchanges with the store. This module
+runs in the event loop. Only the loop decides whether a client still waits. A job for a client that
+has left goes back to its queue, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter
 __all__ = ["PendingCommit", "ReservedJob", "SharedOwner"]
 
 LONG_WAIT = 1.0
-"""A wait of so many seconds may begin without a look of its own."""
+"""The shortest wait, in seconds, that may begin without a request of its own to the store."""
 
 
 class SharedOwner:
@@ -31,14 +31,14 @@ class SharedOwner:
     Args:
         owner: the owner as the store lists it.
         tasks: also lease tasks, not only raw messages.
-        knows: lease only tasks of these names, and no messages. Other tasks of the queues are set
-            aside for a worker that knows them.
+        knows: lease only tasks of these names, and no messages. Other tasks of the queues wait in
+            the store for a worker that knows them.
         stays: detach the owner at the end only if its clients hold nothing, so that clients keep
             their jobs when the server ends.
         on_commands: receives the store's commands for reserved jobs, in the loop.
-        on_lost_commit: for clients whose connections break with this process. Jobs are handed out
-            before their commit, if the broker can do so. When the commit fails, this receives it
-            in the loop: its jobs are lost to their clients.
+        on_lost_commit: receives a failed commit in the loop, when clients have lost its jobs. With
+            this argument jobs are handed out before their commit, if the broker can do so. Give it
+            only if the connections of the clients break when this process dies.
     """
 
     def __init__(
@@ -105,16 +105,17 @@ class SharedOwner:
         mode: Mode = Mode.STRICT,
         latest: float = math.inf,
     ) -> list[ReservedJob]:
-        """Up to ``count`` jobs as soon as there is one; none when ``timeout`` seconds are over.
+        """Up to ``count`` jobs as soon as a job is available; none after ``timeout`` seconds.
 
         The wait may last a little longer than ``timeout`` (:mod:`.deadlines`), but never longer
-        than ``latest`` seconds. A cancelled call reserves nothing. ``queues`` are distinct names,
-        at least one.
+        than ``latest`` seconds. A cancelled call reserves nothing. ``queues`` are one or more
+        distinct names.
         """
         if self.closing:
             return []
         waiter = Waiter(tuple(queues), count, mode, self._loop.create_future())
-        # The loop fills the inbox first and reads ``watched`` then; the thread does the opposite.
+        # The loop fills the inbox and then reads ``watched``. The thread sets ``watched`` and then
+        # reads the inbox. So no waiter is missed.
         self._dispatcher.inbox.append(waiter)
         if not self._joins(waiter, timeout):
             self._dispatcher.arrived()
@@ -129,18 +130,18 @@ class SharedOwner:
             self._deadlines.end(waiter, deadline)
 
     def _joins(self, waiter: Waiter, timeout: float) -> bool:
-        """Whether a client may join the current sleep, since its queues are empty and watched.
+        """Whether a client may join the dispatcher's sleep, since its queues are empty and watched.
 
-        The thread takes the client in when it wakes up for another reason. A bound limits the
-        clients in the inbox. A client with a short wait needs a look of its own: a job that was
-        put just now may not have woken the thread yet.
+        The thread adds the client when another event wakes it up. A bound limits the clients in
+        the inbox. A client with a short wait needs a look of its own, which is a request to the
+        store. A job that was put just now may not have woken the thread yet.
         """
         is_watched = timeout >= LONG_WAIT and self._dispatcher.watched.issuperset(waiter.queues)
         waiter.joined = is_watched and len(self._dispatcher.inbox) < MAX_VERDICTS
         return waiter.joined
 
     def _too_late(self, waiter: Waiter) -> None:
-        waiter.late = True  # its first look answers it, if that is still to come
+        waiter.late = True  # a first look that is still to come answers the waiter
         if waiter.jobs:  # the answer is on the way
             return
         has_joined = waiter.joined and self._dispatcher.asleep

@@ -46,8 +46,8 @@ LOOK_EVERY = 1.0
 class Role(enum.IntEnum):
     """The role of a token; each role includes the roles before it."""
 
-    VIEWER = 1  # look
-    OPERATOR = 2  # put, reserve, settle; cancel, retry, delete jobs; pause and resume
+    VIEWER = 1  # inspect
+    OPERATOR = 2  # put, reserve, settle; cancel, retry, alter, delete jobs; pause and resume
     ADMIN = 3  # purge queues, change limits and schedules
 
 
@@ -180,9 +180,9 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _write(file: Path, tokens: list[Token]) -> None:
-    """Replace the file in one step. Owner and mode stay; only its owner may read a new file."""
+    """Replace the file atomically, with its owner and mode. A new file has mode 0600."""
     data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
     try:
         with os.fdopen(handle, "wb") as new:
             with contextlib.suppress(FileNotFoundError):
@@ -210,7 +210,7 @@ class Tokens:
         self._stamp = self._look()
         self._known = {bytes.fromhex(token.sha256): token for token in read(path)}
         self._looked = time.monotonic()
-        self._unread: int | None = None  # the errno of the latest read, if it failed
+        self._unread: int | None = None  # the errno of the latest read; None if the read succeeded
 
     def find(self, secret: str) -> Token | None:
         """The token with this secret, or None; in constant time."""

@@ -1,8 +1,9 @@
-"""Clients that wait for jobs, and the order in which they get them.
+"""Clients that wait for jobs, and the order in which they get jobs.
 
-A job of a queue goes to the client that has waited longest for that queue. Every client that still
-waits has found its queues empty, so one request to the store can ask for the jobs of all of them.
-The order in which a client names its queues matters only for its first look.
+A look is a request to the store for jobs of some queues. A client that still waits after its first
+look has found its queues empty. So one look can serve all these clients. A job goes to the client
+that has waited longest for the job's queue. The order in which a client names its queues matters
+only for its first look.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ __all__ = [
 ]
 
 ANSWER_BYTES = 8 * 1024 * 1024
-"""An answer gets no more jobs once it has so many bytes, however many its client asked for."""
+"""Bytes after which an answer gets no more jobs, even if its client asked for more."""
 
 MIN_BATCH, MAX_BATCH = 16, 256
-"""Bounds of the number of jobs that are leased at a time: few when the jobs before were large."""
+"""Bounds of the number of jobs to lease at a time; the number is small after large jobs."""
 
 
 class PendingCommit:
     """A commit of the store that is still under way, although clients already have its jobs.
 
-    ``failed`` is set when the store undid the commit. The leases of its jobs were never stored:
-    other owners may have the same tokens, so nothing may be said with them.
+    ``failed`` is set when the store undid the commit. Then the leases of its jobs were never
+    stored. Other owners may have leases with the same tokens, so no verdict may use these tokens.
     """
 
     __slots__ = ("failed",)
@@ -50,7 +51,7 @@ class PendingCommit:
 
 
 class JobKinds(NamedTuple):
-    """The kinds of jobs that are leased. With ``knows``, only tasks of these names."""
+    """The kinds of jobs to lease. With ``knows``, only tasks with these names."""
 
     tasks: bool = False
     messages: bool = True
@@ -74,7 +75,7 @@ def size_of(lease: Lease) -> int:
 class BatchSize:
     """The number of jobs to lease at a time, from the sizes of the latest jobs.
 
-    It starts with the minimum when ``few`` is set, else with the maximum.
+    The number starts at the minimum with ``few``, else at the maximum.
     """
 
     def __init__(self, *, few: bool) -> None:
@@ -106,12 +107,12 @@ class Waiter:
         self.answer = answer
         self.jobs: list[ReservedJob] = []
         self.size = 0  # bytes of its jobs
-        self.looked = False  # the store had nothing in its queues
-        self.joined = False  # it joined clients that had looked, before its own first look
-        self.late = False  # its time is over, and its first look has not happened yet
+        self.looked = False  # True after its first look: the store had no more jobs in its queues
+        self.joined = False  # True if it came during a sleep of the dispatcher
+        self.late = False  # True when its time is over before its first look, which will answer it
 
     def is_plain(self, merged: Mode) -> bool:
-        """Whether a look for many clients gives this one the same job as a look of its own."""
+        """Whether a look for many clients gives this client the same job as its own look."""
         return self.room == 1 and (len(self.queues) == 1 or self.mode is merged is Mode.MERGED)
 
 
@@ -120,22 +121,22 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[Waiter, None]] = {}
-        self._room: dict[str, int] = {}  # by queue: the jobs that clients which looked can take
+        self._room: dict[str, int] = {}  # by queue: jobs that clients which looked can take
         self._first: dict[Waiter, None] = {}  # clients whose first look is under way
         self._new: dict[tuple[tuple[str, ...], Mode], dict[Waiter, None]] = {}
         # By bit length of ``room``: the queues of clients that want more than one job.
         self._by_size: dict[int, collections.Counter[str]] = {}
-        self._last_size = math.inf  # the bit length of the latest look, until the look for all
+        self._last_size = math.inf  # bit length of the latest look for large counts
         self._turn = False
 
     def add(self, waiter: Waiter) -> None:
-        """Let a client wait; its queues are looked at next."""
+        """Add a client. Its first look is still to come."""
         for name in waiter.queues:
             self._by_queue.setdefault(name, {})[waiter] = None
         self._new.setdefault((waiter.queues, waiter.mode), {})[waiter] = None
 
     def drop(self, waiter: Waiter) -> None:
-        """Let a client wait no more; does nothing when it does not wait."""
+        """Remove a client; does nothing when the client does not wait."""
         if waiter not in self._by_queue.get(waiter.queues[0], ()):
             return
         for name in waiter.queues:
@@ -159,15 +160,15 @@ class Waiters:
 
     @property
     def to_look(self) -> bool:
-        """True when the queues of some client have not been looked at yet."""
+        """True when the first look of some client is still to come."""
         return bool(self._new)
 
     def want(self, merged: Mode, kinds: JobKinds, told: int) -> tuple[Want, list[Waiter]]:
-        """The next request to the store, and the clients whose first look it is.
+        """The next request to the store, and the clients for which it is the first look.
 
-        The request never leases a job that no client can take, whichever queue it comes from. Its
-        jobs go to the clients whose look it is, and to clients that looked before. Clients whose
-        first look is still to come may find better jobs in another queue.
+        The request never leases more jobs than clients can take, whichever queues the jobs come
+        from. The jobs go to clients whose first look this is, and to clients that looked before. A
+        client whose first look is still to come gets none: another queue may have a better job.
 
         When all clients have looked, the request covers all queues and announces the sleep.
         """
@@ -195,9 +196,10 @@ class Waiters:
         return want, list(self._first)
 
     def _queues_without_new(self) -> tuple[str, ...]:
-        """Every other time: the queues that no new client names.
+        """The queues that no client before its first look names; every second call returns none.
 
-        New clients may arrive faster than they leave, and the others must not starve.
+        New clients may arrive faster than they leave. So in turn the other clients have a request
+        of their own, and do not starve.
         """
         self._turn = not self._turn
         if self._turn:
@@ -206,10 +208,11 @@ class Waiters:
         return tuple(name for name in self._by_queue if name not in looked_at)
 
     def _queues_of_large(self) -> tuple[str, ...]:
-        """The queues of clients that want many jobs, the largest wishes first; then nothing once.
+        """The queues of the clients that want the most jobs; the next call returns smaller counts.
 
-        A look for all clients leases no more than the client with the smallest wish can take. Each
-        look is an exchange, so wishes that differ by less than a factor of two share one.
+        After the smallest counts, one call returns nothing. A look for all clients leases no more
+        jobs than the clients of any one queue can take. Each look is an exchange, so counts with
+        the same bit length share a look.
         """
         least = min(self._room.get(name, 0) for name in self._by_queue)
         sizes = [n for n in self._by_size if least.bit_length() < n < self._last_size]
@@ -217,7 +220,7 @@ class Waiters:
         return tuple(self._by_size[max(sizes)]) if sizes else ()
 
     def looked(self, waiters: Sequence[Waiter]) -> None:
-        """Note that the store had nothing more in the queues of these clients."""
+        """Record that the store had no more jobs in the queues of these clients."""
         for waiter in waiters:
             if not waiter.looked and waiter in self._by_queue.get(waiter.queues[0], ()):
                 self._count(waiter, 1)

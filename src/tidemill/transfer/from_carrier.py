@@ -1,8 +1,9 @@
 """Move all jobs of a message broker into a store, or into another message broker.
 
-A message broker cannot be closed, so nothing is sealed. Each piece is stored, and then deleted at
-the source. After a kill in between, the next call meets such jobs again and finds them stored. A
-target that is a message broker cannot look jobs up, so there they exist twice.
+A message broker cannot be closed, so its queues may change during the move. Each piece is stored in
+the target, and then deleted from the source. After a kill in between, the next call reads these
+jobs again, and skips them because the target has them. A message broker as the target cannot look
+up jobs, so these jobs are then in it twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tidemill.transfer.progress import Moved
 __all__ = ["empty_carrier"]
 
 _ROOM = 1000
-"""Numbers that are reserved in the store beside those of the jobs that are there at first."""
+"""Sequence numbers to reserve in the target, beyond the number of jobs at the start."""
 
 
 def empty_carrier(
@@ -31,10 +32,10 @@ def empty_carrier(
     tell: Callable[[Moved], None],
     queues: Collection[str] = (),
 ) -> None:
-    """Move all jobs of the source to the target store, also from queues unknown to the source.
+    """Move all jobs of the source to the target; ``queues`` may name queues unknown to the source.
 
     Raises:
-        FeatureMissing: the target would lose the jobs at the end of this process.
+        FeatureMissing: the target would lose the jobs when this process ends.
     """
     scheme = source.url.split("://", 1)[0]
     need(target, Feature.DURABLE, f"a move from {scheme}://")

@@ -11,15 +11,16 @@ class Moved(msgspec.Struct):
     """The progress of a move, in jobs.
 
     Attributes:
-        stayed: ids of jobs that stay, since the target has their id or key already.
-        stayed_schedules: names of schedules that stay, likewise.
-        left: jobs that a message broker cannot hold as a target, by kind.
-        repeated: jobs of a message broker as the source that were there twice, or in the target
-            already, since a move was killed.
-        strange: messages that are not jobs; they stay in the message broker.
-        remaining: jobs that arrived in the message broker during the move.
-        consumers: the consumers that took jobs from it during the move.
-        unanswered: parts of it that did not answer; the move is not done.
+        stayed: ids of jobs that stay, because the target has their id or key already.
+        stayed_schedules: names of schedules that stay, because the target has their name already.
+        left: the numbers of jobs, by kind, that stay because a message broker as the target cannot
+            hold them.
+        repeated: the number of jobs that a message broker as the source had twice, or that the
+            target had already because an earlier move was killed.
+        strange: names of messages that are not jobs; they stay in the message broker.
+        remaining: the number of jobs that arrived in the message broker during the move.
+        consumers: the number of consumers that took jobs from the message broker meanwhile.
+        unanswered: parts of the message broker that did not answer; the move is incomplete.
     """
 
     total: int = 0

@@ -1,46 +1,51 @@
-"""Move all jobs and schedules of a store into another store.
+"""Move all jobs, schedules and rows of history of a store into another store.
 
-First the source departs (``depart``): it accepts and leases nothing more, and running jobs end.
-Then it is sealed, so that nothing changes in it, and copied page by page. The target stores each
-page together with the cursor as one step. After a kill the next call continues there, and no job
-moves twice. The source keeps its copy and stays departed.
+First the source is closed (``depart``): it accepts and leases no more jobs, and running jobs end.
+Then the source is sealed, so that nothing in it changes, and copied page by page. The target stores
+each page together with the cursor in one commit. After a kill, the next call continues at the
+stored cursor, and no job moves twice. The source keeps its copy and stays closed.
 
-Moves into a message broker are in :mod:`.to_carrier`, moves out of one in :mod:`.from_carrier`.
+Moves into a message broker are in :mod:`.to_carrier`, moves out of it in :mod:`.from_carrier`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.schedules import DECLARATION
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.topics import Binding, with_topics
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import as_adopted
 from tidemill.core.crash_points import point
 from tidemill.core.errors import InvalidOption, StoreMoved
 from tidemill.core.job import Record, State
 from tidemill.transfer.from_carrier import empty_carrier
+from tidemill.transfer.history import copy_history
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.to_carrier import check_fits, fill_carrier
 
 __all__ = ["PASSES", "cancel_move", "move"]
 
 PAGE = 500
-"""Jobs that go over in one step."""
+"""The most jobs that move in one commit."""
 
 _LOOK = 0.2
-"""Seconds between two looks at what still runs."""
+"""Seconds between two checks for running jobs."""
 
 _FINISHED = frozenset(state for state in State if state.finished)
 PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
-    # If workers run on the target meanwhile, what a job needs must be there before it:
-    (_FINISHED, lambda record: True),  # the results of those before it,
-    (frozenset({State.WAITING}), lambda record: record.envelope.links is not None),  # those behind,
+    # Workers may run on the target meanwhile. So a job moves before the jobs that need it.
+    (_FINISHED, lambda record: True),  # jobs that wait may need the results of finished jobs
+    # Next come jobs that wait for other jobs: a job that ends must find the jobs after it.
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is not None),
     (frozenset({State.SCHEDULED, State.READY}), lambda record: True),
-    (frozenset({State.WAITING}), lambda record: record.envelope.links is None),  # its key is held
+    # Last come jobs that wait for the job with the same key: that job has moved before.
+    (frozenset({State.WAITING}), lambda record: record.envelope.links is None),
 )
 
 
@@ -55,11 +60,11 @@ def move(
     """Move everything, or continue an earlier call; ``tell`` receives the progress.
 
     A message broker as the target gets ready, scheduled and failed jobs. Other jobs are refused
-    before anything moves, or stay behind with ``leave``. A message broker as the source gives its
-    jobs, also those in ``queues`` whose names it does not know.
+    before anything moves, or stay behind with ``leave``. A message broker as the source gives all
+    its jobs. ``queues`` may name further queues, which the message broker does not list.
 
     Raises:
-        FeatureMissing, InvalidOption: a move between these two is impossible.
+        FeatureMissing, InvalidOption: a move between this source and this target is impossible.
         StoreMoved: the source already moves to another target, or the target moves itself.
     """
     _check(source, target)
@@ -69,12 +74,14 @@ def move(
         return progress
     need(source, Feature.MOVE, "move")
     if Feature.DRAIN in target.features:
-        return _pour(source, target, tell, leave)
+        return _move_to_carrier(source, target, tell, leave)
     need(target, Feature.MOVE, "move")
     if _has_schedules(source):
         need(target, Feature.SCHEDULES, "a schedule")
     if Feature.LIMITS in source.features and with_limits(source, "limits").limits():
         need(target, Feature.LIMITS, "a limit")
+    if _bindings(source):
+        need(target, Feature.TOPICS, "a binding")
     source.depart(target.url)
     progress = Moved()
     _await_running(source, progress, tell)
@@ -85,20 +92,23 @@ def move(
     _copy(source, target, departure, progress, tell)
     if _has_schedules(source):
         _copy_schedules(source, target, departure, progress)
+    copy_history(source, target, departure.mark)
     return progress
 
 
 def _check(source: Store, target: Store) -> None:
     """Refuse a target that is unfit for this source."""
-    what = getattr(source, "identity", source.url)
-    if source.url == target.url or what == getattr(target, "identity", target.url):
+    identity = getattr(source, "identity", source.url)
+    if source.url == target.url or identity == getattr(target, "identity", target.url):
         raise InvalidOption(f"both urls name the same store, {source.url}")
     where = target.info().get("moves_to")
     if where:
         raise StoreMoved(f"{target.url} moves to {where} itself, and runs nothing; use that url")
 
 
-def _pour(source: Store, target: Store, tell: Callable[[Moved], None], leave: bool) -> Moved:
+def _move_to_carrier(
+    source: Store, target: Store, tell: Callable[[Moved], None], leave: bool
+) -> Moved:
     if not leave:
         check_fits(source, target)
     source.depart(target.url)
@@ -108,7 +118,7 @@ def _pour(source: Store, target: Store, tell: Callable[[Moved], None], leave: bo
     if not leave and not target.adopted(departure.mark):
         try:
             check_fits(source, target)
-        except InvalidOption:  # it came while we looked
+        except InvalidOption:  # a job that the target cannot hold came after the first check
             source.stay()
             raise
     fill_carrier(source, target, departure, progress, tell)
@@ -116,13 +126,14 @@ def _pour(source: Store, target: Store, tell: Callable[[Moved], None], leave: bo
 
 
 def cancel_move(source: Store, target: Store) -> None:
-    """Let the source go on, if nothing of it has arrived yet.
+    """Let the source accept and lease jobs again, if the target has none of its jobs yet.
 
     Raises:
-        InvalidOption: jobs have arrived; only continuing the move helps.
+        InvalidOption: the target has jobs of the source, so the move must be finished. Or the
+            source is a message broker, which a move does not close.
     """
     if Feature.DRAIN in source.features:
-        raise InvalidOption(f"a move from {source.url} closes nothing that could be opened again")
+        raise InvalidOption(f"a move from {source.url} closes nothing, so --cancel has no effect")
     need(source, Feature.MOVE, "move")
     departure = source.depart(target.url)
     if target.adopted(departure.mark):
@@ -151,6 +162,8 @@ def _take_settings(source: Store, target: Store) -> None:
     for row in source.stats():
         if row.paused or row.max_size:
             target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
+    for binding in _bindings(source):
+        with_topics(target, "a binding").bind(binding.queue, binding.pattern)
     if Feature.LIMITS not in source.features:
         return
     for limit in with_limits(source, "limits").limits():
@@ -161,24 +174,34 @@ def _take_settings(source: Store, target: Store) -> None:
             there.set_limit(limit.name, limit.terms, queue=limit.queue)
 
 
+def _bindings(source: Store) -> Sequence[Binding]:
+    """The bindings of queues to topics; none when the source has no topics."""
+    if Feature.TOPICS not in source.features:
+        return ()
+    return with_topics(source, "a binding").bindings().table
+
+
 def _has_schedules(source: Store) -> bool:
     return Feature.SCHEDULES in source.features and bool(source.list_schedules("", 1))
 
 
 def _copy_schedules(source: Store, target: Store, departure: Departure, progress: Moved) -> None:
-    """Copy schedules last, so that their jobs come behind the moved jobs."""
+    """Copy the schedules. This step is the last, so new jobs of schedules come after moved jobs."""
     number, _, after = target.adopted(departure.mark).partition(":")
     if int(number) > len(PASSES):
-        return  # they went before, and may have ended there
+        return  # an earlier call copied the schedules, and some may have ended meanwhile
     while page := source.list_schedules(after, PAGE):
         after = page[-1].name
         point("move.scheduling")
         taken = target.adopt(departure, [], f"{len(PASSES)}:{after}", page)
         point("move.scheduled")
-        progress.schedules += sum(taken)
-        progress.stayed_schedules += [
-            schedule.name for schedule, here in zip(page, taken, strict=True) if not here
+        names = [
+            (schedule.name, here)
+            for schedule, here in zip(page, taken, strict=True)
+            if not schedule.name.startswith(DECLARATION)
         ]
+        progress.schedules += sum(here for _, here in names)
+        progress.stayed_schedules += [name for name, here in names if not here]
     target.adopt(departure, [], f"{len(PASSES) + 1}:")
 
 
@@ -213,7 +236,7 @@ def _copy(
 
 
 def _pages(reached: str) -> Iterator[tuple[int, str]]:
-    """The pages of each pass, from the given cursor on."""
+    """The number and the first cursor of each pass that is left to do after ``reached``."""
     number, _, cursor = reached.partition(":")
     first = int(number or 0)
     for pass_number in range(first, len(PASSES)):

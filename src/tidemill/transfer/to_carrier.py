@@ -1,8 +1,9 @@
 """Move ready, scheduled and failed jobs of a store into a message broker.
 
-A message broker takes jobs one after the other. So jobs go in the order of their acceptance, and
-then failed jobs in the order of their ends. The message broker notes the cursor after each page.
-After a kill the next call continues there, and at worst the last page exists twice.
+A message broker takes jobs one after the other. So first ready and scheduled jobs go in the order
+of their acceptance. Then failed jobs go in the order of their ends. The message broker stores the
+cursor after each page. After a kill, the next call continues at this cursor. Then the jobs of at
+most one page exist twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from tidemill.brokers.contract.carried_jobs import CarriedJobs, carried_jobs
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.schedules import LAST_DECLARATION
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.topics import with_topics
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import as_adopted
 from tidemill.core.crash_points import point
@@ -30,24 +33,24 @@ _UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNN
 
 
 def check_fits(source: Store, target: Store) -> None:
-    """Refuse a source with jobs that the target cannot carry. Failed jobs may stay.
+    """Refuse a source with jobs that the target cannot hold, except failed jobs, which may stay.
 
     Raises:
-        InvalidOption: there are such jobs; the message lists the kinds with their numbers.
+        InvalidOption: the source has such jobs; the message lists their kinds and counts.
     """
     contents, paused = carried_jobs(target), _paused(source)
     reasons = Counter[str]({"paused queues": len(paused)} if paused else {}) + _bounds(source)
     for record in _of(source, _UNFINISHED):
         reasons.update(_unfit(contents, record, ()))
     parts = listed(reasons)
-    if Feature.SCHEDULES in source.features and source.list_schedules("", 1):
+    if Feature.SCHEDULES in source.features and source.list_schedules(LAST_DECLARATION, 1):
         parts.append("schedules")
     if parts:
         scheme = target.url.split("://", 1)[0]
         raise InvalidOption(
-            f"{scheme}:// cannot carry what {source.url} has: {', '.join(parts)}; "
-            "finish or delete them first (of queues: resume them, lift what bounds them), "
-            "or leave them behind with --leave"
+            f"{scheme}:// cannot hold these parts of {source.url}: {', '.join(parts)}; "
+            "finish or delete the jobs, remove the schedules, resume and unbind the queues and "
+            "lift their bounds first, or leave all of these behind with --leave"
         )
 
 
@@ -58,9 +61,9 @@ def fill_carrier(
     progress: Moved,
     tell: Callable[[Moved], None],
 ) -> None:
-    """Move all jobs of a sealed store that the target can carry; other jobs stay.
+    """Move all jobs of a sealed store that the target can hold; other jobs stay.
 
-    Jobs of paused queues stay, too, since they would run in the target.
+    Jobs of paused queues stay, too, because the target would run them.
     """
     contents, paused, reasons = carried_jobs(target), _paused(source), _bounds(source)
     fitting: list[tuple[float, int, str]] = []
@@ -84,7 +87,7 @@ def fill_carrier(
 
 
 def listed(reasons: dict[str, int]) -> list[str]:
-    """The kinds with their numbers, for a sentence."""
+    """The kinds of jobs with their counts, for an error message."""
     return [f"{count:,} {what}" for what, count in sorted(reasons.items())]
 
 
@@ -103,7 +106,7 @@ def _paused(source: Store) -> frozenset[str]:
 
 
 def _bounds(source: Store) -> Counter[str]:
-    """The settings of queues that a message broker cannot hold, with their numbers."""
+    """The kinds of queue settings that a message broker cannot hold, with their counts."""
     bounds = Counter[str]()
     if sizes := sum(bool(row.max_size) for row in source.stats()):
         bounds["queues with max_size"] = sizes
@@ -111,11 +114,15 @@ def _bounds(source: Store) -> Counter[str]:
         limits = with_limits(source, "limits").limits()
         if bounded := sum(limit.queue and limit.terms != LimitSettings() for limit in limits):
             bounds["limits of queues"] = bounded
+    if Feature.TOPICS in source.features:
+        table = with_topics(source, "bindings").bindings().table
+        if bound := len({binding.queue for binding in table}):
+            bounds["queues bound to topics"] = bound
     return bounds
 
 
 def _unfit(contents: CarriedJobs, record: Record, paused: Collection[str]) -> list[str]:
-    """The reason that a message broker cannot hold a job; nothing when it can."""
+    """The reason that a message broker cannot hold a job; an empty list when it can."""
     why, failed = contents.unfit(record.envelope), ""
     if record.state is State.FAILED:
         failed = "failed "

@@ -1,4 +1,4 @@
-"""When a burst ends: no job is ready, none runs, and none is on its way from a carrier."""
+"""Tell when a burst is over: no job is ready, running, or on its way from a carrier."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidemill.worker.store_steps import StoreSteps
 __all__ = ["Burst"]
 
 ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
-"""Seconds between two looks for jobs that are on their way: at first, and at most."""
+"""Seconds between two checks for jobs on their way from a carrier: at first, and at most."""
 
 
 class Burst:
-    """One burst of a worker that serves ``queues``, or all."""
+    """One burst of a worker that serves ``queues``, or all queues if it is empty."""
 
     def __init__(
         self,
@@ -33,7 +33,11 @@ class Burst:
         self._again = ON_ITS_WAY
 
     def is_over(self, broker: Store, reply: Reply) -> bool:
-        """True when all is done. Jobs on their way make the next look sooner: nobody rings."""
+        """True when no work is left.
+
+        Jobs on their way send no wake-up. While such jobs exist, ``reply.next_due`` is shortened,
+        so that the worker checks again soon.
+        """
         with self._lock:
             dry = self._dry(reply)
         on_its_way = reply.more or (dry and self._carried(broker))
@@ -45,7 +49,7 @@ class Burst:
         return dry and not on_its_way
 
     def _carried(self, broker: Store) -> bool:
-        """Whether a carrier has jobs for this worker that have not arrived."""
+        """True when a carrier (a message broker) has jobs for this worker that have not arrived."""
         try:
             rows = broker.stats()
         except (BrokerUnavailable, OSError) as error:
@@ -59,6 +63,6 @@ class Burst:
         started = bool(pool.processes) and all(process.depth for process in pool.processes)
         busy = any(process.held or process.stuck or process.killed for process in pool.processes)
         busy = busy or bool(pool.verdicts or pool.dispatch.spare)
-        at_once = not reply.next_due  # the store goes on
+        at_once = not reply.next_due  # with ``next_due`` 0 the store has more work now
         more = reply.leases or reply.schedules or reply.more or at_once
         return started and self._steps.asked > 0 and not (busy or more)

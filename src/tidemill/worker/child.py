@@ -2,10 +2,10 @@
 
 Threads, and what each owns:
 
-    workers     run sync jobs (:mod:`.thread_pool`, :mod:`.slots`). One of them at a time reads the
-                socket: leases and commands
-    main        runs the sync jobs when the concurrency is 1, while a thread only reads. Otherwise
-                it waits for signals
+    workers     run sync jobs (:mod:`.thread_pool`, :mod:`.slots`). One worker thread at a time
+                reads leases and commands from the socket
+    main        waits for signals. With a concurrency of 1, the main thread runs the sync jobs,
+                and another thread reads
     timekeeper  sends, and ends overdue jobs (:mod:`.timekeeper`, :mod:`.outbox`)
     loop        one event loop for all async jobs (:mod:`.event_loop`)
 """
@@ -21,17 +21,22 @@ from threading import get_ident
 from typing import Any
 
 from tidemill.client.runtime import Runtime
+from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import machine_time
 from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
+from tidemill.worker.counting import Counting
 from tidemill.worker.event_loop import Loop
 from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
 from tidemill.worker.outbox import Outbox
+from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.process_executor import ProcessExecutor
+from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.sampling import Sampler
 from tidemill.worker.slots import PoolThread, Slots
 from tidemill.worker.stacks import own_stacks
 from tidemill.worker.starvation import Waits
@@ -46,37 +51,43 @@ __all__ = ["GAVE_UP", "Child"]
 log = SafeLog("tidemill.worker")
 
 NOTICE = 5.0
-"""Seconds that a job has to clean up when its worker stops; half of a shorter shutdown timeout."""
+"""Seconds that a job has to clean up when its worker stops. The time is at most half the shutdown
+timeout."""
 
 GAVE_UP = 70
-"""Exit code of a process that cannot go on, whichever of its jobs is at fault."""
+"""Exit code of a process that cannot go on. Any of its running jobs may be the reason."""
 
 
 class Child:
-    """The inside of one worker process. With ``local`` it is a thread of the caller's process."""
+    """One worker process from inside; with ``local`` it is a thread of the caller's process."""
 
     def __init__(
         self,
         mill: Runtime,
         setup: Setup,
         message_socket: MessageSocket[Up, Down],
+        events: ProcessEvents,
         *,
         local: bool = False,
     ) -> None:
         self.mill = mill
+        self.events = events
         self.setup = setup
         self.socket = message_socket
         message_socket.last_words = setup.last_words
         self.local = local
         self._parent = 0 if local else getppid()
         self.timekeeper = Timekeeper(self)
-        self.out = Outbox(message_socket, self.timekeeper.state, self.give_up)
+        counting = Counting(setup.worker) if setup.history else None
+        self.out = Outbox(message_socket, self.timekeeper.state, self.give_up, counting)
         self.scoreboard = Scoreboard(setup.board, setup.board_slots)
         self.timeouts = Timeouts(self.out.ring)
         self.stopping = Stopping()
+        self.run_log = RunLog(max(1, setup.slots // setup.concurrency), setup.slow)
         waits = Waits(mill, setup, self.scoreboard)
         self.executor = ProcessExecutor(
-            mill, setup, self.out, self.timeouts, self.scoreboard, waits, self.stopping
+            *(mill, setup, self.out, self.timeouts, self.scoreboard, waits, self.stopping),
+            self.run_log,
         )
         self.threads = ThreadPool(self, self.executor.interpreter)
         self._main_thread = setup.concurrency == 1 and not local
@@ -86,18 +97,24 @@ class Child:
             threads=0 if self._main_thread else setup.concurrency + 1,
             start_thread=self.threads.start_worker,
         )
-        self.loop = Loop(self)
+        self.loop = Loop(self, events.runner)
         isolate_children(self)
 
     # -- life -----------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Run until told to go. With a concurrency of 1 the calling thread runs the jobs."""
+        """Serve until the supervisor ends the process.
+
+        With a concurrency of 1 the calling thread runs the jobs.
+        """
         self.scoreboard.sign(self.setup.first_slot, getpid(), machine_time())
         timekeeper = threading.Thread(
             target=self.timekeeper.serve, name="tidemill-timekeeper", daemon=True
         )
         timekeeper.start()
+        if self.events.runner is not None:
+            # Run the loop: async handlers of the start may have left background tasks on it.
+            self.loop.begun()
         self.out.ring()  # the first frame says how many leases the process would like to hold
         if self._main_thread:
             reader = threading.Thread(target=self.read, name="tidemill-reader", daemon=True)
@@ -111,11 +128,12 @@ class Child:
             self.slots.ended.wait()
         self.out.ring()
         timekeeper.join(5)
+        self.events.stop(self.loop)
         if self.local:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Release in a thread what a process leaves to the kernel."""
+        """Release, for ``local``, what the kernel frees at the end of a real process."""
         self.loop.stop()
         ended = self.threads.join()
         self.socket.close()
@@ -123,16 +141,16 @@ class Child:
             self.scoreboard.close()
 
     def on_signal(self, signum: int, frame: object) -> None:
-        """The handler of SIGTERM: leave. The timekeeper does it, as a lock may be held now."""
+        """Handle SIGTERM and SIGINT. The timekeeper acts: this thread may hold a lock now."""
         self.go_soon()
 
     def go_soon(self) -> None:
-        """Have the timekeeper replace this process."""
+        """Have the timekeeper finish this process, so that the supervisor replaces it."""
         self.timekeeper.told_to_go = True
         self.out.ring()
 
     def read(self, thread: PoolThread | None = None) -> None:
-        """Read until the thread has a job, and another thread reads; or until all is over."""
+        """Read frames until the thread gets a job to run, or until the process ends."""
         try:
             while not self.slots.over and (thread is None or thread.reads):
                 for down in self.socket.receive():
@@ -144,7 +162,7 @@ class Child:
                 self.give_up("a task closed the worker's descriptors")
         except BaseException as error:
             self.give_up("it can read no more jobs", error)
-        # The supervisor is gone, and its leases with it; or this process ends.
+        # Here the supervisor is dead, and the leases are lost, or this process ends.
         if not (self.slots.over or self.local or is_child()):
             _kill_group()
         self.slots.close()
@@ -152,9 +170,9 @@ class Child:
     # -- trouble --------------------------------------------------------------------------------
 
     def give_up(self, why: str, error: BaseException | None = None) -> None:
-        """End this process, which cannot go on, whatever a task has made of its functions.
+        """End this process at once, even if a task has replaced functions of the standard library.
 
-        Nobody knows which of several jobs is at fault. The supervisor runs each of them alone.
+        If several jobs run, any of these may be at fault. So the supervisor runs each job alone.
         """
         if self.slots.over:
             return
@@ -171,7 +189,7 @@ class Child:
         self.slots.close()
 
     def retire(self, why: str, jobs: Iterable[WaitingJob] = ()) -> None:
-        """Start no more jobs, give back these that have a slot, and finish the running ones."""
+        """Start no more jobs; give back ``jobs``, which have slots; finish the running jobs."""
         log.error("worker process %d is replaced: %s", getpid(), why)
         self.quiet()
         for job in jobs:
@@ -180,10 +198,10 @@ class Child:
 
     def refuse(self, job: WaitingJob, reason: str) -> None:
         """Fail a job that cannot begin."""
-        self.out.conclude(verdicts.refused(job.lease, reason))
+        self.out.conclude(verdicts.refused(job.lease, reason), job.lease, job.envelope)
 
     def give_back(self, token: int) -> None:
-        """Return a job to the supervisor that was not started."""
+        """Return a job that was not started to the supervisor."""
         self.out.returned.append(token)
 
     def after_fork_child(self) -> None:
@@ -203,27 +221,27 @@ class Child:
             self.stop_in(down.stop)
 
     def _accept(self, leases: list[Lease]) -> None:
-        """Have jobs wait for a slot; conclude those that cannot run."""
+        """Have jobs wait for a slot; conclude the jobs that cannot run."""
         jobs: list[WaitingJob] = []
         for lease in leases:
             admitted = self.executor.admit(lease)
             if isinstance(admitted, Verdict):
-                self.out.conclude(admitted)
+                self.out.conclude(admitted, lease)
             else:
                 jobs.append(admitted)
         if not self.slots.add(jobs):
             self.out.returned.extend(job.token for job in jobs)
             self.out.ring()
         elif self.timekeeper.dozing:
-            self.out.ring()  # from now on there is something to look at
+            self.out.ring()  # wake the timekeeper: it watches the waiting jobs
 
     def quiet(self) -> None:
-        """Start no more jobs, give back the waiting ones, end when the running ones have ended."""
+        """Start no more jobs, give back the waiting jobs, and end after the running jobs."""
         self.out.returned.extend(self.slots.stop())
         self.out.ring()
 
     def stop_in(self, seconds: float) -> None:
-        """Tell running jobs that the worker stops; end them before the process is killed."""
+        """Tell running jobs that the worker stops; end these jobs before the process is killed."""
         self.timeouts.stop_at = machine_time() + seconds - min(NOTICE, seconds / 2)
         self.stopping.set()
         self.out.ring()
@@ -234,17 +252,36 @@ class Child:
         if command.verb == "dump":
             self.out.stacks = own_stacks()
             self.out.ring()
+        if (question := question_of(command.verb)) is not None:
+            self._answer(question)
         if command.verb not in ("cancel", "terminate"):
             return
         if self.slots.withdraw(command.token):
-            # It never ran: no attempt, and the store knows that it is cancelled.
+            # The job never ran, so no attempt counts. The store knows that somebody cancelled the
+            # job.
             self.out.conclude(Verdict(command.token, Outcome.RELEASE, error=NOT_STARTED))
             return
         self.timeouts.order(command.token, command.verb == "terminate")
         self.out.ring()
 
+    def _answer(self, question: Question) -> None:
+        """Answer with the stacks at once, or with a profile after its seconds."""
+
+        def send(answer: Answer) -> None:
+            self.out.answers.append(answer)
+            self.out.ring()
+
+        if question.verb == "dump":
+            send(Answer(question.id, getpid(), own_stacks()))
+        else:
+            Sampler(
+                question.seconds,
+                question.hertz,
+                lambda stacks, count: send(Answer(question.id, getpid(), "", stacks, count)),
+            ).start()
+
     def _lose(self) -> None:
-        """Drop all leases, which other workers have by now: start none, cancel what runs."""
+        """Drop all leases: other workers have these jobs. Start no job, and cancel running jobs."""
         self.out.returned.extend(self.slots.empty())
         self.out.ring()
         for run in list(self.timeouts.running.values()):
@@ -264,7 +301,7 @@ class Child:
 
 
 def _kill_group() -> None:
-    """End this process and the programs of its tasks, but no group that a task has joined."""
+    """Kill this process and its tasks' programs, but no process group that a task has joined."""
     if getpgrp() == getpid():
         killpg(0, signal.SIGKILL)
     kill(getpid(), signal.SIGKILL)

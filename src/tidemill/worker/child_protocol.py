@@ -1,12 +1,12 @@
 """The frames of msgpack that a supervisor and a worker process exchange over a socket pair.
 
 ``Down`` frames carry leases and commands to the process. ``Up`` frames carry verdicts, and how many
-leases the process would like to hold. A lease's envelope stays encoded: the supervisor never opens
-it.
+leases the process would like to hold. A lease's envelope stays encoded: the supervisor decodes
+it only to log a job, or to settle a stuck or unknown job.
 
 A process may block when it sends, since the supervisor always reads. The supervisor never blocks
 (:meth:`MessageSocket.post`). A process whose task holds the interpreter lock does not read, and the
-supervisor must still find it out and kill it.
+supervisor must still be able to find and kill that process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.client.worker_reports import Answer
 from tidemill.core.job import Command, Lease, Note, Verdict
 
 __all__ = ["Closed", "Down", "Hello", "MessageSocket", "Setup", "Up"]
@@ -29,13 +31,14 @@ Out = TypeVar("Out")
 
 
 class Setup(msgspec.Struct, array_like=True):
-    """The settings of a process; sent first. ``slots`` counts the slots of all processes.
+    """The settings of a process; sent first. ``slots`` counts the slots of the worker.
 
-    ``share`` is how many rows of the scoreboard belong to the process, from row ``first_slot`` on.
-    ``last_words`` is a file for frames that the socket no longer carries.
+    The process has ``share`` rows of the scoreboard, from row ``first_slot`` on. ``last_words`` is
+    a file for the last frames, if the process cannot send these over the socket. With ``history``
+    the process sums its verdicts for the history of the store.
 
-    The first process of a worker gets a setup without a scoreboard. Once it has named the broker it
-    gets another setup with the scoreboard.
+    The first process of a worker gets a setup without a scoreboard. This process names the broker
+    of its app, and then gets another setup with the scoreboard.
     """
 
     app: str
@@ -50,14 +53,18 @@ class Setup(msgspec.Struct, array_like=True):
     share: int = 0
     max_jobs: int = 0
     max_memory: int = 0
+    slow: float = 0.0
     last_words: str = ""
+    history: bool = False
 
 
 class Hello(msgspec.Struct, array_like=True):
-    """The first report of a process: its app is loaded, or cannot be loaded (``error``).
+    """The first report of a process: the app is loaded, or ``error`` says why not.
 
-    ``schedules`` are the declared ones, each a name and a record's body. ``names`` are the names of
-    the app's tasks, ``imports`` the patterns of ``allow_imports``.
+    ``schedules`` are the declared schedules, each as its name and the body of its record. ``names``
+    are the names of the app's tasks, ``imports`` the patterns of ``allow_imports``. ``declared``
+    are the options of the tasks, each as its name and the body of its record. ``unreachable`` is
+    True when the app could not be loaded because its store does not answer.
     """
 
     url: str = ""
@@ -67,10 +74,12 @@ class Hello(msgspec.Struct, array_like=True):
     schedules: list[tuple[str, bytes]] = []
     names: list[str] = []
     imports: list[str] = []
+    declared: list[tuple[str, bytes]] = []
+    unreachable: bool = False
 
 
 class Down(msgspec.Struct, array_like=True):
-    """Supervisor to process. ``stop`` is in how many seconds the worker stops, -1 for never."""
+    """A frame to a process. ``stop``: seconds until the worker stops; -1 without a stop."""
 
     leases: list[Lease] = []
     commands: list[Command] = []
@@ -80,11 +89,17 @@ class Down(msgspec.Struct, array_like=True):
 
 
 class Up(msgspec.Struct, array_like=True):
-    """Process to supervisor.
+    """A frame from a process to its supervisor.
 
-    ``depth`` is how many leases it would like to hold in all; ``returned`` are tokens it gives back
-    unstarted; ``stuck`` are verdicts on jobs that could not be interrupted; ``leaving`` says that
-    it takes no more and goes when what runs has ended; ``stacks`` answers the command ``dump``.
+    Attributes:
+        depth: the number of leases that the process would like to hold: for running jobs, and in
+            advance.
+        returned: tokens of jobs that the process gives back unstarted.
+        stuck: verdicts on jobs that could not be interrupted.
+        leaving: True when the process takes no more jobs and ends after its running jobs.
+        stacks: the answer to the command ``dump``.
+        answers: the answers to ``dump ID`` and ``profile ID …``.
+        history: the sums of the verdicts (:mod:`.counting`), if the broker keeps history.
     """
 
     verdicts: list[Verdict] = []
@@ -95,10 +110,12 @@ class Up(msgspec.Struct, array_like=True):
     leaving: bool = False
     hello: Hello | None = None
     stacks: str = ""
+    history: list[HistoryRow] = []
+    answers: list[Answer] = []
 
 
 class Closed(Exception):
-    """The other end is gone, or this end is."""
+    """One end of the connection is closed."""
 
     @property
     def by_us(self) -> bool:
@@ -108,7 +125,7 @@ class Closed(Exception):
 
 
 class MessageSocket(Generic[Out, In]):
-    """One end of the socket pair; one thread at a time sends, one receives."""
+    """One end of the socket pair. One thread at a time may send, and one may receive."""
 
     def __init__(self, sock: socket.socket, incoming: type[In]) -> None:
         self.sock = sock
@@ -121,18 +138,19 @@ class MessageSocket(Generic[Out, In]):
         self._outgoing = bytearray()
         self._kept: list[In] = []
         self.last_words = ""
-        self.left_words = False  # the other end has left some in its file
+        self.left_words = False  # the other end has written frames to its file of last words
+        self.words: list[In] = []  # the frames of that file
 
     def _check(self) -> None:
-        """Raise OSError when the descriptor was closed, and perhaps opened for something else."""
+        """Raise OSError when a task has closed the descriptor, which may now be another file."""
         if fstat(self.fileno()).st_ino != self._inode:
-            raise OSError(errno.EBADF, "the descriptor is another's now")
+            raise OSError(errno.EBADF, "the descriptor belongs to another file now")
 
     def send(self, message: Out) -> None:
         """Send one frame; blocks until the kernel has it.
 
         Raises:
-            Closed: nobody is there.
+            Closed: the other end is gone.
         """
         frame = self._frame(message)
         try:
@@ -150,19 +168,19 @@ class MessageSocket(Generic[Out, In]):
                 set_blocking(self.fileno(), True)  # a task has made all descriptors non-blocking
 
     def post(self, message: Out) -> None:
-        """Send one frame without blocking: what the kernel does not take now waits for ``push``."""
+        """Send one frame without blocking; bytes the kernel does not take wait for ``push``."""
         self._outgoing += self._frame(message)
         self.push()
 
     def push(self) -> bool:
-        """Send what waits, as far as the kernel takes it; True when nothing is left."""
+        """Send as many of the waiting bytes as the kernel takes; True when none are left."""
         while self._outgoing:
             try:
                 sent = self._send(self._outgoing, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
-                self._outgoing.clear()  # nobody is there; whoever reads will notice
+                self._outgoing.clear()  # the other end is gone; the thread that reads notices it
                 return True
             del self._outgoing[:sent]
         return True
@@ -172,7 +190,7 @@ class MessageSocket(Generic[Out, In]):
         return _LENGTH.pack(len(data)) + data
 
     def receive(self, flags: int = 0) -> list[In]:
-        """Whatever frames one read completes; blocks for the read unless ``MSG_DONTWAIT`` is given.
+        """The frames that one read completes; without ``MSG_DONTWAIT`` the read blocks.
 
         Raises:
             Closed: the other end closed or died.
@@ -212,11 +230,11 @@ class MessageSocket(Generic[Out, In]):
         return frames
 
     def keep(self, frames: list[In]) -> None:
-        """Have these received again, by whoever comes next."""
+        """Have the next call of ``receive`` return these frames."""
         self._kept = frames
 
     def drain(self) -> list[In]:
-        """All that the other end has said by now; never waits."""
+        """All frames that the other end has sent so far; never waits."""
         frames: list[In] = []
         try:
             while True:
@@ -229,16 +247,18 @@ class MessageSocket(Generic[Out, In]):
             return frames
 
     def rest(self) -> list[In]:
-        """The last words of an end that is dead."""
-        return self.drain() + self._read_last_words()
+        """The remaining frames of a dead process: in the socket, then its last words."""
+        frames = self.drain()
+        self.words = self._read_last_words()
+        return frames + self.words
 
     def leave(self, messages: list[Out]) -> None:
-        """Write to the file of last words what the socket did not take."""
+        """Write the messages that the socket did not take to the file of last words."""
         with open(self.last_words, "wb") as file:
             file.write(b"".join(self._frame(message) for message in messages))
 
     def _read_last_words(self) -> list[In]:
-        """Read the bytes that the other end has left in the file, if any."""
+        """Read the frames in the file of last words, if the other end has written any."""
         try:
             with open(self.last_words, "rb") as file:
                 data = file.read()
@@ -246,7 +266,7 @@ class MessageSocket(Generic[Out, In]):
             self.left_words = bool(data)
         except OSError:
             return []
-        self._incoming.clear()  # a frame that was cut off is in the file as a whole
+        self._incoming.clear()  # a frame that the socket has only in part is whole in the file
         try:
             return self._split(data)
         except Closed:

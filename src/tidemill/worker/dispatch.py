@@ -1,4 +1,4 @@
-"""Which process gets which lease, and where leases go that a process has given back.
+"""Give leases to processes, and pass on the leases that a process has given back.
 
 A job whose worker died while it ran is *suspect*: it may have brought the worker down
 (``Lease.losses``). A suspect job gets a process that runs nothing else.
@@ -20,18 +20,23 @@ class Dispatch:
     """Gives leases to the processes of a pool."""
 
     def __init__(self, pool: ProcessStarter) -> None:
-        self.spare: list[Lease] = []  # given back by one process, not yet given to another
+        # Leases that a process gave back and that no other process has.
+        self.spare: list[Lease] = []
         self.unwanted: set[int] = set()  # tokens of jobs that somebody wants cancelled
         self._pool = pool
 
     def room(self) -> int:
-        """How many more leases all processes would like to hold."""
+        """The number of further leases that all processes together would like to hold."""
         if self._single and self._has_suspect():
-            return 0  # the only process has to become empty first
+            return 0  # the suspect waits until the only process has ended its jobs
         return max(0, sum([process.room for process in self._pool.processes]) - len(self.spare))
 
     def deal(self, leases: list[Lease]) -> None:
-        """Give leases to processes: free slots first, evenly, then by how much each would hold."""
+        """Give leases to processes evenly.
+
+        The leases first fill free slots. Then each process gets leases in advance, up to its depth,
+        the most leases that it would like to hold.
+        """
         if any(lease.losses for lease in leases):
             self.spare += [it for it in leases if it.losses and not self._isolate(it)]
             leases = [lease for lease in leases if not lease.losses]
@@ -43,14 +48,15 @@ class Dispatch:
         processes = [process for process in self._pool.processes if process.room]
         if processes:
             _deal_out(leases, processes)
-        else:  # the processes that had room have gone meanwhile
+        else:
+            # Since the worker asked for the leases, all processes with room have gone.
             self.spare += leases
 
     def place_spare(self) -> list[Verdict]:
-        """Give spare leases to processes with a free slot; the others go back to the store."""
+        """Give spare leases to processes with a free slot; send the rest back to the store."""
         back, kept = [], []
         for lease in self.spare:
-            if lease.token in self.unwanted:  # the store ends a job that is to be cancelled
+            if lease.token in self.unwanted:  # back in the store, the job is cancelled
                 self.unwanted.discard(lease.token)
                 back.append(unstarted(lease.token))
             elif lease.losses and not self._pool.closing:
@@ -76,7 +82,7 @@ class Dispatch:
             self.unwanted.difference_update([verdict.token for verdict in verdicts])
 
     def forget(self) -> None:
-        """Drop all leases: other workers have them."""
+        """Drop all leases: other workers have these jobs now."""
         self.spare = []
         self.unwanted.clear()
 
@@ -84,7 +90,7 @@ class Dispatch:
 
     @property
     def can_isolate(self) -> bool:
-        """True while this worker has no suspect job: it takes one at a time."""
+        """True while this worker has no suspect job: a worker takes one suspect at a time."""
         alone = any(process.isolates for process in self._pool.processes)
         return not self._has_suspect() and not alone
 
@@ -98,8 +104,9 @@ class Dispatch:
     def _isolate(self, lease: Lease) -> bool:
         """Give the job a process that runs nothing else; False while there is none.
 
-        A process is started for the job, so that neither the job nor others wait. But a worker with
-        one slot promises that two jobs never run at a time.
+        The worker starts a process for the job, so that neither this job nor other jobs wait. A
+        worker with one slot starts no process, since it never runs two jobs at a time. Its only
+        process gets the job when no other job runs.
         """
         processes = self._pool.processes
         for process in processes:
@@ -128,7 +135,7 @@ def _deal_out(leases: list[Lease], processes: list[WorkerProcess]) -> None:
 def _turns(
     processes: list[WorkerProcess], dealt: dict[int, list[Lease]]
 ) -> Iterator[WorkerProcess]:
-    """The processes for the next leases, without end."""
+    """Yield the process that gets the next lease, again and again."""
     for limits in ([p.slots for p in processes], [p.depth for p in processes]):
         with_room = list(zip(processes, limits, strict=True))
         while with_room:

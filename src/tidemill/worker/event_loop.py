@@ -1,9 +1,9 @@
-"""Async jobs: one event loop runs them all, each as a task with a context of its own.
+"""Async jobs: one event loop runs them all, each as an asyncio task with its own context.
 
-The loop belongs to the worker process, but tasks can end it: ``sys.exit`` in a subtask or a
-callback, or ``loop.stop()``. The same loop is then run again, so that its other jobs go on. A loop
-that cannot run again (it was closed, or its descriptors were) ends the worker process; see
-:meth:`LoopHost.give_up`.
+A task can end the loop: by ``sys.exit`` in a subtask or a callback, or by ``loop.stop()``. The
+worker then runs the same loop again, so that the other jobs go on. When a task has closed the loop
+or its descriptors, the loop cannot run again, and the worker process ends
+(:meth:`LoopHost.give_up`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.verdicts import describe
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["Loop", "LoopHost"]
+__all__ = ["Loop", "LoopHost", "new_runner"]
 
 log = SafeLog("tidemill.worker")
 
 BLOCKED_AFTER = 1.0
-"""Seconds without a sign of life after which the loop counts as held up."""
+"""Seconds without an answer after which the loop counts as blocked."""
 
 
 class LoopHost(Protocol):
@@ -57,7 +57,7 @@ class LoopHost(Protocol):
         ...
 
     def give_back(self, token: int) -> None:
-        """Return a job to the supervisor that was not started."""
+        """Return a job that was not started to the supervisor."""
         ...
 
     def refuse(self, job: WaitingJob, reason: str) -> None:
@@ -65,7 +65,7 @@ class LoopHost(Protocol):
         ...
 
     def retire(self, why: str, jobs: Iterable[WaitingJob] = ()) -> None:
-        """Start no more jobs, give back these that have a slot, and finish the running ones."""
+        """Start no more jobs, give back ``jobs``, which have slots, and finish the running jobs."""
         ...
 
     def give_up(self, why: str, error: BaseException | None = None) -> None:
@@ -73,20 +73,27 @@ class LoopHost(Protocol):
         ...
 
 
-class Loop:
-    """The event loop and its thread; both begin with the first async job."""
+def new_runner() -> asyncio.Runner:
+    """A runner for the event loop of a worker process."""
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    def __init__(self, host: LoopHost) -> None:
+
+class Loop:
+    """The event loop and its thread; both start with the first async job."""
+
+    def __init__(self, host: LoopHost, runner: asyncio.Runner | None = None) -> None:
         self._host = host
+        self._runner = runner  # the runner of the async functions for the start, if any
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # ident
+        self._thread = 0  # ident of the loop's thread
         self._over = False
-        self.was_stopped = False  # by a task
+        self.was_stopped = False  # a task has stopped the loop at least once
         self._lock = threading.Lock()
-        self._asked = 0.0  # machine time at which the loop was asked for a sign of life
+        self._asked = 0.0  # machine time at which the loop was asked to run ``_answer``
         self._answered = True
         self._open: set[int] = set()  # tokens of jobs that have no verdict yet
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+        # Kept here, since the loop has only weak references.
+        self._tasks: set[asyncio.Task[None]] = set()
         isolate_children(self)
 
     def launch(self, jobs: list[WaitingJob]) -> None:
@@ -94,8 +101,9 @@ class Loop:
         if not jobs:
             return
         try:
-            loop = self._begun()
-        except Exception as error:  # no thread, no descriptor, or a module that a task has changed
+            loop = self.begun()
+        # No thread or no descriptor is left, or a task has changed a module.
+        except Exception as error:
             self._host.retire(f"no event loop can be started: {error}", jobs)
             return
         try:
@@ -104,14 +112,15 @@ class Loop:
             self._host.give_up(f"the event loop cannot be used: {error}")
 
     def blocks(self, runs: Iterable[Run], now: float) -> bool:
-        """True when all these runs are coroutines, and a task holds up the loop they are on.
+        """True when all these runs are coroutines, and one coroutine blocks the event loop.
 
-        A loop that a task has closed ends the process: none of its coroutines can go on.
+        If a task has closed the loop, this process ends: none of the coroutines can go on.
         """
         on_loop = [run.asyncio_task is not None for run in list(runs)]
         if self._loop is None or self._over or not any(on_loop):
             return False
-        # A thread may close a loop that is just beginning to run: then only its pipe is gone.
+        # If a thread closes the loop while the loop starts, only the wake-up socket of the loop is
+        # gone.
         if self.was_stopped and getattr(self._loop, "_csock", self._loop) is None:
             self._host.give_up("a task closed the event loop")
         if not self._answered:
@@ -126,11 +135,11 @@ class Loop:
     def _answer(self) -> None:
         self._answered = True
 
-    def _begun(self) -> asyncio.AbstractEventLoop:
-        """The loop, begun now at the latest."""
+    def begun(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; the first call starts it."""
         with self._lock:
             if self._loop is None:
-                runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+                runner = self._runner or new_runner()
                 loop = runner.get_loop()
                 loop.time = monotonic  # type: ignore[method-assign] # a task may replace the module's
                 try:
@@ -146,12 +155,12 @@ class Loop:
     def _serve(self, runner: asyncio.Runner) -> None:
         self._thread = get_ident()
         loop = runner.get_loop()
-        with runner:  # at its end it cancels what is left and closes the loop
+        with runner:  # at the end the runner cancels the remaining tasks and closes the loop
             while self._run_loop(loop):
                 pass
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop until something ends it; True when it is to be run again."""
+        """Run the loop until a task ends it; True when the loop is to run again."""
         reached: list[bool] = []
         error: BaseException | None = None
         try:
@@ -168,13 +177,13 @@ class Loop:
             log.warning("a task stopped the event loop of its worker process; the loop goes on")
         elif isinstance(error, (SystemExit, KeyboardInterrupt)):
             self._blame(error)
-        elif not reached:  # the loop did not even come to its first callback
+        elif not reached:  # the loop failed before its first callback
             self._host.give_up(f"the event loop cannot go on: {describe(error)[0]}")
             return False
         return True
 
     def _blame(self, error: BaseException) -> None:
-        """Fail the job whose subtask or callback raised what would end a program."""
+        """Fail the job whose subtask or callback raised SystemExit or KeyboardInterrupt."""
         context = _job_of(error)
         text = describe(error)[0]
         run = self._host.timeouts.running.get(context.token) if context is not None else None
@@ -186,19 +195,20 @@ class Loop:
         run.asyncio_task.cancel()
 
     def stop(self) -> None:
-        """End the loop, if it ever began."""
+        """End the loop, if it was started."""
         self._over = True
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             except RuntimeError:
-                pass  # a task closed it
+                pass  # a task closed the loop
 
     def after_fork_child(self) -> None:
-        """A coroutine has forked: the child runs none of what else waits in the loop."""
+        """Stop the loop in a child that a coroutine has forked: other callbacks must not run."""
         if self._loop is not None and self._thread == get_ident():
             self._loop.stop()
-            ready = getattr(self._loop, "_ready", None)  # of asyncio's own loops
+            # Only the loops of asyncio itself have ``_ready``.
+            ready = getattr(self._loop, "_ready", None)
             if ready is not None:
                 ready.clear()
 
@@ -210,11 +220,11 @@ class Loop:
             self._open.add(job.token)
             coroutine = self._run(job)
             try:
-                # Not by create_task: a task may have set a task factory that raises.
+                # create_task is not safe here: a job may have set a task factory that raises.
                 task = AsyncioTask(coroutine, loop=self._loop, context=Context())
             except BaseException as error:
                 coroutine.close()
-                self._host.refuse(job, f"its task cannot be made: {describe(error)[0]}")
+                self._host.refuse(job, f"its asyncio task cannot be created: {describe(error)[0]}")
                 self._never_began(job)
             else:
                 self._tasks.add(task)
@@ -226,14 +236,18 @@ class Loop:
         self._start(self._host.async_job_ended())
 
     def _never_began(self, job: WaitingJob) -> None:
-        """Free the slot of a job that never began, and soon start the jobs that get a slot."""
+        """Free the slot of a job that never began; the loop then starts jobs that get a slot."""
         self._open.discard(job.token)
         jobs = self._host.async_job_ended()
         if jobs and self._loop is not None:
             self._loop.call_soon(self._start, jobs)
 
     def _check(self, job: WaitingJob, task: asyncio.Task[None]) -> None:
-        """Note the end of a task, which has settled its job unless cancelled before its start."""
+        """Handle the end of an asyncio task that has settled no job.
+
+        A task that was cancelled before its start gives its job back. Any other end is an error of
+        the worker, which ends the process.
+        """
         self._tasks.discard(task)
         if job.token not in self._open:
             return
@@ -247,7 +261,7 @@ class Loop:
 
 
 def _job_of(error: BaseException) -> Any:
-    """The job in whose context the loop called what raised the error; None when nobody knows."""
+    """The job whose callback raised, by the context of the callback; None when unknown."""
     trace = error.__traceback__
     while trace is not None:
         handle = trace.tb_frame.f_locals.get("self")

@@ -16,9 +16,8 @@ from contextvars import copy_context
 from typing import Any
 
 from tidemill.client.context import JobContext, running_job
-from tidemill.client.middleware import Middleware, compose
+from tidemill.client.middleware import Layer, compose
 from tidemill.client.runtime import DeclaredTask, Runtime
-from tidemill.client.task import import_task, make_task
 from tidemill.core.codec import unpack, unpack_pickle, verify
 from tidemill.core.errors import CodecError
 from tidemill.core.job import Envelope, Lease, Verdict, decode_envelope
@@ -41,15 +40,15 @@ class Refused(Exception):
 
 
 class Executor:
-    """Runs jobs of one app. A subclass decides where, by ``start``, ``call`` and ``report``.
+    """Runs jobs of one app. Subclasses define ``start``, ``call`` and ``report``.
 
-    ``queues`` are the queues that the worker serves strictly in this order, if any.
+    ``queues`` are the queues in the order in which the worker serves them strictly, if it does.
     """
 
     def __init__(self, mill: Runtime, queues: Sequence[str] = ()) -> None:
         self.mill = mill
         self._places = {name: place for place, name in enumerate(queues)}
-        self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job asks for it
+        self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job uses it
         self._imported: dict[str, DeclaredTask] = {}
 
     # -- before the job waits for a slot --------------------------------------------------------
@@ -67,13 +66,14 @@ class Executor:
             return verdicts.refused(lease, reason)
         if task is None:
             return verdicts.unknown(lease, envelope)
+        envelope.rank = lease.rank  # somebody may have changed the rank since the put
         place = self._places.get(envelope.queue, 0)
         return WaitingJob(place, lease.rank, lease.seq, lease.token, lease, envelope, task)
 
     # -- the run --------------------------------------------------------------------------------
 
     async def execute(self, job: WaitingJob) -> None:
-        """Run a job, from its start to its report. For a sync job no step awaits anything."""
+        """Run a job, from its start to its report. The steps of a sync job await nothing."""
         run = self.start(job)
         try:
             args, kwargs = self.arguments(run)
@@ -118,21 +118,12 @@ class Executor:
         if task is not None:
             return task
         try:
-            task = self._import(name)
-        except BaseException as error:  # importing runs code
+            task = self.mill.find_task(name)
+        except BaseException as error:  # the import runs code of the app
             raise Refused(f"{name} cannot be imported: {describe(error)[0]}") from error
         if task is not None:
             self._imported[name] = task
         return task
-
-    def _import(self, name: str) -> DeclaredTask | None:
-        if not self.mill.may_import(name):
-            return None
-        try:
-            function = import_task(name)
-        except (ImportError, AttributeError):
-            return None
-        return make_task(self.mill, function, name, self.mill.defaults)
 
     # -- steps of the run -----------------------------------------------------------------------
 
@@ -162,11 +153,11 @@ class Executor:
         Raises:
             Fail: the task does not take these arguments.
         """
-        task, layers, context = run.task, self.mill.middleware, run.context
+        task, layers, context = run.task, self.mill.layers, run.context
         if not layers:
             return functools.partial(task.function, *args, **kwargs)
         try:
-            # Raised later, inside the middleware, it would look like an error of the task.
+            # Inside the middleware, this TypeError would look like an error of the task.
             task.arguments.check(tuple(args), kwargs)
         except TypeError as error:
             raise Fail(f"the arguments do not fit the task: {error}") from error
@@ -178,7 +169,7 @@ class Executor:
 
     @staticmethod
     def call_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the task's function, innermost of the middleware."""
+        """Call the task's function, inside all middleware."""
         return function(*args, **kwargs)
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
@@ -186,22 +177,22 @@ class Executor:
         return copy_context().run(_call_in_context, run.context, call)
 
     async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
-        """Await an async task. Its asyncio task has a context of its own, so none is copied."""
+        """Await an async task. Its asyncio task already has a context of its own."""
         running_job.set(run.context)
         return await call()
 
     def end_forked_child(self, error: BaseException) -> None:
-        """If this process is a child that the task forked, end it: an exception left the task."""
+        """In a child that the task has forked, end the child: an exception has left its task."""
 
     def restore(self) -> None:
-        """Put back the interpreter state that the task has changed for all."""
+        """Put back the interpreter state that the task has changed for all threads."""
 
     def success(self, run: Run, value: Any) -> Verdict:
         """The verdict on a task that returned ``value``."""
         return verdicts.success(run, value)
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
-        """The verdict on a task that raised, or on a job that could not be prepared."""
+        """The verdict on a task that raised an exception, or on a job that cannot be prepared."""
         return verdicts.failure(run, error)
 
     def report(self, run: Run, verdict: Verdict) -> None:
@@ -210,7 +201,7 @@ class Executor:
 
 
 def run_sync(steps: Coroutine[Any, Any, None]) -> None:
-    """Run the steps of a sync job: they await nothing, so one push carries them to the end."""
+    """Run the steps of a sync job. One ``send`` completes all steps, since they await nothing."""
     try:
         steps.send(None)
     except StopIteration:
@@ -223,13 +214,13 @@ def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
     return call()
 
 
-def _through(layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext) -> Any:
-    value = compose(layers, call, context)
+def _through(layers: Sequence[Layer], call: Callable[[], Any], context: JobContext) -> Any:
+    value = compose(layers, call, context, awaits=False)
     return run_awaitable(value) if inspect.isawaitable(value) else value
 
 
 async def _through_async(
-    layers: Sequence[Middleware], call: Callable[[], Any], context: JobContext
+    layers: Sequence[Layer], call: Callable[[], Any], context: JobContext
 ) -> Any:
-    value = compose(layers, call, context)
+    value = compose(layers, call, context, awaits=True)
     return await value if inspect.isawaitable(value) else value

@@ -1,13 +1,14 @@
 """Children that a task forks: none of them may act as the worker process.
 
-A forked child has a copy of everything: signal handlers, the socket to the supervisor, the event
-loop, and the frames of the pool below the task. ``multiprocessing`` and ``subprocess`` never return
-to those frames; a plain ``os.fork`` does, as soon as the child leaves the task. So a child
+A forked child has copies of the signal handlers, the socket to the supervisor and the event loop.
+It also has the frames of the pool below the task. A child of ``multiprocessing`` or ``subprocess``
+never returns to those frames. A child of a plain ``os.fork`` does, as soon as the child leaves the
+task. So a child
 
-- gets back the signal handlers from before ours: ``terminate()`` must end it;
+- gets back the signal handlers from before the worker's, so that ``terminate()`` ends the child;
 - closes its copies of the worker's descriptors: it can neither read leases nor send verdicts;
 - does not run the event loop it was forked in;
-- ends when it leaves the task, with the exit code a program of its own would have.
+- ends when it leaves the task, with the exit code that a separate program would have.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ __all__ = ["Forked", "end_child", "handle_signal", "is_child", "isolate_children
 
 
 class Forked(Protocol):
-    """A part of the worker process that a forked child must let go of."""
+    """A part of the worker process that a forked child must release."""
 
     def after_fork_child(self) -> None:
-        """Let go of it; called in the child."""
+        """Release this part; called in the child."""
         ...
 
 
 _pid = getpid()
-_handlers: dict[int, tuple[Any, Any]] = {}  # signal → our handler, and the one before it
-_masks: dict[int, Any] = {}  # thread that forks → its signal mask before
+_handlers: dict[int, tuple[Any, Any]] = {}  # signal → our handler, and the previous handler
+# id of the thread that forks → the signal mask of the thread before the fork
+_masks: dict[int, Any] = {}
 _parts: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def isolate_children(*parts: Forked) -> None:
-    """Make this process a worker process, whose forked children let go of the parts."""
+    """Make this process a worker process, whose forked children release the parts."""
     global _pid
     _pid = getpid()
     for part in parts:
@@ -51,7 +53,7 @@ def isolate_children(*parts: Forked) -> None:
 
 
 def handle_signal(signum: int, handler: Callable[[int, Any], None]) -> None:
-    """Install a signal handler that no forked child keeps."""
+    """Install a signal handler that forked children do not keep."""
     before = signal.signal(signum, handler)
     _handlers[signum] = handler, before if before is not None else signal.SIG_DFL
 
@@ -71,7 +73,7 @@ def perform(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End a forked child that leaves its task, as an interpreter would, but without ``atexit``."""
+    """End a forked child that leaves its task, like an interpreter, but without ``atexit``."""
     code = 1
     try:
         code = _exit_code(error)
@@ -82,7 +84,7 @@ def end_child(error: BaseException | None) -> NoReturn:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """The exit code for what the child raised; a reason that is no code is printed."""
+    """The exit code for the child's exception; prints the exception, or an exit text."""
     if error is None:
         return 0
     if not isinstance(error, SystemExit):
@@ -95,7 +97,7 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def _before_fork() -> None:
-    """Block our signals: one that reached the child before its handlers are back would be lost."""
+    """Block our signals: the child would lose a signal until it has its handlers back."""
     if _handlers:
         blocked = {*_handlers, signal.SIGUSR1}
         _masks[get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -112,10 +114,11 @@ def _after_fork_child() -> None:
         part.after_fork_child()
     if _handlers:
         for signum, (ours, before) in _handlers.items():
-            if handler_of(signum) == ours:  # the store's own fork hook may postpone signals
+            # ``handler_of`` also answers while a fork hook of the store defers signals
+            if handler_of(signum) == ours:
                 set_handler(signum, before)
         faulthandler.unregister(signal.SIGUSR1)
-        signal.set_wakeup_fd(-1)  # else a signal to the child would wake the parent's event loop
+        signal.set_wakeup_fd(-1)  # a signal to the child must not wake the parent's event loop
     _unblock()
 
 

@@ -1,9 +1,9 @@
-"""The guard: a tiny process that outlives a killed supervisor and kills what it leaves behind.
+"""The guard: a tiny process that kills the programs that a killed supervisor leaves behind.
 
-Worker processes die with their supervisor (a signal from the kernel), but programs that their tasks
-have started would not. The guard reads the process groups in use from a pipe. When the pipe ends,
-the guard kills what is left of these groups. The guard has a session of its own: a signal to a
-terminal or to the worker's group does not reach it.
+When a supervisor dies, the kernel kills its worker processes, but not the programs that their tasks
+have started. The guard reads the process groups in use from a pipe. When the pipe ends, the guard
+kills all processes left in these groups. The guard has a session of its own: a signal to a terminal
+or to the worker's group does not reach the guard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 __all__ = ["GuardProcess"]
 
 PATIENCE = 5.0
-"""Seconds that the guard has to end in."""
+"""Seconds to wait for the end of the guard."""
 
 _CODE = """
 import os, signal, sys
@@ -43,13 +43,13 @@ class GuardProcess:
         self._tell(group)
 
     def remove(self, group: int) -> None:
-        """Forget a process group that is gone; its number may soon be another's."""
+        """Forget a process group that is gone; another group may soon have its number."""
         self._groups.discard(group)
         self._tell(-group)
 
     def _tell(self, number: int) -> None:
         if self._process is None or not self._write(f"{number}\n"):
-            self._start()  # the first time, or somebody killed it
+            self._start()  # the first time, or after somebody killed the guard
             self._write("".join(f"{group}\n" for group in self._groups))
 
     def _start(self) -> None:
@@ -72,14 +72,14 @@ class GuardProcess:
         return True
 
     def reap(self, pid: int) -> bool:
-        """Reap the process if it is the guard; True when it is."""
+        """Reap the process if it is the guard; return True then."""
         if self._process is None or self._process.pid != pid:
             return False
         self._process.wait()
         return True
 
     def close(self) -> None:
-        """End the guard, which kills the groups that are left."""
+        """End the guard, which kills the groups that still exist."""
         if self._process is not None:
             assert self._process.stdin is not None
             try:
@@ -89,5 +89,5 @@ class GuardProcess:
             try:
                 self._process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
-                pass  # it has been told; nobody waits for it
+                pass  # the guard ends by itself when the pipe ends
             self._process = None

@@ -1,9 +1,9 @@
 """The leases of a worker, and the verdicts that the store has lately taken.
 
-A store may lose its latest steps: a replica that lags takes over, a backup is restored. It then
-counts jobs as running that this worker has settled, or never had: *strays*. The worker asks for the
-strays and settles each again with the verdict that it remembers. A stray without a remembered
-verdict goes back, uncounted.
+A store may lose its latest steps: a replica that lags takes over, or a backup is restored. The
+store then counts jobs as running that this worker has settled or never had: *strays*. The worker
+asks for the strays and settles each again with its remembered verdict. A stray without a remembered
+verdict goes back to its queue, and no attempt counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT_BYTES = 32 * 1024 * 1024
 
 
 class HeldLeases:
-    """The leases that are not settled. Only the thread that calls the store may use it."""
+    """The leases that are not settled. Only the thread that calls the store may use this."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()  # tokens of leases that are not settled
@@ -46,17 +46,17 @@ class HeldLeases:
         return list(self._open) if self._behind else None
 
     def answered(self, step: Step, reply: Reply) -> list[Verdict]:
-        """A step was answered: verdicts on the strays that the reply names."""
+        """Evaluate the reply to a step; return verdicts on the strays that the reply names."""
         self.settled(step.verdicts)
         self._behind = reply.behind or (self._behind and step.held is None)
         return self._settle_again(reply.strays) if reply.strays else []
 
     def lend(self, leases: Iterable[Lease]) -> None:
-        """Count these leases as held."""
+        """Add these leases."""
         self._open.update([lease.token for lease in leases])
 
     def settled(self, verdicts: Sequence[Verdict]) -> None:
-        """The store has taken these verdicts."""
+        """Remember that the store has taken these verdicts."""
         if not verdicts:
             return
         self._open.difference_update([one.token for one in verdicts if not one.hold])
@@ -75,7 +75,7 @@ class HeldLeases:
             self._bytes -= size
 
     def forget(self) -> None:
-        """Drop all: the store has given the leases to other workers."""
+        """Drop all leases: the store has given them to other workers."""
         self._open.clear()
         self._taken.clear()
         self._count = self._bytes = 0

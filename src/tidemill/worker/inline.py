@@ -1,4 +1,6 @@
-"""Inline mode (``sync=True``): a call runs at once, in the caller, and is stored nowhere.
+"""Inline mode (``sync=True``): a call runs at once, in the caller, without a store.
+
+The app keeps the records of the last jobs (:mod:`tidemill.client.inline_jobs`).
 
 A composition runs one call after the other. An exception ends the composition and is raised in the
 caller after the failure hooks. Members of a group do not stop each other.
@@ -15,12 +17,13 @@ from tidemill.client.call import Call
 from tidemill.client.callbacks import HOOKS, Ended
 from tidemill.client.context import JobContext
 from tidemill.client.job_handle import Job
-from tidemill.client.results import member_id
+from tidemill.client.results import MEMBER_COUNT, member_id
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import import_task, make_task
 from tidemill.core.clock import wall_time
 from tidemill.core.codec import pack, unpack
 from tidemill.core.job import (
+    GROUP,
     Attempt,
     Envelope,
     Lease,
@@ -28,36 +31,46 @@ from tidemill.core.job import (
     Outcome,
     Placed,
     Record,
+    Ref,
     RunOn,
     State,
     Verdict,
 )
-from tidemill.core.retry import Fail
+from tidemill.core.progress import whole_progress
+from tidemill.core.retry import Fail, Skip
 from tidemill.worker.execute import Executor, run_sync
 from tidemill.worker.run import Run
 from tidemill.worker.run_awaitable import run_awaitable
+from tidemill.worker.verdicts import describe
 from tidemill.worker.waiting_job import WaitingJob
-from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node
+from tidemill.workflows.chain_handle import JobChain
+from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, check_with_first
 from tidemill.workflows.enqueue import id_of
-from tidemill.workflows.handles import JobChain, JobGroup
+from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import step_id
 
 __all__ = ["run_composed", "run_inline"]
 
 log = logging.getLogger("tidemill")
 
+_PLACES = (Ref(()),)
+"""Stands in the body for the first argument, which passes through no codec."""
+
 
 def run_inline(mill: Runtime, call: Call[Any], *, job_id: str = "", first: Any = ()) -> Job[Any]:
-    """Run a call with the codec and the middleware of a worker; raises what the call raises.
+    """Run a call with the codec and the middleware of a worker; raises the call's exception.
 
-    ``first`` are arguments before the call's own. They pass through no codec.
+    ``first`` are arguments that precede the arguments of the call and pass through no codec.
     """
     task = mill.tasks.get(call.task)
     if first:
         if task is not None:
-            task.arguments.check((*first, *call.args), call.kwargs)
-        call = Call(call.task, call.args, call.kwargs, call.options)  # it lacks nothing more
-    envelope = mill.envelope(call, job_id)
+            check_with_first(task, call, (*first, *call.args), call.kwargs)
+        # The call now has all arguments.
+        call = Call(call.task, call.args, call.kwargs, call.options)
+    args = (*_PLACES[: len(first)], *call.args)
+    sent = Call[Any](call.task, args, call.kwargs, call.options, call.missing)
+    envelope = mill.envelope(sent, job_id)
     if task is None:
         task = make_task(mill, import_task(call.task), call.task, call.options)
     executor = InlineExecutor(mill, call, first)
@@ -80,21 +93,23 @@ class InlineExecutor(Executor):
         self._value: Any = None
         self._error: BaseException | None = None
         self._notes: list[Note] = []
+        self._started = 0.0
 
     def start(self, job: WaitingJob) -> Run:
         """Give the run its context, which keeps the notes of the job."""
-        context = JobContext(job.envelope, attempt=1, send=self._notes.append)
-        return Run(job, context, 0, wall_time())
+        context = JobContext(job.envelope, attempt=1, send=self._notes.append, worker="inline")
+        self._started = wall_time()
+        return Run(job, context, 0, self._started)
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
         """Pass the arguments through the codec, unless they are pickled."""
         if self.mill.pickles:
             return [*self._first, *self._called.args], dict(self._called.kwargs)
         args, kwargs = unpack(run.envelope.body)
-        return run.task.bind([*self._first, *args], kwargs)
+        return run.task.bind([*self._first, *args[len(self._first) :]], kwargs)
 
     def bind(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Bind the arguments; raises the TypeError of a plain call when they do not fit."""
+        """Bind the arguments; as in a plain call, arguments that do not fit raise TypeError."""
         try:
             return super().bind(run, args, kwargs)
         except Fail as fail:
@@ -107,36 +122,50 @@ class InlineExecutor(Executor):
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """Keep the exception for the caller."""
-        if isinstance(error, CancelledError):  # the event loop turns it into KeyboardInterrupt
+        # Ctrl-C: asyncio makes a KeyboardInterrupt of the cancellation
+        if isinstance(error, CancelledError):
             raise error
+        if isinstance(error, Skip):
+            # The job succeeds without a value.
+            return super().failure(run, error)
         self._error = error
         return Verdict(run.token, Outcome.FAIL)
 
     def report(self, run: Run, verdict: Verdict) -> None:
-        """Report to nobody: the caller asks for :meth:`job`."""
+        """Do nothing: :meth:`job` returns the outcome to the caller."""
 
     def job(self, envelope: Envelope) -> Job[Any]:
-        """The handle of the job that has run, with its result; raises what the job raised."""
+        """Keep the job that has run, and return its handle; raises the job's exception."""
+        record = self._record(envelope)
+        self.mill.inline_jobs.keep(record)
         if self._error is not None:
             raise self._error
         job: Job[Any] = Job(self.mill, envelope.id, Placed.CREATED)
-        started, ended = envelope.created, wall_time()
-        steps = [note for note in self._notes if note.done >= 0]
-        job.remember(
-            Record(
-                envelope=envelope,
-                state=State.SUCCEEDED,
-                seq=0,
-                rank=envelope.rank,
-                attempt=1,
-                finished=ended,
-                result=pack(self._value) if self._value is not None else b"",
-                attempts=[Attempt(1, "inline", started, started, ended, Outcome.SUCCESS)],
-                progress=(steps[-1].done, steps[-1].total) if steps else None,
-                log=[(note.time, note.line) for note in self._notes if note.line],
-            )
-        )
+        job.remember(record)
         return job
+
+    def _record(self, envelope: Envelope) -> Record:
+        state, outcome, error, trace = State.SUCCEEDED, Outcome.SUCCESS, "", ""
+        if self._error is not None:
+            state, outcome, (error, trace) = State.FAILED, Outcome.FAIL, describe(self._error)
+        started, ended = self._started, wall_time()
+        attempt = Attempt(1, "inline", started, started, ended, outcome, error, trace)
+        steps = [note for note in self._notes if note.done >= 0]
+        return Record(
+            envelope=envelope,
+            state=state,
+            seq=0,
+            rank=envelope.rank,
+            max_attempts=1,
+            attempt=1,
+            finished=ended,
+            raw_result=pack(self._value) if self._value is not None else b"",
+            error=error,
+            attempts=[attempt],
+            progress=whole_progress(steps[-1].done, steps[-1].total) if steps else None,
+            progress_text=steps[-1].text if steps else "",
+            log=[(note.time, note.line) for note in self._notes if note.line],
+        )
 
 
 class _Inline:
@@ -147,12 +176,11 @@ class _Inline:
         self._values: dict[FlowNode, Any] = {}
 
     def run(self, node: Node, job_id: str, first: tuple[Any, ...] = ()) -> tuple[Any, Any]:
-        """(handle, result) of a node; ``first`` is the result before it."""
+        """The handle and result of a node; ``first`` is the result of the previous step, if any."""
         try:
             handle, value = self._run(node, job_id, first)
         except Exception as error:
-            text = f"{type(error).__qualname__}: {error}"
-            end = Ended(job_id, State.FAILED, error=text, failed=job_id)
+            end = Ended(job_id, State.FAILED, error=describe(error)[0], failed=job_id)
             self._call_hooks(node, end, (RunOn.FAILURE, RunOn.ANY))
             raise
         end = Ended(job_id, State.SUCCEEDED, result=value)
@@ -189,7 +217,7 @@ class _Inline:
         for index, (member, part) in enumerate(parts):
             own = first if part is None or not part.after else ()
             if errors and part is not None:
-                continue  # a flow: something after it may need what there is not
+                continue  # a later node of a flow may need the result that is missing now
             try:
                 handle, value = self.run(member, member_id(job_id, index), own)
             except Exception as error:
@@ -199,9 +227,30 @@ class _Inline:
             values.append(value)
             if part is not None:
                 self._values[part] = value
+        self._keep_group(job_id, len(handles) + len(errors), len(errors))
         if errors:
             raise errors[0]
         return JobGroup(self._mill, job_id, handles), values
+
+    def _keep_group(self, group_id: str, count: int, failures: int) -> None:
+        """Keep the job that stands for a group."""
+        envelope = Envelope(
+            id=group_id, task=GROUP, created=wall_time(), headers={MEMBER_COUNT: str(count)}
+        )
+        state, error = State.SUCCEEDED, ""
+        if failures:
+            state, error = State.FAILED, f"{failures} of its jobs did not succeed"
+        self._mill.inline_jobs.keep(
+            Record(
+                envelope=envelope,
+                state=state,
+                seq=0,
+                rank=envelope.rank,
+                failures=failures,
+                finished=envelope.created,
+                error=error,
+            )
+        )
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, FlowNode):
@@ -219,10 +268,10 @@ class _Inline:
                     call = as_node(hook)
                     assert isinstance(call, Call)
                     run_inline(self._mill, call, job_id=f"{end.id}.{HOOKS[waits]}", first=(end,))
-                except Exception:  # it changes nothing
+                except Exception:  # a failed hook does not change the outcome
                     log.exception("hook %s of %s failed", hook, end.id)
 
 
 def run_composed(mill: Runtime, node: Node) -> Any:
-    """Run a composition; the handle, whose results are there. Raises what the first call raises."""
+    """Run a composition; return its handle with the results, or raise the first error."""
     return _Inline(mill).run(node, id_of(node))[0]

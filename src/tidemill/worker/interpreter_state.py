@@ -1,14 +1,14 @@
 """Put back after each job the interpreter state that the worker needs.
 
-Tasks may change what all threads of a process share, and leave it so. Most of that is the app's
-own affair: the current folder, the environment, warnings. State that would harm later jobs is
-put back as it was when the app was loaded:
+A task may change state that all threads of a process share. The worker does not touch most of this
+state, as the current folder, the environment and warnings. It restores only state that would harm
+later jobs, as it was after the app was loaded:
 
-- a longer switch interval, with which a thread that computes keeps all others from running
-- a lower recursion limit, with which the worker's own code fails
-- signal handlers and timers of the main thread, where jobs run in it: a handler may raise after
-  its task has ended, and a timeout needs its own
-- functions that `threading.settrace` and `threading.setprofile` have set for threads to come
+- a longer switch interval: a thread that computes would keep all other threads from running
+- a lower recursion limit: the worker's own code would fail
+- signal handlers and timers, where jobs run in the main thread: a task's handler may raise after
+  the task has ended, and timeouts need the worker's handler
+- functions that `threading.settrace` and `threading.setprofile` have set for new threads
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIGNALS = (*_TIMERS, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class InterpreterState:
-    """The interpreter as the app left it; made before the first job."""
+    """The state of the interpreter as the app left it; recorded before the first job."""
 
     def __init__(self) -> None:
         self._interval = getswitchinterval()
@@ -47,10 +47,10 @@ class InterpreterState:
         self._hooks = threading.gettrace(), threading.getprofile()
         self._handlers: list[tuple[int, Any]] = []
         self._wakeup = -1
-        self._main = 0  # ident of the main thread, when jobs run in it
+        self._main = 0  # ident of the main thread if jobs run there, else 0
 
     def watch_signals(self) -> None:
-        """Jobs will run in this thread, the main one: its signal handlers are put back, too."""
+        """Also put back signal handlers from now on: jobs run in this thread, the main thread."""
         self._main = get_ident()
         self._handlers = [(signum, _getsignal(signum)) for signum in map(int, _SIGNALS)]
         self._wakeup = _set_wakeup_fd(-1)
@@ -64,13 +64,14 @@ class InterpreterState:
             setrecursionlimit(self._depth)
 
     def after_main_job(self) -> None:
-        """Put back also what a job in the main thread has changed; async jobs run elsewhere."""
+        """Put back signal handlers, too, after a job in the main thread (not after async jobs)."""
         self.after_job()
         if get_ident() != self._main:
             return
         try:
             self._restore_signals()
-        except BaseException:  # a handler of the task's own; its timer is stopped now, or soon
+        except BaseException:
+            # A handler of the task raised during the first try; the second try stops its timer.
             self._restore_signals()
 
     def _restore_signals(self) -> None:
@@ -79,12 +80,13 @@ class InterpreterState:
             if now is not handler:
                 if signum in _TIMERS:
                     _setitimer(_TIMERS[signum], 0)
-                if handler is not None:  # of C code, which nobody can put back
+                # None stands for a handler of C code, which Python cannot set
+                if handler is not None:
                     _setsignal(signum, handler)
         _set_wakeup_fd(self._wakeup)
 
     def start(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> Thread:
-        """Start a thread of the worker, without what a task has set for threads to come."""
+        """Start a thread of the worker without the trace and profile functions of tasks."""
         trace, profile = self._hooks
         if threading.gettrace() is not trace:
             threading.settrace(trace)

@@ -1,14 +1,16 @@
-"""Verdicts for the jobs of a process that is dead, or stuck in its last system call."""
+"""Verdicts on the jobs of a process that is dead, or that a system call keeps from dying."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
+from tidemill.client.context import JobContext
+from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.clock import machine_time, wall_time
 from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
 from tidemill.core.scoreboard import Running
-from tidemill.worker.stuck_grace import name_of
+from tidemill.worker.counting import Concluded
 from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["LostJobs", "unstarted"]
@@ -19,16 +21,17 @@ log = logging.getLogger("tidemill.worker")
 class LostJobs:
     """Verdicts and notes on the jobs of one process, by its rows on the scoreboard.
 
-    A job that ran used an attempt, unless the supervisor killed the process: then the job goes
-    back uncounted. A job that had not started goes back. The retry of a stuck job becomes runnable
-    once the process is dead.
+    A job that ran when its process ended by itself used an attempt. If the supervisor killed the
+    process, a job that ran goes back and counts no attempt. A job that had not started also goes
+    back. A stuck job can be retried only now that the process is dead.
     """
 
     def __init__(self, process: WorkerProcess, *, closing: bool) -> None:
         self.verdicts: list[Verdict] = []
+        self.concluded: list[Concluded] = []  # the verdicts on jobs that ran
         self.notes: list[Note] = []
         self.culprit = False  # a job ran when the process ended by itself
-        self.interrupted = False  # a job ran when the supervisor killed it
+        self.interrupted = False  # a job ran when the supervisor killed the process
         self._hand = process
         self._cause = process.cause()
         self._why = "its worker was stopped" if closing else process.stuck.reason or self._cause
@@ -43,7 +46,7 @@ class LostJobs:
             elif process.killed:
                 self._interrupt(lease, running[token])
             else:
-                self._count(token, running[token])
+                self._count(lease, running[token])
         for token, due in process.stuck.due.items():
             delay = max(0.0, due - machine_time())
             self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
@@ -53,25 +56,41 @@ class LostJobs:
         """Settle interrupted jobs of a process that is not dead yet."""
         for row in rows:
             lease = self._hand.held.pop(row.token, None)
-            if lease is not None:  # its verdict has not come
+            if lease is not None:  # the process still holds the job: no verdict came
                 self._interrupt(lease, row.started)
 
-    def _count(self, token: int, started: float) -> None:
+    def _count(self, lease: Lease, started: float) -> None:
         self.culprit = True
-        log.warning("%s while running a job", self._cause)
+        envelope = lease.open()
+        most = envelope.retries.max_attempts
+        again = not most or lease.attempt < most
+        with logged_as(JobContext(envelope, lease.attempt)):
+            log.log(
+                logging.WARNING if again else logging.ERROR,
+                "%s while running %s (attempt %d); %s",
+                *(self._cause, job_name(envelope), lease.attempt),
+                "again" if again else "not again",
+            )
         ended = wall_time()
-        verdict = Verdict(token, Outcome.RETRY, error=self._cause, started=started, ended=ended)
+        verdict = Verdict(
+            lease.token, Outcome.RETRY, error=self._cause, started=started, ended=ended
+        )
         self.verdicts.append(verdict)
+        self.concluded.append((verdict, lease, envelope))
 
     def _interrupt(self, lease: Lease, started: float) -> None:
         self.interrupted = True
         now = wall_time()
-        log.warning("%s was interrupted and goes back: %s", name_of(lease), self._why)
+        envelope = lease.open()
+        with logged_as(JobContext(envelope, lease.attempt)):
+            log.warning("%s was interrupted and goes back: %s", job_name(envelope), self._why)
         line = f"interrupted after {now - started:.3f} s: {self._why}"
         self.notes.append(Note(lease.token, line=line, time=now))
-        self.verdicts.append(Verdict(lease.token, Outcome.RELEASE, started=started))
+        verdict = Verdict(lease.token, Outcome.RELEASE, started=started)
+        self.verdicts.append(verdict)
+        self.concluded.append((verdict, lease, envelope))
 
 
 def unstarted(token: int) -> Verdict:
-    """Give back a job that never ran; somebody may have cancelled it meanwhile."""
+    """Give back a job that never ran. If somebody cancelled the job, the store ends it."""
     return Verdict(token, Outcome.RELEASE, error=NOT_STARTED)

@@ -1,4 +1,4 @@
-"""How much memory a worker process has come to use; see ``--max-memory``."""
+"""Measure the memory that a worker process uses; see ``--max-memory``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["resident_memory"]
 
 
 def resident_memory() -> int:
-    """Resident memory of this process in bytes."""
+    """Resident memory of this process in bytes; without ``/proc`` its peak so far."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

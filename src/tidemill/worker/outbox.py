@@ -1,8 +1,8 @@
 """The outbox of a worker process: verdicts and notes for its supervisor, collected into frames.
 
-Any thread appends. The timekeeper sends when somebody wakes it. A worker thread that runs out of
-work sends at once by itself. One thread at a time sends: a thread that holds ``sending`` knows that
-no frame is half sent.
+Any thread may add to the outbox. The timekeeper sends when a thread wakes it. A worker thread
+without work sends at once by itself. Only the thread that holds the lock ``sending`` sends, so
+frames never mix.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.client.worker_reports import Answer
 from tidemill.core.crash_points import point
-from tidemill.core.job import Note, Verdict
+from tidemill.core.job import Envelope, Lease, Note, Verdict
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Up
+from tidemill.worker.counting import Concluded, Counting
+from tidemill.worker.notes import latest_notes
+from tidemill.worker.safe_logging import SafeLog
 
 __all__ = ["Outbox"]
+
+log = SafeLog("tidemill.worker")
 
 
 class Outbox:
     """The outgoing side of a process's socket.
 
-    ``state`` is called with the verdicts of each frame. Its answer is how many leases the process
-    would like to hold, and whether the process leaves.
+    ``state`` is called with the verdicts of each frame. It returns the number of leases that the
+    process would like to hold, and True when the process leaves.
     """
 
     def __init__(
@@ -31,25 +38,30 @@ class Outbox:
         message_socket: MessageSocket[Up, Down],
         state: Callable[[list[Verdict]], tuple[int, bool]],
         give_up: Callable[[str], None],
+        counting: Counting | None = None,
     ) -> None:
-        self.verdicts: collections.deque[Verdict] = collections.deque()
+        self.concluded: collections.deque[Concluded] = collections.deque()
         self.notes: collections.deque[Note] = collections.deque()
         self.returned: collections.deque[int] = collections.deque()
         self.stuck: collections.deque[Verdict] = collections.deque()
         self.stacks = ""
+        self.answers: collections.deque[Answer] = collections.deque()
         self.sending = threading.Lock()
         self._socket = message_socket
         self._state = state
         self._give_up = give_up
+        self._counting = counting  # None when the broker keeps no history
         self._sent: tuple[int, bool] = (-1, False)
         self._unsent: list[Up] = []
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._rung = False
 
-    def conclude(self, verdict: Verdict) -> None:
-        """Add the verdict on a job, and wake the timekeeper."""
-        self.verdicts.append(verdict)
+    def conclude(
+        self, verdict: Verdict, lease: Lease | None = None, envelope: Envelope | None = None
+    ) -> None:
+        """Add the verdict on a job, and wake the timekeeper. Other arguments are for history."""
+        self.concluded.append((verdict, lease, envelope))
         if not self._rung:
             self.ring()
 
@@ -63,12 +75,12 @@ class Outbox:
                 pass  # another thread rang at the same moment
 
     def sleep(self, timeout: float) -> None:
-        """Sleep until somebody rings, or for ``timeout`` seconds, -1 for no limit."""
+        """Sleep until a thread rings, or for ``timeout`` seconds; -1 means no limit."""
         self._wakeup.acquire(timeout=timeout)
         self._rung = False
 
     def flush(self, *, wait: bool) -> None:
-        """Send all. Without ``wait`` leave it to the timekeeper while another thread sends."""
+        """Send all. Without ``wait`` only wake the timekeeper if another thread sends."""
         if not self.sending.acquire(blocking=wait):
             self.ring()
             return
@@ -80,7 +92,9 @@ class Outbox:
             broken = False
         finally:
             self.sending.release()
-        if broken:  # otherwise the reading thread sees it, too, and ends the process
+        # If the supervisor closed the socket, the thread that reads notices this and ends the
+        # process.
+        if broken:
             self._give_up("a task closed the worker's descriptors")
 
     def last_words(self, patience: float = 1.0) -> None:
@@ -94,13 +108,15 @@ class Outbox:
                 if self._unsent:
                     self._socket.leave(self._unsent)
             except BaseException:
-                pass  # the supervisor settles the jobs that are left
+                pass  # the supervisor settles the remaining jobs
             finally:
                 self.sending.release()
 
     def _send(self) -> None:
-        verdicts = _emptied(self.verdicts)
-        # Notes after verdicts: the notes of a job that has ended are then always in the same frame.
+        concluded = _emptied(self.concluded)
+        verdicts = [verdict for verdict, _, _ in concluded]
+        # Take the notes after the verdicts. So no note of a job is sent after the verdict on the
+        # job.
         notes, returned, stuck = (
             _emptied(self.notes),
             _emptied(self.returned),
@@ -108,26 +124,36 @@ class Outbox:
         )
         state = self._state(verdicts)
         stacks, self.stacks = self.stacks, ""
-        if verdicts or notes or returned or stuck or stacks or state != self._sent:
+        answers = _emptied(self.answers)
+        if verdicts or notes or returned or stuck or stacks or answers or state != self._sent:
             point("process.ended")
             self._sent = state
-            notes = _latest(notes) if len(notes) > 1 else notes
+            notes = latest_notes(notes) if len(notes) > 1 else notes
             up = Up(verdicts, notes, state[0], returned, stuck, state[1], stacks=stacks)
+            up.answers = answers
             self._unsent.append(up)
-            self._socket.send(up)
-            self._unsent.clear()
+            if concluded and self._counting is not None:
+                up.history = _sums_of(self._counting, concluded)
+            # Also sends a frame whose earlier sending failed for lack of memory.
+            while self._unsent:
+                self._socket.send(self._unsent[0])
+                del self._unsent[0]
             point("process.sent")
 
     def empty(self) -> bool:
-        """True when all is sent; certain only while ``sending`` is held."""
-        return not (self.verdicts or self.notes or self.returned or self.stuck)
+        """True when the outbox is empty; call this while holding ``sending``."""
+        return not (self.concluded or self.notes or self.returned or self.stuck)
+
+
+def _sums_of(counting: Counting, concluded: list[Concluded]) -> list[HistoryRow]:
+    """The rows of history of a frame; none when the sums cannot be made."""
+    try:
+        counting.count_frame(concluded)
+        return counting.take()
+    except Exception as error:
+        log.error("the history lacks numbers of %d ended jobs: %r", len(concluded), error)
+        return []
 
 
 def _emptied(box: collections.deque[Any]) -> list[Any]:
     return [box.popleft() for _ in range(len(box))]
-
-
-def _latest(notes: list[Note]) -> list[Note]:
-    """The notes without progress that is older than other progress of the same job."""
-    latest = {note.token: note for note in notes if not note.line}
-    return [note for note in notes if note.line or latest[note.token] is note]

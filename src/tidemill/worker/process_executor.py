@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import collections
 import sys
-from asyncio import current_task, get_running_loop  # by name: a task may replace the module's
+from asyncio import current_task, get_running_loop  # a task may change the module asyncio
 from collections.abc import Callable
 from contextvars import copy_context
 from threading import get_ident, get_native_id
 from typing import Any
 
 from tidemill.client.context import JobContext, Waits, running_job
+from tidemill.client.log_attributes import logged_as
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import machine_time, wall_time
-from tidemill.core.job import Note, Outcome, Verdict
+from tidemill.core.job import Note, Verdict
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
@@ -23,6 +24,7 @@ from tidemill.worker.forked_children import end_child, is_child, perform
 from tidemill.worker.interpreter_state import InterpreterState
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.run import Run
+from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.timeouts import Timeouts, cancellation_reason, raise_if_interrupted
 from tidemill.worker.waiting_job import WaitingJob
@@ -30,6 +32,9 @@ from tidemill.worker.waiting_job import WaitingJob
 __all__ = ["ProcessExecutor"]
 
 log = SafeLog("tidemill.worker")
+
+SPARE_MEMORY = 1 << 20
+"""Bytes that are allocated and never written. They are freed when a task has used up the memory."""
 
 
 class ProcessExecutor(Executor):
@@ -44,34 +49,40 @@ class ProcessExecutor(Executor):
         scoreboard: Scoreboard,
         waits: Waits,
         stopping: Stopping,
+        run_log: RunLog,
     ) -> None:
         super().__init__(mill, setup.queues)
         self._out = out
+        self._worker = setup.worker
         self._timeouts = timeouts
         self._scoreboard = scoreboard
         self._waits = waits
         self._stopping = stopping
-        # In turn: the row of a job that ended stays on the scoreboard until it has long been
-        # settled.
+        self._run_log = run_log if run_log.wanted or run_log.slow else None
+        # Rows are used in turn: a row is reused only when its last job has long been settled.
         self._rows = collections.deque(range(setup.first_slot + 1, setup.first_slot + setup.share))
+        self._spare = _spare_memory()
         self.interpreter = InterpreterState()
         self.restore = self.interpreter.after_job  # type: ignore[method-assign]
         self.success = verdicts.success  # type: ignore[method-assign]
 
     def use_main_thread(self) -> None:
-        """Jobs will run in the calling thread, the main one: restore its signal handlers, too."""
+        """Restore signal handlers, too: jobs will run in the calling thread, the main thread."""
         self.interpreter.watch_signals()
         self.restore = self.interpreter.after_main_job  # type: ignore[method-assign]
 
     def start(self, job: WaitingJob) -> Run:
-        """Give a run its context and its deadline, and show it on the scoreboard."""
+        """Give a run its context and its deadline, and show the run on the scoreboard."""
         lease, envelope = job.lease, job.envelope
         context = JobContext(
-            envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping
+            *(envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping),
+            self._worker,
         )
         run = Run(job, context, get_ident(), wall_time())
         if self._logs_debug:
-            log.debug("job %s (%s) started, attempt %d", envelope.id, envelope.task, lease.attempt)
+            self._log_start(run)
+        if not self._spare:
+            self._spare = _spare_memory()
         if envelope.timeout:
             run.deadline = machine_time() + envelope.timeout
         if job.task.is_async:
@@ -96,15 +107,18 @@ class ProcessExecutor(Executor):
                 end_child(sys.exc_info()[1])
 
     call_function = staticmethod(perform)
-    """A child that the task forks must not go on through the middleware."""
+    """Ends a child that the task forks: the child must not return into the middleware."""
 
     def end_forked_child(self, error: BaseException) -> None:
-        """If this process is a child that the task forked, end it: an exception left the task."""
+        """In a child that the task has forked, end the child: an exception has left its task."""
         if is_child():
             end_child(error)
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
-        """The verdict on a task that raised, was interrupted or could not be called."""
+        """The verdict on a task that raised an error, was interrupted, or could not be called."""
+        # ``isinstance`` could run code of the error's class
+        if issubclass(type(error), MemoryError):
+            self._spare = b""  # free memory for the report of the failure
         if run.asyncio_task is not None:
             error = cancellation_reason(run, error)
         return verdicts.failure(run, error)
@@ -112,11 +126,17 @@ class ProcessExecutor(Executor):
     def report(self, run: Run, verdict: Verdict) -> None:
         """Clear the timeout and send the verdict, unless the job was given up as stuck."""
         if self._timeouts.finished(run):
-            self._out.conclude(verdict)
-        if self._logs_debug and verdict.outcome == Outcome.SUCCESS:
-            took = verdict.ended - verdict.started
-            log.debug("job %s (%s) succeeded in %.3f s", run.envelope.id, run.envelope.task, took)
+            self._out.conclude(verdict, run.lease, run.envelope)
+            if self._run_log is not None:
+                self._run_log.ended(run, verdict)
         self._rows.append(run.row)
+
+    @staticmethod
+    def _log_start(run: Run) -> None:
+        envelope, attempt = run.envelope, run.lease.attempt
+        with logged_as(run.context):
+            line = "%s[%s] started (queue %s, attempt %d)"
+            log.debug(line, envelope.task, envelope.id, envelope.queue, attempt)
 
     def _say(self, note: Note) -> None:
         """Send progress of a job, or a line of its log."""
@@ -131,3 +151,10 @@ def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
     finally:
         if is_child():
             end_child(sys.exc_info()[1])
+
+
+def _spare_memory() -> bytes:
+    try:
+        return bytes(SPARE_MEMORY)
+    except MemoryError:
+        return b""

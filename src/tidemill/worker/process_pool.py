@@ -1,6 +1,6 @@
-"""The process pool of a worker: hears its processes, finds stuck and dead ones, kills and replaces.
+"""The process pool of a worker: reads from its processes, kills stuck and replaces dead ones.
 
-The pool decides which process lives or dies, and what becomes of the jobs that the process held.
+The pool decides which processes live, and settles the jobs of dead processes.
 The supervisor fetches the verdicts and notes.
 """
 
@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Sequence
 
 from tidemill.client.runtime import Runtime
+from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import machine_time, wall_time
 from tidemill.core.crash_points import point
 from tidemill.core.job import Command, Note, Outcome, Verdict
 from tidemill.worker.child_protocol import Closed, Up
 from tidemill.worker.dispatch import Dispatch
+from tidemill.worker.history import WorkerHistory
+from tidemill.worker.lingering import ENDING_MOST, end_lingering, reason_of, surplus
 from tidemill.worker.lost_jobs import LostJobs, unstarted
+from tidemill.worker.notes import add_notes
 from tidemill.worker.recycling import ProcessStarter
+from tidemill.worker.reports import Reports
 from tidemill.worker.settings import Settings
 from tidemill.worker.suspects import set_aside
 from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
@@ -31,14 +35,16 @@ __all__ = ["ProcessPool"]
 log = logging.getLogger("tidemill.worker")
 
 STUCK_MOST = 3
-"""Stuck processes, for each process of the worker, that may wait for their neighbours at a time."""
+"""The most stuck processes, for each process of the worker, that may run on for their other
+jobs."""
 
 DUMP_PATIENCE = 1.0
-"""Seconds a process has to print its stacks itself."""
+"""Seconds that a process has to report its own stacks."""
 
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
-"""A process that dies younger than this many seconds, running nothing, died of itself."""
+"""Seconds: the longest pause before a start. A process that dies without jobs before this age has
+crashed."""
 
 
 class ProcessPool(ProcessStarter):
@@ -48,12 +54,18 @@ class ProcessPool(ProcessStarter):
         super().__init__(settings, name, folder, mill)
         self.known = KnownTasks(settings.unknown_grace)
         self.verdicts: list[Verdict] = []
-        self.sent: list[Verdict] = []  # in a step that the store has not answered
+        self.sent: list[Verdict] = []  # verdicts of the latest step, perhaps not answered yet
         self.notes: list[Note] = []
-        self.interrupted = False  # the end of the worker has killed a running job
+        self.interrupted = False  # True when the worker ended and killed a running job
         self.dispatch = Dispatch(self)
+        self.reports = Reports(name)
+        self.history = WorkerHistory(name, settings.release)
         self._crashes = 0
         self._crashed_at = 0.0
+
+    def keep_history(self) -> None:
+        """Count verdicts, since the broker keeps history. Called before processes serve."""
+        self.counts = self.history.on = True
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -66,11 +78,12 @@ class ProcessPool(ProcessStarter):
             process.closed_at = process.closed_at or machine_time()
             if process.exited(0.02):
                 self._gone(process)
-            elif process.running():  # it lives, and has closed its socket
+            elif process.running():
+                # The process has closed its socket and still lives.
                 self.replace()
 
     def _read_all(self, process: WorkerProcess) -> None:
-        """Read all frames that a process has sent by now."""
+        """Read all frames that a process has sent so far."""
         for up in process.socket.drain():
             self._hear(process, up)
 
@@ -80,8 +93,8 @@ class ProcessPool(ProcessStarter):
             self._greet(process, up)
             return
         if up.verdicts:
-            self._take_verdicts(process, up.verdicts)
-        self.notes += up.notes
+            self._take_verdicts(process, up)
+        add_notes(self.notes, up.notes)
         for token in up.returned:
             lease = process.held.pop(token, None)
             if lease is not None and token not in process.lost:
@@ -91,6 +104,8 @@ class ProcessPool(ProcessStarter):
         process.depth = up.depth
         for verdict in up.stuck:
             self._stuck(process, verdict)
+        if up.answers:
+            self.reports.hear(process.pid, up.answers)
         if up.stacks:
             self._print_stacks(process, up.stacks)
         process.urgent = bool(process.stuck)
@@ -100,15 +115,22 @@ class ProcessPool(ProcessStarter):
         elif (process.leaving or process.quiet) and (self._full or self._rolls):
             self.slots_freed()
 
-    def _take_verdicts(self, process: WorkerProcess, verdicts: Sequence[Verdict]) -> None:
+    def _take_verdicts(self, process: WorkerProcess, up: Up) -> None:
         """Keep the verdicts on leases that the process holds."""
-        for verdict in verdicts:
+        taken, leases, whole = [], [], True
+        for verdict in up.verdicts:
             lease = process.held.pop(verdict.token, None)
-            if lease is not None:
-                if verdict.outcome == UNKNOWN:
-                    verdict = self.known.judge(lease, verdict)
-                self.verdicts.append(verdict)
-        if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in verdicts):
+            if lease is None:
+                whole = False
+                continue
+            if verdict.outcome == UNKNOWN:
+                verdict = self.known.judge(lease, verdict)
+                whole = whole and verdict.outcome != Outcome.FAIL
+            taken.append(verdict)
+            leases.append(lease)
+        self.verdicts += taken
+        self.history.hear(taken, leases, up.history, whole=whole)
+        if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in up.verdicts):
             self.interrupted = True
 
     def _greet(self, process: WorkerProcess, up: Up) -> None:
@@ -118,15 +140,18 @@ class ProcessPool(ProcessStarter):
             if old is not None:
                 old.be_quiet()
             return
-        log.error("the app could not be loaded:\n%s", up.hello.error)
+        if process.board is None:  # the first process has no scoreboard
+            log.error("the worker ends: its app could not be loaded: %s", up.hello.error)
+        else:
+            log.error("the app could not be loaded: %s", up.hello.error)
         if old is not None and old in self.processes:
-            log.error("the processes with the code from before go on")
+            log.error("the processes with the old code keep running")
             process.leaving = True
         else:
             self._crashed(process)
 
     def obey(self, command: Command) -> None:
-        """Cancel or terminate a job that one of them holds."""
+        """Cancel or terminate a job that this worker holds."""
         for process in self.processes:
             if command.token in process.held:
                 self.dispatch.unwanted.add(command.token)
@@ -135,16 +160,18 @@ class ProcessPool(ProcessStarter):
         self.dispatch.cancel_spare(command.token)
 
     def lose(self) -> None:
-        """All leases are others' now: none of them is started. Verdicts on them will be refused."""
+        """Drop all leases: other workers have these jobs, so the store refuses our verdicts."""
+        self.history.forget(self.verdicts)
         self.verdicts, self.notes = [], []
         self.dispatch.forget()
         for process in self.processes:
             process.lose()
 
     def reap(self) -> None:
-        """Reap inherited children that have died; :meth:`look_after` buries worker processes."""
+        """Reap dead children that this process has inherited; look after dead worker processes."""
         for process in self.processes:
-            if process.exited():  # a child that a task has forked may keep the socket open
+            # Look at its exit, too: a child that a task has forked may keep the socket open.
+            if process.exited():
                 process.closed_at = process.closed_at or machine_time()
         reap_orphans(self._reap_own)
 
@@ -155,7 +182,7 @@ class ProcessPool(ProcessStarter):
     # -- stuck and dead -------------------------------------------------------------------------
 
     def _stuck(self, process: WorkerProcess, verdict: Verdict) -> None:
-        """Settle a job that cannot be interrupted; its process must go."""
+        """Settle a job that cannot be interrupted; its process must end."""
         lease = process.held.pop(verdict.token, None)
         if lease is None:
             return
@@ -166,24 +193,27 @@ class ProcessPool(ProcessStarter):
         if first:
             reason = process.stuck.reason
             log.warning("worker process %d is stuck and is replaced: %s", process.pid, reason)
-            process.be_quiet()  # its timekeeper has stopped it, unless the interpreter lock is held
+            # Ask from here: a task may keep the interpreter lock from the timekeeper.
+            process.be_quiet()
             self._bound_stuck()
             self.replace()
-        # Its retry must not be runnable before the old run is dead, however long that takes: the
-        # lease is held, and given back by ``_gone``.
+        # The retry must not start before the old run is dead. So the store keeps the lease until
+        # ``_gone`` gives it back.
         verdict.hold = True
         self.verdicts.append(verdict)
+        self.history.conclude([(verdict, lease, None)])
 
     def _bound_stuck(self) -> None:
-        """End the process that has been stuck longest when there are too many for the memory."""
+        """Kill the process that is stuck longest when too many stuck processes take up memory."""
         stuck = [process for process in self.processes if process.stuck and not process.killed]
         if len(stuck) > STUCK_MOST * self.settings.processes:
             oldest = min(stuck, key=lambda process: process.stuck.since)
-            log.warning("%d processes are stuck; the oldest is not waited for", len(stuck))
+            log.warning("%d worker processes are stuck; the longest stuck is killed", len(stuck))
             self.end(oldest)
 
     def settled(self, verdicts: list[Verdict], shares: list[int]) -> None:
-        """Take stuck jobs off the scoreboard whose verdicts are stored: their attempt counts."""
+        """Free ``shares``; take stuck jobs off the scoreboard, since their attempts are stored."""
+        self.sent = []
         stuck = {verdict.token for verdict in verdicts if verdict.hold}
         for process in self.processes if stuck else ():
             if process.stuck:
@@ -191,7 +221,11 @@ class ProcessPool(ProcessStarter):
         self.shares.settled(shares)
 
     def strike_released(self) -> None:
-        """Take jobs off the scoreboard that go back uncounted, as no step will store that."""
+        """Take jobs that go back without an attempt off the scoreboard.
+
+        No step will store their release. The next worker counts an attempt for each job on the
+        scoreboard.
+        """
         verdicts = self.sent + self.verdicts
         released = {v.token for v in verdicts if v.outcome == Outcome.RELEASE}
         self.shares.strike(released)
@@ -200,9 +234,11 @@ class ProcessPool(ProcessStarter):
         """Find stuck and dead processes, kill those that must go, and start missing ones."""
         now = machine_time()
         for process in list(self.processes):
-            if process.timed or process.stuck or process.killed:
-                self._read_all(process)  # the supervisor may be in a long call of the store
+            if process.timed or process.stuck or process.killed or process.idle_at:
+                self._read_all(process)  # the supervisor may be in a call of the store
             self._look_at(process, now)
+        for process in surplus(self.processes, ENDING_MOST * self.settings.processes):
+            end_lingering(process, now)
         if self._respawn_at and now >= self._respawn_at:
             self._respawn_at = 0.0
             self.slots_freed()
@@ -216,21 +252,26 @@ class ProcessPool(ProcessStarter):
                 self._give_back_interrupted(process)
             elif now - process.killed_at > KILL_PATIENCE:
                 self._outlives(process)
-        elif process.closed_at:
-            if process.abandon(now):
-                self._gone(process)
-        else:
-            if process.timed or process.doomed:
-                self._witness(process, now)
-            if process.stuck and process.is_over(self.settings.stuck_grace, now):
-                self.end(process)
-            elif process.is_half_dead(now):
-                process.closed_at = now
+        elif process.closed_at and process.exited():
+            self._gone(process)
+        elif process.lingers(now):
+            end_lingering(process, now)
+        elif not process.closed_at:
+            self._look_at_open(process, now)
         if process.dump_at and now >= process.dump_at:
             self._print_stacks(process, process.stacks())
 
+    def _look_at_open(self, process: WorkerProcess, now: float) -> None:
+        """Look at a process that has not closed its socket."""
+        if process.timed or process.doomed:
+            self._witness(process, now)
+        if process.stuck and process.is_over(self.settings.stuck_grace, now):
+            self.end(process)
+        elif process.is_half_dead(now):
+            process.closed_at = now
+
     def _witness(self, process: WorkerProcess, now: float) -> None:
-        """Find stuck jobs of a process whose interpreter lock a C call holds: it cannot report."""
+        """Find stuck jobs of a process whose interpreter lock is held, so that it cannot report."""
         rows = process.overdue(now)
         stacks = process.stacks(rows) if rows else ""
         for row in rows:
@@ -241,7 +282,7 @@ class ProcessPool(ProcessStarter):
         process.timed = any(lease.timeout for lease in process.held.values())
 
     def next_look(self, *, exact: bool = False) -> float:
-        """Machine time of the next look at the processes: some changes send no signal."""
+        """Machine time of the next look at the processes, since some changes send no signal."""
         now, grace = machine_time(), self.settings.stuck_grace
         times = [process.next_look(grace, now) for process in self.processes]
         if exact:
@@ -251,18 +292,18 @@ class ProcessPool(ProcessStarter):
         return min(times, default=float("inf"))
 
     def end(self, process: WorkerProcess) -> None:
-        """Kill a process; what it held is settled once it is dead."""
+        """Kill a process; its jobs are settled once it is dead."""
         if process.killed:
             return
         self._read_all(process)
-        reason = process.stuck.reason
+        reason = reason_of(process)
         log.warning("worker process %d is killed%s", process.pid, f": {reason}" if reason else "")
         process.kill()
         if process.exited(0.02):
             self._gone(process)
 
     def _outlives(self, process: WorkerProcess) -> None:
-        """A system call keeps a killed process: its jobs stay held, the others go back."""
+        """Handle a killed process that a system call keeps alive: give back its waiting jobs."""
         process.note_unkillable(wall_time())
         self.news = True
         for token in sorted(process.held.keys() - {row.token for row in process.running()}):
@@ -279,15 +320,17 @@ class ProcessPool(ProcessStarter):
         )
 
     def _give_back_interrupted(self, process: WorkerProcess) -> None:
-        """Give back other jobs of a process that does not die, once their threads have ended."""
+        """Give back jobs of a process that does not die, once their threads have ended."""
         if process.killed and (rows := process.interrupted()):
-            self._read_all(process)  # after the look at the threads, which send nothing more
+            # Read after the check: threads that have ended send nothing more.
+            self._read_all(process)
             account = LostJobs(process, closing=self.closing)
             account.interrupt(rows)
             self._take(account)
 
     def _take(self, account: LostJobs) -> None:
         self.verdicts += account.verdicts
+        self.history.conclude(account.concluded)
         self.notes += account.notes
         self.interrupted = self.interrupted or (account.interrupted and self.closing)
         self.dispatch.ended(account.verdicts)
@@ -297,7 +340,7 @@ class ProcessPool(ProcessStarter):
         """Settle the jobs of a dead process. Running jobs used an attempt unless we killed it."""
         if process not in self.processes:
             return
-        for up in process.socket.rest():  # its last words may still be in the socket
+        for up in process.socket.rest():  # the last frames may still be in the socket
             self._hear(process, up)
         point("worker.burying")
         running = [row.token for row in process.running()]
@@ -328,17 +371,30 @@ class ProcessPool(ProcessStarter):
         self._crashed_at = now
         delay = min(CRASH_BACKOFF_MOST, 0.25 * 2.0 ** min(self._crashes, 10))
         self._respawn_at = now + delay
-        log.error("a worker process ended right after its start; the next in %g s", delay)
+        if process.board is not None:  # if the first process dies, the worker ends
+            log.error(
+                "a worker process ended right after its start; the next starts in %g s", delay
+            )
 
     # -- ending ---------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
-        """True when no process is left but those that cannot be killed."""
+        """True when only processes that cannot be killed are left."""
         return all(process.unkillable for process in self.processes)
 
+    @property
+    def running(self) -> int:
+        """The number of running jobs, by the scoreboard."""
+        return sum(len(process.running()) for process in self.processes)
+
+    @property
+    def held(self) -> int:
+        """The number of leases that the processes hold, for running and waiting jobs."""
+        return sum(len(process.held) for process in self.processes)
+
     def be_quiet(self) -> None:
-        """Have all processes finish their running jobs and go; replace none."""
+        """Have all processes finish their running jobs and end; start no processes."""
         self.closing = True
         for process in self.processes:
             process.be_quiet()
@@ -359,10 +415,19 @@ class ProcessPool(ProcessStarter):
                 self._outlives(process)
 
     def dump(self) -> None:
-        """Print the stacks of all processes; read from outside the stacks of one that cannot."""
+        """Print the stacks of all processes; those of a blocked process are read from outside."""
         for process in self.processes:
             process.dump_at = machine_time() + DUMP_PATIENCE
             process.tell(Command("dump"))
+
+    def report(self, command: Command) -> None:
+        """Ask all processes for a report: see :mod:`.reports`."""
+        question = question_of(command.verb)
+        if question is not None:
+            ready = [process for process in self.processes if process.hello is not None]
+            for process in ready:
+                process.tell(command)
+            self.reports.ask(question, ready)
 
     @staticmethod
     def _print_stacks(process: WorkerProcess, stacks: str) -> None:

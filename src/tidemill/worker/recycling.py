@@ -1,4 +1,4 @@
-"""Start the processes of a worker, replace those that go, and replace all on a reload."""
+"""Start the processes of a worker, replace processes that leave, and replace all on a reload."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ log = logging.getLogger("tidemill.worker")
 
 
 class ProcessStarter:
-    """All processes of a worker, also those that are about to go."""
+    """All processes of a worker, including those that are about to end."""
 
     def __init__(self, settings: Settings, name: str, folder: str, mill: Runtime | None) -> None:
         self.settings = settings
         self.processes: list[WorkerProcess] = []
         self.shares = ScoreboardShares(settings.processes, settings.concurrency)
-        self.news = False  # a change that the next step, or sleep, must know
-        self.closing = False  # no process is replaced any more
+        # True after a change that the supervisor must handle before it sleeps again.
+        self.news = False
+        self.closing = False  # True when processes are no longer replaced
+        self.counts = False  # True when processes sum their verdicts for the history
         self._name = name
         self._folder = folder
         self._mill = mill
         self._guard = GuardProcess()
-        self._respawn_at = 0.0  # machine time; 0 when no start is held back
-        self._full = False  # jobs of processes that go take all slots, so none starts
-        self._rolls = False  # a reload waits
+        self._respawn_at = 0.0  # machine time of the next start; 0 when no start is held back
+        self._full = False  # True while jobs of leaving processes take all slots
+        self._rolls = False  # True while a reload waits for free slots
 
     def start_one(
         self, replaces: WorkerProcess | None = None, *, extra: bool = False
     ) -> WorkerProcess | None:
-        """Start a process; None when the system has no room for one now."""
+        """Start a process; returns None when the system cannot start a process now."""
         share = -1
         try:
             share = self.shares.take()
@@ -74,7 +76,8 @@ class ProcessStarter:
         process.spawn(setup)
         try:
             self._guard.add(process.pid)
-        except OSError:  # no process may live without the guard
+        # No process may run without the guard.
+        except OSError:
             process.kill()
             process.exited(KILL_PATIENCE)
             process.bury()
@@ -96,26 +99,28 @@ class ProcessStarter:
             slots=settings.concurrency * settings.processes,
             max_jobs=settings.max_jobs,
             max_memory=settings.max_memory,
+            slow=settings.slow,
+            history=self.counts,
         )
 
     def open_board(self, owner_id: str, folder: str) -> str:
-        """Make the scoreboard in the broker's folder, if it has one, and show it to all processes.
+        """Make the scoreboard, in the broker's folder if it has one, and show it to all processes.
 
-        When the disk of that folder is full, the scoreboard lies among the temporary files.
+        When the disk of that folder is full, the scoreboard lies in the worker's temporary folder.
         """
         try:
             board = self.shares.open(os.path.join(folder or self._folder, owner_id), owner_id)
         except OSError as error:
             if not folder:
                 raise
-            log.warning("no board fits in %s (%s): it is in %s", folder, error, self._folder)
+            log.warning("no scoreboard fits in %s (%s): it is in %s", folder, error, self._folder)
             board = self.shares.open(os.path.join(self._folder, owner_id), owner_id)
         for process in self.processes:
             process.introduce(board, self._setup(process.first_slot))
         return board.path
 
     def replace(self) -> None:
-        """Bring the number of processes back up, unless all is ending or starts are held back."""
+        """Start the missing processes, unless the worker is ending or starts are held back."""
         if self.closing or self.held_back:
             return
         staying = sum(process.staying and not process.extra for process in self.processes)
@@ -127,25 +132,26 @@ class ProcessStarter:
                 return
 
     def _wait_for_old(self, what: str) -> bool:
-        """True while jobs of processes that go take as many slots as the worker is to have.
+        """True while jobs of leaving processes take as many slots as the worker has.
 
-        So the slots in use never rise beyond twice as many.
+        No process starts meanwhile, so the worker never runs more than twice as many jobs as it has
+        slots.
         """
         old = [h for h in self.processes if (h.leaving or h.quiet) and not (h.stuck or h.killed)]
         full = sum(len(process.held) for process in old) >= self.slots
         if full and not self._full:
             pids = ", ".join(str(process.pid) for process in old)
-            log.warning("jobs of processes that are replaced (%s) take all slots; %s", pids, what)
+            log.warning("jobs of replaced processes (%s) take all slots; %s later", pids, what)
         self._full = full
         return full
 
     @property
     def slots(self) -> int:
-        """How many jobs may run at a time in all processes."""
+        """The number of jobs that may run at a time in all processes."""
         return self.settings.processes * self.settings.concurrency
 
     def roll(self) -> None:
-        """Replace all processes: each goes once another has loaded the new code."""
+        """Replace all processes: each one leaves when its replacement has loaded the new code."""
         self._rolls = False
         if self._wait_for_old("the app is reloaded"):
             self._rolls = True
@@ -161,7 +167,7 @@ class ProcessStarter:
         self.replace()
 
     def slots_freed(self) -> None:
-        """A slot is free again: start processes, or a reload, that waited for it."""
+        """Start the processes, or the reload, that waited for a free slot."""
         if self._rolls and not self.closing and not self.held_back:
             self.roll()
         self.replace()

@@ -1,11 +1,10 @@
 """Settle the verdicts of a step that the store refused.
 
 A full store keeps the outcome of a job that succeeded, but no large result. All large results of
-the step are dropped at once. Then the verdicts are handed in by parts, each half as large as the
-part refused before: a full store refuses a few parts a second, however many jobs end.
-
-Any other refusal has one verdict at fault, which must not hold up the others. Each verdict is
-handed in by itself, and a job whose verdict cannot be stored fails.
+the step are dropped at once. Then the verdicts are handed in by parts, and a refusal halves the
+size of the parts. So a full store has to refuse only a few parts a second, however many jobs end.
+The reason of any other refusal is one of the verdicts, which must not hold up the other verdicts.
+So each verdict is handed in by itself, and a job whose verdict cannot be stored fails.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["RefusedVerdicts"]
 log = logging.getLogger("tidemill.worker")
 
 SAID_FOR = 60.0
-"""Seconds between two log lines about a full store, whose room may come and go."""
+"""Seconds between two log lines about a full store, which may have room and be full in turn."""
 
 
 class RefusedVerdicts:
@@ -36,27 +35,38 @@ class RefusedVerdicts:
         owner: str,
         settled: Callable[[list[Verdict]], None],
         keep: Callable[[list[Verdict], list[Note]], None],
+        replaced: Callable[[Verdict, Verdict], None] = lambda verdict, stored: None,
+        lost: Callable[[list[Verdict]], None] = lambda verdicts: None,
     ) -> None:
-        """``settled`` gets stored verdicts; ``keep`` gets verdicts and notes to offer again."""
+        """``settled`` gets verdicts that need no further step; ``keep`` gets verdicts and notes to
+        offer again.
+
+        ``replaced`` gets a verdict that cannot be stored, and the failure stored in its place.
+        ``lost`` gets verdicts that changed nothing, since their leases were lost; then ``settled``
+        gets these verdicts, too.
+        """
         self._owner = owner
         self._settled = settled
         self._keep = keep
-        self._full = False  # the log says that the store has no room
-        self._full_at = -SAID_FOR  # machine time of that
-        self._lost_at = -SAID_FOR  # the same of results that are lost
-        self._refused_at = -SAID_FOR  # the same of any other refusal
+        self._replaced = replaced
+        self._lost = lost
+        self._full = False  # True when the latest log line says that the store has no room
+        self._full_at = -SAID_FOR  # machine time of the last log line about a full store
+        self._lost_at = -SAID_FOR  # machine time of the last log line about lost results
+        self._refused_at = -SAID_FOR  # machine time of the last log line about another refusal
 
     def settle(
         self, broker: Broker, verdicts: list[Verdict], notes: list[Note], error: Exception
     ) -> Reply:
         """Hand in the verdicts and notes of a step that was refused with ``error``.
 
-        The reply's ``next_due`` is 0 when all are settled, and inf when some must be offered again.
+        The reply's ``next_due`` is 0 when all verdicts and notes are stored, and infinity when some
+        must be offered again.
         """
         reply = Reply(next_due=0.0 if verdicts or notes else float("inf"))
         if not isinstance(error, StoreFull) and machine_time() - self._refused_at >= SAID_FOR:
             self._refused_at = machine_time()
-            log.error("a step was refused: %s; its verdicts are handed in one by one", error)
+            log.error("the store refused a step: %s; its verdicts are handed in one by one", error)
         if notes:
             self._store_notes(broker, notes, reply)
         if isinstance(error, StoreFull):
@@ -79,10 +89,10 @@ class RefusedVerdicts:
         """Log once that the store has no room."""
         if not self._full and machine_time() - self._full_at >= SAID_FOR:
             self._full, self._full_at = True, machine_time()
-            log.error("%s; what has ended is kept here until there is room", error)
+            log.error("%s; the worker keeps the outcome of ended jobs until there is room", error)
 
     def say_room(self) -> None:
-        """Log that the store has room again, if the log says that it has none."""
+        """Log that the store has room again, if an earlier line said that it has none."""
         if self._full:
             self._full = False
             log.info("the store has room again")
@@ -129,25 +139,34 @@ class RefusedVerdicts:
                 self._fail(broker, verdict, error, reply)
 
     def _fail(self, broker: Broker, verdict: Verdict, error: Exception, reply: Reply) -> None:
-        reason = storable(f"what became of it could not be stored: {error}")[:2000]
+        reason = storable(f"the outcome of the job could not be stored: {error}")[:2000]
         log.error("a verdict cannot be stored; its job fails", exc_info=error)
         failure = Verdict(verdict.token, Outcome.FAIL, error=reason)
         try:
-            self._hand_in(broker, Step(self._owner, [failure]), reply)
+            settled = self._hand_in(broker, Step(self._owner, [failure]), reply)
         except (TidemillError, OSError):
             self._put_off([verdict], reply)
-        else:
-            self._settled([verdict])
+            return
+        if settled[0]:
+            self._replaced(verdict, failure)
+        self._answered([verdict], settled)
 
     def _exchange(self, broker: Broker, verdicts: list[Verdict], reply: Reply) -> None:
-        self._hand_in(broker, Step(self._owner, verdicts), reply)
+        settled = self._hand_in(broker, Step(self._owner, verdicts), reply)
+        self._answered(verdicts, settled)
+
+    def _answered(self, verdicts: list[Verdict], settled: Sequence[bool]) -> None:
+        lost = [verdict for verdict, ok in zip(verdicts, settled, strict=True) if not ok]
+        if lost:
+            self._lost(lost)
         self._settled(verdicts)
 
     @staticmethod
-    def _hand_in(broker: Broker, step: Step, reply: Reply) -> None:
-        said = broker.exchange(step)
-        reply.leases += said.leases
-        reply.commands += said.commands
+    def _hand_in(broker: Broker, step: Step, reply: Reply) -> list[bool]:
+        answer = broker.exchange(step)
+        reply.leases += answer.leases
+        reply.commands += answer.commands
+        return answer.settled
 
     def _put_off(self, verdicts: list[Verdict], reply: Reply) -> None:
         self._keep(verdicts, [])

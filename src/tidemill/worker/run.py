@@ -16,11 +16,12 @@ Interrupt = type[JobTimeout] | type[JobTerminated] | type[WorkerStopping]
 
 
 class Run:
-    """One run of one job. ``ident`` is the thread; ``started`` is wall time."""
+    """One run of one job. ``ident`` names the thread; ``started`` is wall time."""
 
     __slots__ = (
         "asked",
         "asyncio_task",
+        "caught",
         "context",
         "deadline",
         "envelope",
@@ -46,13 +47,17 @@ class Run:
         self.context = context
         self.ident = ident
         self.started = started
-        self.row = 0  # on the scoreboard
+        self.row = 0  # the run's row on the scoreboard
         self.deadline = 0.0  # machine time, 0 for none
-        self.wanted: Interrupt | None = None  # asked for by a terminate, a timeout or a stop
-        self.interrupted: Interrupt | None = None  # sent; from then on the run cannot win
+        # The interruption that a terminate, timeout or stop asked for.
+        self.wanted: Interrupt | None = None
+        # The interruption that came before the end of the job.
+        self.interrupted: Interrupt | None = None
+        self.caught = False  # True when the task caught the interruption and returned
         self.asked = 0.0  # machine time of the first try to interrupt
-        self.nudged = 0.0  # machine time of the latest try
-        self.fault: BaseException | None = None  # raised by a subtask to end the event loop
-        self.sent: Any = None  # a lock that is free once the exception is on its way
-        self.asyncio_task: asyncio.Task[Any] | None = None  # of an async job
+        self.nudged = 0.0  # machine time of the latest try to interrupt
+        # The error of the job when its subtask raised SystemExit.
+        self.fault: BaseException | None = None
+        self.sent: Any = None  # a lock, released once the exception is sent
+        self.asyncio_task: asyncio.Task[Any] | None = None  # the asyncio task of an async job
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -21,7 +21,7 @@ def run_awaitable(awaitable: Awaitable[Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run())
-    # An event loop runs in this thread and cannot run another: the caller waits for a thread.
+    # The event loop of this thread cannot run a second loop: another thread runs the awaitable.
     return _in_thread(lambda: asyncio.run(run()))
 
 

@@ -1,8 +1,9 @@
-"""A worker's folder among the temporary files: stacks of its processes, perhaps its scoreboard.
+"""A worker's temporary folder: stacks of its processes, and sometimes its scoreboard.
 
-The worker locks the folder for life and removes it at the end. A killed worker leaves its folder:
-the next worker that starts on the machine takes the free lock and removes the folder. A worker that
-waited for that lock, to make a folder of its own, sees that the folder is gone and makes another.
+The worker locks the folder while it runs and removes the folder at its end. A killed worker leaves
+its folder. The next worker that starts on the machine takes the free lock and removes the folder.
+Another worker may also remove a new folder before it is locked. Then the maker of the folder sees
+that it is gone and makes another one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Scheduling in a supervisor: it stores the schedules that code declares, and fires due ones.
 
-The reply to a step brings due schedules (:class:`tidemill.brokers.contract.broker.Reply`). The next
-time and the job follow from the record alone, and one call stores both. A worker that is killed
-before that call has done nothing: another worker gets the same schedules a second later. After the
-call, all is done.
+The reply to a step brings due schedules (:class:`tidemill.brokers.contract.exchange.Reply`). The
+worker computes the next time and the job from the record alone, and stores both by one call. If the
+worker is killed before this call, nothing is stored: another worker gets the same schedules a
+second later.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ __all__ = ["AT_ONCE", "Scheduling"]
 log = logging.getLogger("tidemill.worker")
 
 AT_ONCE = 1000
-"""Schedules fired in one step: each step costs a commit to hand them out, and one to fire them."""
+"""The most schedules fired in one step. Each step costs two commits: one to hand the schedules out,
+one to fire."""
 
 UNREADABLE = 60.0
-"""Seconds after which a record that this version cannot read is looked at again."""
+"""Seconds until the next try to fire a schedule that this worker cannot fire."""
 
 WITHOUT_ROOM = 30.0
 """Seconds until a worker tries again to store schedules that found no room."""
 
 _WHY = {
-    LeftOut.ID: "a job has its id",
-    LeftOut.KEY: "a job has its key",
+    LeftOut.ID: "another job has the same id",
+    LeftOut.KEY: "another job has the same key",
     LeftOut.FULL: "its queue is full",
 }
 
@@ -45,18 +46,18 @@ class Scheduling:
     """The schedules of one worker.
 
     ``app`` is the app as the command line names it, if any. ``owner`` is the worker's id with the
-    broker; the worker attaches before it declares. Without an owner a declaration does not count
-    as that of a living worker.
+    broker; the worker attaches before it declares. A declaration without an owner does not count as
+    the declaration of a living worker.
     """
 
     def __init__(self, app: str = "", owner: str = "") -> None:
         self._owner = owner
         self._app = app.partition(":")[0].removesuffix(".py")
-        self._stored: Sequence[tuple[str, bytes]] | None = None  # what was declared last
-        self._again = 0.0  # machine time; before it there is no room
+        self._stored: Sequence[tuple[str, bytes]] | None = None  # the latest stored declaration
+        self._again = 0.0  # machine time of the next try after a full store
 
     def count(self, broker: Store) -> int:
-        """How many due schedules to ask for."""
+        """The number of due schedules to ask for."""
         return AT_ONCE if Feature.SCHEDULES in broker.features else 0
 
     # -- firing ---------------------------------------------------------------------------------
@@ -64,11 +65,12 @@ class Scheduling:
     def fire(self, broker: Store, due: Sequence[Schedule], wall: float = 0.0) -> None:
         """Put the jobs of schedules that are due, and set their next times.
 
-        ``wall`` is the wall time they are due by; else this machine's clock may not have come so
-        far, or be beyond, and the next times would not be those of who hands them out.
+        ``wall`` is the wall time of the server that handed the schedules out; 0 when this machine
+        is the server. Next times are computed by the server's clock, since the clock of this
+        machine may differ.
 
         Raises:
-            BrokerUnavailable: they may not be stored; the worker that gets them next sees.
+            BrokerUnavailable: perhaps nothing is stored; then another worker gets these schedules.
         """
         now = wall or wall_time()
         lives = self._lives_by(broker)
@@ -87,10 +89,11 @@ class Scheduling:
             _tell(change, changed, now)
 
     def _lives_by(self, broker: Store) -> kept.Lives:
-        """Asks the broker who lives, once, and only when that is not this worker itself.
+        """A function that tells whether one of some owners lives; it asks the broker once.
 
-        Owners are asked for after the records were handed out: whoever declares one attaches first,
-        so it is seen here, or has changed the record since.
+        This worker reads the records first, then the owners. Another worker attaches before it
+        declares. So a worker whose declaration this worker has read is among the owners while it
+        lives.
         """
         alive: set[str] = set()
 
@@ -106,10 +109,10 @@ class Scheduling:
     # -- what code declares ---------------------------------------------------------------------
 
     def declare(self, broker: Store, hello: Hello) -> None:
-        """Store what the app declares, and withdraw what this worker declared before and no more.
+        """Store the schedules of the app, and withdraw those that this worker no longer declares.
 
         Raises:
-            FeatureMissing: it declares schedules, and the broker has none.
+            FeatureMissing: the app declares schedules, and the broker does not support them.
             BrokerUnavailable: the next call tries again.
         """
         if hello.schedules == self._stored or machine_time() < self._again:
@@ -129,7 +132,7 @@ class Scheduling:
         self._stored = hello.schedules
 
     def forget(self) -> None:
-        """The broker may have forgotten what was declared: the next ``declare`` says it again."""
+        """Have the next ``declare`` store all schedules again: the broker may have lost some."""
         self._stored = None
 
     def _declare(self, broker: Store, schedules: Sequence[tuple[str, bytes]]) -> None:
@@ -142,10 +145,10 @@ class Scheduling:
     def _declare_some(
         self, broker: Store, batch: list[tuple[str, bytes]], alive: Mapping[str, str]
     ) -> list[tuple[str, bytes]]:
-        """Store some; those that others changed meanwhile are to be tried again."""
+        """Store a batch; return the schedules that another worker changed, to try again."""
         tried: list[tuple[str, bytes]] = []
         changes: list[Change] = []
-        said: list[str] = []
+        effects: list[str] = []
         records = broker.schedules([name for name, _ in batch])
         for (name, body), old in zip(batch, records, strict=True):
             new = kept.decode(body)
@@ -165,10 +168,10 @@ class Scheduling:
                 self._tell_others(name, old, alive)
             tried.append((name, body))
             changes.append(change)
-            said.append(("stored" if old is None else "changed") if differs else "")
+            effects.append(("stored" if old is None else "changed") if differs else "")
         again = []
         answers = broker.change_schedules(changes) if changes else []
-        for declared, did, changed in zip(tried, said, answers, strict=True):
+        for declared, did, changed in zip(tried, effects, answers, strict=True):
             if not changed.done:
                 again.append(declared)
             elif did:
@@ -176,13 +179,13 @@ class Scheduling:
         return again
 
     def _tell_others(self, name: str, old: Schedule | None, alive: Mapping[str, str]) -> None:
-        """Say that a living worker declares it otherwise: an older version, or another app."""
+        """Log that a living worker with another version or app declares another schedule."""
         others = kept.decode(old.body).declarers if old is not None else None
         names = [alive[o] for o in others or () if o in alive and o != self._owner]
         if names:
             log.warning(
-                "schedule %r is declared otherwise by worker %s, and is changed: what is declared "
-                "last holds; if that is no other version of this app, give one another name",
+                "schedule %r is declared otherwise by worker %s, and is changed: the latest "
+                "declaration holds; if that worker runs another app, rename one of the schedules",
                 name,
                 names[0],
             )
@@ -203,9 +206,10 @@ def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
         return kept.fired(schedule, now, lives)
     except BrokerUnavailable:
         raise
-    except Exception as error:  # of a later version, or of a zone that this machine lacks
+    # A newer release wrote the record, or this machine does not know its time zone.
+    except Exception as error:
         log.error(
-            "schedule %r cannot be fired here, and is left for %g s: %s: %s",
+            "schedule %r cannot be fired here; the next try is in %g s: %s: %s",
             schedule.name,
             UNREADABLE,
             type(error).__name__,
@@ -217,8 +221,8 @@ def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
 def _tell(change: Change, changed: Changed, now: float) -> None:
     if changed.done and not change.jobs and change.due == now + kept.FORGET:
         log.warning(
-            "schedule %r fires no more: no worker lives that declares it; it goes on when one does,"
-            " and else is removed in %d days",
+            "schedule %r fires no more: no living worker declares it; it goes on when a worker "
+            "declares it again, or is removed in %d days",
             change.name,
             kept.FORGET // 86_400,
         )

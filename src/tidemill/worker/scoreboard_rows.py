@@ -1,8 +1,8 @@
 """Shares: which rows of the scoreboard belong to which process.
 
-The rows of a dead process stay until its verdicts are stored. A share comes back with the step that
-stores them. While no share is free the scoreboard grows: a process that finishes its last jobs must
-not keep another from starting.
+The rows of a dead process stay until its verdicts are stored. The step that stores the verdicts
+frees the share. When no share is free, the scoreboard grows, so that a new process need not wait
+for a process that finishes its last jobs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["ScoreboardShares"]
 
 
 class ScoreboardShares:
-    """The shares of one scoreboard, as numbers of their first rows."""
+    """The shares of one scoreboard. A share is named by the number of its first row."""
 
     def __init__(self, processes: int, concurrency: int) -> None:
-        # A header, the rows of running jobs, and rows for as many as end before a step stores them.
+        # A header, rows for running jobs, and rows for jobs that end before a step stores them.
         self.size = 1 + 2 * concurrency + MOST
         self._count = 2 * processes + 2
         self._free = [n * self.size for n in range(self._count)]
@@ -28,7 +28,7 @@ class ScoreboardShares:
 
     @property
     def slots(self) -> int:
-        """How many rows there are in all."""
+        """The number of rows in all shares."""
         return self._count * self.size
 
     def open(self, path: str, owner_id: str) -> Scoreboard:
@@ -38,7 +38,7 @@ class ScoreboardShares:
         return self.board
 
     def take(self) -> int:
-        """The share of a process that starts.
+        """Take a share for a process that starts.
 
         Raises:
             OSError: the scoreboard cannot grow.
@@ -51,11 +51,11 @@ class ScoreboardShares:
         return self._free.pop()
 
     def put_back(self, first: int) -> None:
-        """The process never started."""
+        """Return the share of a process that never started."""
         self._free.append(first)
 
     def retire(self, first: int) -> None:
-        """The process is dead; its verdicts are in the next step."""
+        """Remember that the process of a share is dead and its verdicts are in the next step."""
         self._unsettled.append(first)
 
     def unsettled(self) -> list[int]:
@@ -70,7 +70,7 @@ class ScoreboardShares:
                     self.board.end(row.slot)
 
     def settled(self, firsts: list[int]) -> None:
-        """Their verdicts are stored."""
+        """Free shares of dead processes whose verdicts are stored."""
         for first in firsts:
             self._unsettled.remove(first)
             if self.board is not None:

@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode
+from tidemill.core.config import check_name
 
 __all__ = ["Settings"]
 
@@ -17,10 +18,18 @@ def _grace() -> float | None:
     return float(text) if text else None
 
 
+def _release() -> str:
+    """The value of $TIDEMILL_RELEASE, if set."""
+    text = os.environ.get("TIDEMILL_RELEASE", "")
+    return check_name("TIDEMILL_RELEASE", text) if text else ""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a worker. Durations are seconds, ``max_memory`` is bytes.
 
-    ``unknown_grace`` is how long a job of an unknown task is kept before it fails; None for ever.
+    A job of an unknown task fails after ``unknown_grace``; with None it waits for ever. A run that
+    takes longer than ``slow`` is logged as slow; 0 turns this off. ``release`` names the version of
+    the app's code in the history of the store.
     """
 
     app: str = ""
@@ -34,4 +43,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_jobs: int = 0
     max_memory: int = 0
     name: str = ""
+    slow: float = 0.0
+    release: str = msgspec.field(default_factory=_release)
     unknown_grace: float | None = msgspec.field(default_factory=_grace)

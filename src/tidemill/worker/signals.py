@@ -23,18 +23,19 @@ class Signals:
         self._wakeup_read, self._wakeup_write = _pair()
 
     def install(self) -> Callable[[], None]:
-        """Have this process's signals arrive here; returns a function that undoes it.
+        """Have this process's signals arrive here; return a function that restores the handlers.
 
         A handler in Python would not run while the main thread is inside a call of the store. So
-        the handlers do nothing, and the interpreter writes the number of each signal here.
+        the handlers do nothing, and the interpreter writes each signal's number to a socket. The
+        socket is set first: a handler without the socket would lose a signal.
         """
-        before = {signum: signal.signal(signum, _do_nothing) for signum in _SIGNALS}
         fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        before = {signum: signal.signal(signum, _do_nothing) for signum in _SIGNALS}
 
         def undo() -> None:
-            signal.set_wakeup_fd(fd)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+            signal.set_wakeup_fd(fd)
 
         return undo
 
@@ -49,7 +50,7 @@ class Signals:
             self._wakeup_write.send(b"x")
 
     def fileno(self) -> int:
-        """Readable while a signal waits to be taken."""
+        """A descriptor that is readable while a signal waits to be taken."""
         return self._read.fileno()
 
     def fds(self) -> list[int]:
@@ -57,11 +58,11 @@ class Signals:
         return [self._read.fileno(), self._wakeup_read.fileno()]
 
     def heard(self) -> None:
-        """Clear the wake-up; only for the supervisor's own thread, which is awake now."""
+        """Clear the wake-up. Only the supervisor's own thread calls this, when it is awake."""
         _drain(self._wakeup_read)
 
     def take(self) -> list[int]:
-        """The signals that wait, each once."""
+        """Take the waiting signals, each number once."""
         return list(dict.fromkeys(_drain(self._read)))
 
     def close(self) -> None:

@@ -1,22 +1,22 @@
-"""The slots of a worker process, the jobs that wait for one, and the threads that run jobs.
+"""The slots of a worker process, the jobs that wait for slots, and the threads that run jobs.
 
 One lock guards all slots. A job has a slot from its start until its verdict is in the outbox. At
 most ``concurrency`` jobs run at a time, sync or async.
 
-Threads take turns at reading the socket. A thread that has read one job keeps it: another thread
-reads on, and the first runs the job. A hand-over to a sleeping thread would add a wake-up between
-the arrival of a job and its start. A thread that has read several jobs keeps none: it holds the
-interpreter lock, and would keep the woken threads from starting theirs.
+Threads take turns at reading the socket. A thread that has read one job runs the job itself, and
+another thread takes over the reading. If a sleeping thread had to run the job, its wake-up would
+delay the start. A thread that has read several jobs gives all of them to other threads. If it ran
+one itself, it would hold the interpreter lock and delay the others.
 
-So there is one thread more than slots, and exactly one thread reads at any time. Where jobs run in
-the main thread, a thread of its own reads.
+So the process has one thread more than slots, and exactly one thread reads at any time. When jobs
+run in the main thread, a separate thread reads.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from threading import Event, Lock  # by name: a task may replace those of the module
+from threading import Event, Lock  # by name: a task may replace the classes of the module
 
 from tidemill.worker.waiting_job import WaitingJob
 
@@ -24,7 +24,7 @@ __all__ = ["PoolThread", "Slots"]
 
 
 class PoolThread:
-    """A thread that runs jobs: its next job, or that it is its turn to read."""
+    """A thread that runs jobs: its next job, and whether it is the thread's turn to read."""
 
     __slots__ = ("job", "reads", "wake")
 
@@ -40,8 +40,7 @@ class Slots:
 
     ``start_thread`` starts a thread, or returns False when none can start now; at most ``threads``
     are started. At most ``budget`` jobs are started. Methods that assign slots return the async
-    jobs among those that got one, and the caller launches them. A sync job is with its thread by
-    then.
+    jobs that got a slot, and the caller launches them. A sync job already has its thread.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Slots:
         self.concurrency = concurrency
         self.budget = budget
         self.free = concurrency
-        self.quiet = False  # no job is started any more
+        self.quiet = False  # True when no more jobs are started
         self.over = False
         self.ended = Event()
         self._lock = Lock()
@@ -63,13 +62,13 @@ class Slots:
         self._threads = 0
         self._most = threads
         self._start_thread = start_thread
-        self._started = 0  # jobs since the last tick
-        self._finished = 0
+        self._started = 0  # jobs started since the last tick
+        self._finished = 0  # jobs ended since the last tick
 
     # -- jobs come ------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[WaitingJob]) -> bool:
-        """Have jobs wait for :meth:`assign`; False when no job is started any more."""
+        """Have jobs wait for :meth:`assign`; False when no more jobs are started."""
         with self._lock:
             if self.quiet:
                 return False
@@ -78,7 +77,7 @@ class Slots:
             return True
 
     def assign(self, reader: PoolThread | None = None) -> list[WaitingJob]:
-        """Give free slots to waiting jobs. A reader that keeps a job reads no more."""
+        """Give free slots to waiting jobs. A reader that gets a job stops reading."""
         with self._lock:
             single = min(self.free, len(self._jobs), self.budget) == 1
             keeps = single and not self._jobs[0].task.is_async
@@ -106,7 +105,7 @@ class Slots:
         return starts
 
     def _employ(self, *, reads: bool = False) -> bool:
-        """Have an idle or new thread run the next job, or read; False when there is no thread."""
+        """Have an idle or new thread run the next job, or read; False when no thread is free."""
         if self._idle:
             thread = self._idle.pop()
             self._give(thread, reads)
@@ -127,7 +126,7 @@ class Slots:
         thread.job = None if reads else self._take()
 
     def _take_back(self, thread: PoolThread) -> None:
-        """No thread can start: its job waits for a slot again."""
+        """Undo ``_give`` when no thread can start, so that the job waits for a slot again."""
         if thread.job is not None:
             self.free += 1
             self._started -= 1
@@ -142,7 +141,7 @@ class Slots:
             self._employ(reads=True)
 
     def park(self, thread: PoolThread) -> list[WaitingJob]:
-        """Count a thread without a job as idle: it may now wait for ``wake``."""
+        """Count a thread without a job as idle, before the thread waits for ``wake``."""
         with self._lock:
             if self.over:
                 thread.wake.release()
@@ -198,7 +197,7 @@ class Slots:
         return tokens
 
     def withdraw(self, token: int) -> bool:
-        """Remove one job; False when it does not wait here."""
+        """Remove a waiting job; False when no such job waits here."""
         with self._lock:
             waiting = [job for job in self._jobs if job.token == token]
             for job in waiting:
@@ -210,7 +209,7 @@ class Slots:
 
     @property
     def running(self) -> int:
-        """How many slots are taken."""
+        """The number of taken slots."""
         return self.concurrency - self.free
 
     @property
@@ -224,10 +223,14 @@ class Slots:
         return bool(self.running or self._jobs or self._finished)
 
     def tick(self) -> tuple[bool, list[int]]:
-        """Whether a job has ended since the last tick; tokens of jobs that would wait too long."""
+        """Begin a tick. Return whether a job has ended, and the tokens of jobs to give back.
+
+        Jobs that would wait too long for a slot go back to the supervisor.
+        """
         with self._lock:
             finished, self._finished = self._finished, 0
             started, self._started = self._started, 0
-            # No job has moved: another process may have a free slot for the waiting jobs.
+            # No job has started or ended. Another process may have a free slot for the waiting
+            # jobs.
             stalled = self._empty() if self.free == 0 and not started else []
             return bool(finished), stalled

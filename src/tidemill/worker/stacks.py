@@ -1,13 +1,13 @@
-"""Stacks of a worker process, taken without any risk for the process.
+"""Read the stacks of a worker process without any risk for the process.
 
-``faulthandler`` with all threads walks the frames of running threads without the interpreter lock.
-That ends a busy process in SIGSEGV. So there are two ways, by who has the interpreter lock:
+``faulthandler`` with all threads walks the frames of running threads without the interpreter lock,
+which ends a busy process in SIGSEGV. So this module reads stacks in two ways:
 
-- The timekeeper of the process gets it: :func:`own_stacks` walks the frames of all threads in
-  Python.
-- A task keeps it, and the timekeeper cannot run. The supervisor sends a signal to each thread that
-  runs a job, and a C handler writes the stack of that thread alone. No other thread can change its
-  frames, and the thread cannot leave the handler meanwhile.
+- If the timekeeper of the process gets the interpreter lock, :func:`own_stacks` walks the frames of
+  all threads in Python.
+- If a task keeps the lock, the timekeeper cannot run. Then the supervisor sends a signal to each
+  thread that runs a job, and a C handler writes the stack of that thread alone. No other thread can
+  change its frames, and the thread cannot leave the handler meanwhile.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ before glibc 2.30."""
 PATIENCE = 0.3
 """Seconds that the threads have to write their stacks."""
 
+_LOOK = 0.005  # seconds between two looks at the file
+_STILL = 10  # looks without a change, after which a stack counts as whole whatever its end is
+
+_OUTERMOST = (" in _bootstrap\n", " in _run_module_as_main\n", "  ...\n")
+"""The ends of a whole stack: of a thread, of the main thread, and of a very deep stack."""
+
 
 def own_stacks() -> str:
-    """The stacks of all threads of this process, by a thread that has the interpreter lock."""
+    """The stacks of all threads of this process; needs the interpreter lock."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
         try:
             stack = "".join(traceback.format_stack(frame))
-        except BaseException:  # loaders of source run the app's code
+        except BaseException:  # a loader that finds the source may run the app's code
             stack = "(the app's code does not let it be shown)\n"
         parts.append(f"Thread {names.get(ident, ident)}:\n{stack}")
     return "\n".join(parts)
 
 
 def stacks_of_threads(path: str, pid: int, threads: Iterable[int]) -> str:
-    """The stacks of some threads of another process, whoever has its interpreter lock.
+    """The stacks of some threads of another process, without its interpreter lock.
 
     ``path`` is the file that the process has given to ``faulthandler.register``.
     """
@@ -61,21 +67,26 @@ def _stack_of_thread(path: str, pid: int, thread: int, until: float) -> str:
         before = size = os.path.getsize(path)
         if not _signal_thread(pid, thread):
             return ""
-        pause = threading.Event()
-        while machine_time() < until:
-            pause.wait(0.005)
+        pause, still, text = threading.Event(), 0, ""
+        while machine_time() < until and still < _STILL and not text.endswith(_OUTERMOST):
+            pause.wait(_LOOK)
             last, size = size, os.path.getsize(path)
-            if before < size == last:
-                break
-        with open(path, encoding="utf-8", errors="replace") as file:
-            file.seek(before)
-            return file.read()
+            # The handler writes piece by piece, and a busy machine may stop its thread in between.
+            still = still + 1 if before < size == last else 0
+            text = _text_from(path, before)
+        return text or _text_from(path, before)
     except OSError:
         return ""
 
 
+def _text_from(path: str, start: int) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        file.seek(start)
+        return file.read()
+
+
 def _signal_thread(pid: int, thread: int) -> bool:
-    """Send SIGUSR1 to one thread; False where the system has no way to do so."""
+    """Send SIGUSR1 to one thread; False when the system cannot do so."""
     number = _TGKILL.get(platform.machine())
     if sys.platform != "linux" or number is None:
         return False

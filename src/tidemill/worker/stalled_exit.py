@@ -1,8 +1,12 @@
 """The end of a worker whose store does not answer.
 
-All processes are gone, and the last step waits in a call of the store that nobody can end. After
-``PATIENCE`` the worker ends without the step. Its scoreboard stays for the next worker, by which
-jobs that ended used an attempt. Jobs that go back uncounted are taken off the scoreboard before.
+All processes of the worker are gone, and the last step waits in a call of the store that cannot be
+ended. After ``PATIENCE`` seconds the worker ends without the step. Its scoreboard stays for the
+next worker, which counts an attempt for each job in it. So the worker first removes the rows of
+jobs that go back without an attempt.
+
+If the store has all verdicts, only the detach is missing. Then the worker ends within its shutdown
+timeout, and other workers notice its end.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ log = logging.getLogger("tidemill.worker")
 PATIENCE = 10.0
 """Seconds that the store has for the last step."""
 
+DETACH = 2.0
+"""Seconds that the store has for the detach at least, if it has all verdicts."""
+
 LAST_STEP = 15.0
 """Seconds for which the testing worker, inside the caller's process, offers its last verdicts.
 
-:class:`StalledExit` ends a worker in a process of its own before that."""
+A worker in a process of its own does not wait so long: :class:`StalledExit` ends the worker."""
 
 
 def store_last(
@@ -32,7 +39,8 @@ def store_last(
 ) -> bool:
     """Store the last verdicts; False when the store does not take them in time.
 
-    Then the worker leaves without detaching: jobs that ended are not given back uncounted.
+    After False, the worker does not detach: by a detach, the store would give back ended jobs
+    without an attempt.
     """
     until = machine_time() + LAST_STEP
     exchange()
@@ -48,19 +56,33 @@ def store_last(
 
 
 class StalledExit:
-    """When a worker ends without its store, and how."""
+    """Ends a worker whose store does not take the last step.
 
-    def __init__(self, code: int) -> None:
-        self._code = code
+    ``interrupted`` is the exit code if jobs were interrupted, or if verdicts are lost.
+    """
+
+    def __init__(self, clean: int, interrupted: int) -> None:
+        self._clean = clean
+        self._interrupted = interrupted
         self._since = 0.0
 
-    def look(self, pool: ProcessPool) -> float:
-        """With all processes gone: machine time of the next look, unless it ends the worker."""
+    def look(self, pool: ProcessPool, until: float) -> float:
+        """End the worker if its time is up; else return the machine time of the next look.
+
+        Called only when all processes are gone. ``until`` is the end of the shutdown timeout.
+        """
         now = machine_time()
         self._since = self._since or now
-        if now - self._since >= PATIENCE:
-            pool.strike_released()
+        is_settled = not (pool.verdicts or pool.sent)
+        end = self._since + PATIENCE
+        if is_settled:
+            end = min(end, max(until, self._since + DETACH))
+        if now < end:
+            return end
+        pool.strike_released()
+        if is_settled:
+            log.warning("the store does not answer: the worker ends without detaching")
+        else:
             log.error("the store takes no verdicts: the jobs that ended last may run again")
-            logging.shutdown()
-            os._exit(self._code)
-        return self._since + PATIENCE
+        logging.shutdown()
+        os._exit(self._clean if is_settled and not pool.interrupted else self._interrupted)

@@ -1,7 +1,8 @@
 """Starvation: all slots of a worker hold jobs that wait for other jobs.
 
-A task that waits for a result keeps its slot. When all slots of a worker only wait, and no
-other worker can run the jobs they wait for, the last job to wait gets an error.
+A task that waits for the result of another job keeps its slot. If all slots of a worker waited, and
+no other worker could run the jobs they wait for, nothing would go on. So the job that would take
+the last slot gets an error when it begins to wait.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Waits"]
 
 
 class Waits:
-    """The waiting jobs of one process. The scoreboard shows those of the other processes."""
+    """The waiting jobs of this process. The scoreboard shows the waiting jobs of all processes."""
 
     def __init__(self, mill: Runtime, setup: Setup, board: Scoreboard) -> None:
         self._mill = mill
@@ -30,7 +31,7 @@ class Waits:
         self._waiting = 0
 
     def begin(self, context: JobContext, job_id: str) -> None:
-        """A job is about to wait for another; an async one may wait for several at a time.
+        """Count a job that is about to wait for another job; an async job may wait for several.
 
         Raises:
             TidemillError: every slot would wait, and no other worker could run the job.
@@ -39,16 +40,21 @@ class Waits:
             context.waiting += 1
             if context.waiting == 1:
                 self._count(1)
-        if self._starves(job_id):
+        try:
+            if self._starves(job_id):
+                raise TidemillError(
+                    f"job {context.id} would wait for job {job_id} for ever: all "
+                    f"{self._setup.slots} slots of this worker wait for other jobs, and no other "
+                    "worker is there to run them; give it more slots (-c, -p), or put the next "
+                    "step in a chain"
+                )
+        except BaseException:
+            # The store may also be unreachable.
             self.end(context)
-            raise TidemillError(
-                f"job {context.id} would wait for job {job_id} for ever: all {self._setup.slots} "
-                "slots of this worker wait for other jobs, and no other worker is there to run "
-                "them; give it more slots (-c, -p), or enqueue what comes after instead of waiting"
-            )
+            raise
 
     def end(self, context: JobContext) -> None:
-        """The job waits no longer."""
+        """End a wait of the job."""
         with self._lock:
             context.waiting -= 1
             if not context.waiting:

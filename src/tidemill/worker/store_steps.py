@@ -1,7 +1,7 @@
-"""The steps that a supervisor makes with the store, and what it does when one fails.
+"""The steps that a supervisor makes with the store, and the handling of failed steps.
 
-A step hands in verdicts and notes and asks for leases. The verdicts of a step that failed are
-offered again, so none is lost.
+A step hands in verdicts and notes and asks for leases. If a step fails, the next step hands in its
+verdicts again, so no verdict is lost.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
+from tidemill.core.clock import machine_time
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
 from tidemill.core.job import Note, Verdict
 from tidemill.worker.held_leases import HeldLeases
+from tidemill.worker.history import Numbers
+from tidemill.worker.notes import latest_notes
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.refused_verdicts import RefusedVerdicts
 from tidemill.worker.settings import Settings
@@ -23,7 +26,11 @@ __all__ = ["RETRY_AFTER", "StoreSteps"]
 log = logging.getLogger("tidemill.worker")
 
 RETRY_AFTER = 1.0
-"""Seconds between two tries to reach a broker that is away."""
+"""Seconds between two tries to reach a broker that does not answer."""
+
+
+SHORT_FOR = 60.0
+"""Seconds in which a worker leases no job in advance, after a full store has refused a step."""
 
 
 class StoreSteps:
@@ -36,45 +43,56 @@ class StoreSteps:
         pool: ProcessPool,
         lock: AbstractContextManager[object],
     ) -> None:
-        self.asked = 0  # how many leases the latest step asked for; 0 if it failed
+        self.asked = 0  # the number of leases that the latest step asked for; 0 if the step failed
         self._owner = owner
         self._settings = settings
         self._pool = pool
         self._lock = lock
         self._leases = HeldLeases()
-        self._refusals = RefusedVerdicts(owner, self._settled, self._keep)
-        self._troubled = False  # the log says that the broker is away
+        self._refusals = RefusedVerdicts(
+            owner, self._settled, self._keep, self._replaced, self._lost
+        )
+        self._numbers = Numbers()  # the numbers for history in the latest step
+        self._troubled = False  # True when the latest log line says that the broker is away
+        self._short_until = 0.0  # until this machine time, no job is leased in advance
 
     def exchange(self, broker: Store, *, fires: int, takes: bool) -> Reply:
-        """Hand in what has ended; with ``takes`` ask for leases, with ``fires`` for schedules."""
+        """Hand in verdicts and notes; ask for leases (``takes``) and due schedules (``fires``)."""
         pool, known = self._pool, self._pool.known
         with self._lock:
             want = self._want(takes)
             pool.verdicts += pool.dispatch.place_spare()
             verdicts, pool.verdicts = pool.verdicts, []
             pool.sent = verdicts
-            notes, pool.notes = pool.notes, []
+            notes, pool.notes = latest_notes(pool.notes), []
             shares = pool.shares.unsettled()
+            rows, self._numbers = pool.history.send()
         held = self._leases.held()
-        step = Step(self._owner, verdicts, want, notes=notes, fires=fires, held=held)
+        step = Step(self._owner, verdicts, want, notes=notes, fires=fires, held=held, history=rows)
         try:
             reply = broker.exchange(step)
         except (BrokerUnavailable, OSError) as error:
             self.trouble(error)
             with self._lock:
                 pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
+                pool.history.again(self._numbers)
             self.asked = 0
             return Reply(next_due=RETRY_AFTER)
         except Exception as error:
-            if not (verdicts or notes or isinstance(error, StoreFull)):
+            if not (verdicts or notes or rows or isinstance(error, StoreFull)):
                 raise
             self.asked = 0
+            if isinstance(error, StoreFull):
+                self._short_until = machine_time() + SHORT_FOR
             reply = self._refusals.settle(broker, verdicts, notes, error)
+            with self._lock:
+                pool.history.refused(self._numbers)
             reply.next_due = min(reply.next_due, RETRY_AFTER)
             return reply
         again = self._leases.answered(step, reply)
         with self._lock:
             pool.settled(verdicts, shares)
+            pool.history.answered(self._numbers, verdicts, reply)
             pool.verdicts += again
         if known.hear(reply) or reply.behind or again:
             reply.next_due = 0.0
@@ -82,9 +100,12 @@ class StoreSteps:
         return reply
 
     def _want(self, takes: bool) -> Want:
-        """Which jobs to ask for."""
+        """The want of the next step."""
         pool, known = self._pool, self._pool.known
         self.asked = pool.dispatch.room() if takes else 0
+        # A lease takes up room in a full store, and the verdicts may need this room.
+        if machine_time() < self._short_until:
+            self.asked = max(0, min(self.asked, pool.slots - pool.held))
         known.load([it.hello for it in pool.processes if it.serving and it.hello])
         return Want(
             self.asked,
@@ -100,14 +121,14 @@ class StoreSteps:
         self._leases.lend(reply.leases)
 
     def forget(self) -> None:
-        """The store gave this worker up: other workers have its leases."""
+        """Drop all leases, since the store gave this worker up."""
         self._leases.forget()
 
     def trouble(self, error: Exception) -> None:
         """Log once that the broker is away, or full.
 
         Raises:
-            StoreGone: it will not come back: this worker leaves.
+            StoreGone: the store will not come back, so this worker ends.
         """
         if isinstance(error, StoreGone):
             raise error
@@ -124,13 +145,24 @@ class StoreSteps:
             log.info("the broker is back")
 
     def _keep(self, verdicts: list[Verdict], notes: list[Note]) -> None:
-        """Offer these again with the next step."""
+        """Offer verdicts and notes again with the next step."""
         with self._lock:
             self._pool.verdicts += verdicts
             self._pool.notes = notes + self._pool.notes
 
     def _settled(self, verdicts: list[Verdict]) -> None:
-        """The store has taken these verdicts."""
+        """Remember that the store has answered these verdicts."""
         self._leases.settled(verdicts)
         with self._lock:
             self._pool.settled(verdicts, [])
+            self._pool.history.settled(self._numbers, verdicts)
+
+    def _replaced(self, verdict: Verdict, stored: Verdict) -> None:
+        """Count the verdict ``stored``, which the store took in place of a refused verdict."""
+        with self._lock:
+            self._pool.history.replaced(self._numbers, verdict, stored)
+
+    def _lost(self, verdicts: list[Verdict]) -> None:
+        """Take back the numbers of verdicts that changed nothing, since their leases are lost."""
+        with self._lock:
+            self._pool.history.lost(self._numbers, verdicts)

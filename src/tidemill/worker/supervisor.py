@@ -1,14 +1,14 @@
 """The supervisor: the only part of a worker that talks to the broker. It imports no user code.
 
 It is the broker's *owner*: it leases jobs, gives them to its processes (:mod:`.process_pool`), and
-collects their verdicts. When a process dies, the supervisor knows which jobs it ran. The processes
-never call the store. A step holds the store's lock: in a process that computes, or is in a C call,
-the step would take long, and every other process would wait.
+collects their verdicts. When a process dies, the supervisor knows which jobs ran there. The
+processes never call the store. A step holds the lock of the store. In a process whose tasks compute
+or are in C calls, a step would take long, and every other process would wait for the lock.
 
     exchange ──► give out ──► wait (broker, processes, signals) ──► collect ──► …
 
-A call of the store may take as long as the store likes. Timeouts, kills and signals do not wait for
-it: a second thread looks after them (:mod:`.watchdog`) and never calls the store. Both use the
+A call of the store may take any time. Timeouts, kills and signals do not wait for that call: a
+second thread (:mod:`.watchdog`) handles them and never calls the store. Both threads use the
 processes under one lock, which is not held during a call of the store.
 """
 
@@ -25,9 +25,11 @@ import threading
 from collections.abc import Callable
 
 from tidemill.brokers.contract.exchange import Reply
-from tidemill.brokers.contract.features import Feature, need
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
+from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import machine_time, new_id, wall_time
 from tidemill.core.crash_points import point
@@ -36,12 +38,20 @@ from tidemill.core.errors import (
     FeatureMissing,
     InvalidOption,
     StoreFull,
+    StoreGone,
     StoreMoved,
+    TidemillError,
 )
 from tidemill.core.job import Command, Owner
+from tidemill.core.version import __version__
 from tidemill.worker import store_steps
+from tidemill.worker.banner import Start
 from tidemill.worker.burst import Burst
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.process_pool import ProcessPool
+from tidemill.worker.releases import note_release
+from tidemill.worker.reports import keep_reports
 from tidemill.worker.runtime_folder import RuntimeFolder
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
@@ -62,11 +72,11 @@ SAME_SIGNAL = 0.2
 group, so one order to stop arrives twice."""
 
 _UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
-"""A store that is away or full: the call may be made again."""
+"""Errors of a store that is away or full: the call may be repeated."""
 
 
 class Supervisor:
-    """One worker: an owner with some processes."""
+    """One worker: an owner of leases, with its processes."""
 
     def __init__(self, settings: Settings, mill: Runtime | None = None) -> None:
         """With ``mill`` the jobs run in threads of this process and no process is spawned."""
@@ -83,15 +93,19 @@ class Supervisor:
             started=wall_time(),
             queues=settings.queues,
             concurrency=settings.concurrency * settings.processes,
+            version=__version__,
         )
         self.broker: Store | None = None
         self._scheduling = Scheduling(settings.app, self.owner.id)
-        self._stopping = 0.0  # machine time at which a graceful stop ends; 0 while serving
-        self._leaving = StalledExit(INTERRUPTED)
+        self._declarations = TaskDeclarations()
+        self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
+        self._leaving = StalledExit(CLEAN, INTERRUPTED)
         self._lock = threading.RLock()
+        self._snapshots = QueueSnapshots()
         self._steps = StoreSteps(self.owner.id, settings, self.pool, self._lock)
         self._burst = Burst(settings.queues, self.pool, self._lock, self._steps)
         self._told_at = 0.0  # machine time of the first TERM or INT
+        self.announce: Callable[[Start], None] = Start.log
         self.signals = Signals()
         self._watchdog = Watchdog(self._look, self.signals.fileno())
 
@@ -100,16 +114,16 @@ class Supervisor:
     def run(self) -> int:
         """Serve until told to stop; returns the exit code.
 
-        0 clean, 1 jobs were interrupted, 2 the app could not be loaded, 3 the broker could not be
-        reached, or has no room.
+        The code is 0 for a clean end, and 1 when jobs were interrupted. Code 2 says that the app
+        could not be loaded. Code 3 says that the broker is away, has no room, or has moved.
         """
         try:
             return self._run()
-        except (BrokerUnavailable, StoreFull) as error:
-            log.error("%s", error)
+        except (BrokerUnavailable, StoreFull, StoreMoved) as error:
+            log.error("the worker ends: %s", error)
             return UNREACHABLE
-        except (FeatureMissing, InvalidOption, StoreMoved) as error:
-            log.error("%s", error)
+        except (FeatureMissing, InvalidOption) as error:
+            log.error("the worker ends: %s", error)
             return UNUSABLE
         finally:
             self._watchdog.close()
@@ -122,6 +136,7 @@ class Supervisor:
     def _run(self) -> int:
         if self._mill is not None:
             broker = self._mill.broker
+            self._begin_history(broker)
             self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
         elif self.pool.start_one() is None:
             return UNUSABLE
@@ -132,22 +147,23 @@ class Supervisor:
             hello = self.pool.processes[0].hello
             assert hello is not None
             broker = open_broker(hello.url)
-            need(broker, Feature.PROCESSES, "a worker of its own")
+            if Feature.PROCESSES not in broker.features:
+                raise FeatureMissing(
+                    f"{broker.url} is inside one process, so no worker can have its jobs; give the "
+                    "app another url, or run the worker in the program: with mill.worker()"
+                )
+            self._begin_history(broker)
             self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
         self.broker = broker
         self.pool.replace()
         self._watchdog.start()
         broker.attach(self.owner)
+        note_release(broker, self.settings.release, self.owner.name)
         if Feature.UNKNOWN in broker.features:
             self.pool.known.begin()
-        log.info(
-            "worker %s serves %s of %s with %d x %d",
-            self.owner.name,
-            ", ".join(self.settings.queues) or "all queues",
-            broker.url,
-            self.settings.processes,
-            self.settings.concurrency,
-        )
+        hellos = [process.hello for process in self.pool.processes if process.hello is not None]
+        hello = hellos[0] if hellos else Hello()  # the first process may have died
+        self.announce(Start(self.owner.name, broker.url, self.settings, hello))
         try:
             while not (self._stopping and self.pool.over):
                 self._turn(broker)
@@ -156,25 +172,43 @@ class Supervisor:
                 self.pool.end_all()
             pause = functools.partial(self._poll, [], store_steps.RETRY_AFTER)
             if store_last(self.pool, functools.partial(self._exchange, broker), pause):
-                with contextlib.suppress(*_UNTAKEN):  # the store notices our end
+                # If this fails, the store later notices the end by itself.
+                with contextlib.suppress(*_UNTAKEN):
                     broker.detach(self.owner.id)
+                    self._snapshots.keep(broker, ending=True)
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         return INTERRUPTED if self.pool.interrupted else CLEAN
 
+    def _begin_history(self, broker: Store) -> None:
+        if Feature.HISTORY in broker.features:
+            self.pool.keep_history()
+
     def _await_first(self) -> int | None:
-        """Wait until the first process names the broker of its app; an exit code if none does."""
+        """Wait until the first process names the broker of its app; return an exit code if not."""
         process = self.pool.processes[0]
         while True:
             self._poll([process.fileno()], 3600.0)
             if self._stopping:
                 return CLEAN
             if process.hello is not None and process.hello.error:
-                return UNUSABLE
+                return UNREACHABLE if process.hello.unreachable else UNUSABLE
             if process not in self.pool.processes or process.closed_at:
-                log.error("the app %s could not be loaded", self.settings.app)
+                # So far the process may only have closed its socket: wait for its end.
+                process.exited(1.0)
+                log.error(
+                    "the worker ends: its app %s could not be loaded: %s",
+                    self.settings.app,
+                    process.cause(),
+                )
                 return UNUSABLE
             if process.hello is not None:
+                if not (process.hello.tasks or process.hello.imports):
+                    log.warning(
+                        "the app %s declares no task; import the modules of its tasks below the "
+                        "line that makes the app",
+                        self.settings.app,
+                    )
                 return None
 
     def _poll(self, fds: list[int], timeout: float) -> None:
@@ -187,6 +221,7 @@ class Supervisor:
 
     def _turn(self, broker: Store) -> None:
         self._declare(broker)
+        self._keep_snapshot(broker)
         reply = self._exchange(broker)
         point("worker.exchanged")
         self._fire(broker, reply)
@@ -201,11 +236,16 @@ class Supervisor:
         if self.settings.burst and self._burst.is_over(broker, reply):
             with self._lock:
                 self._stop_softly()
-        self._collect(broker, reply.next_due)
+        self._keep_reports(broker)
+        due = self._snapshots.due_in(), self.pool.reports.due_in
+        self._collect(broker, min(reply.next_due, *due))
         point("worker.collected")
 
     def _look(self) -> float:
-        """In the watchdog thread: do all that cannot wait for the store; returns the next look."""
+        """Do all work that cannot wait for the store; return the time of the next look.
+
+        The watchdog thread calls this.
+        """
         with self._lock:
             pool = self.pool
             pool.news = False
@@ -217,14 +257,15 @@ class Supervisor:
                 self.signals.ring()
             at = pool.next_look(exact=True)
             if self._stopping and pool.over:
-                return self._leaving.look(pool) if self._mill is None else at
+                return self._leaving.look(pool, self._stopping) if self._mill is None else at
             return min(at, self._stopping) if self._stopping else at
 
     def _declare(self, broker: Store) -> None:
-        """Store the schedules of the app, as the latest of its processes has loaded it."""
+        """Store the schedules and the options of tasks, as the latest process has loaded them."""
         hellos = [process.hello for process in self.pool.processes if process.hello is not None]
         if hellos and not hellos[-1].error and not self._stopping:
             try:
+                self._declarations.declare(broker, hellos[-1])
                 self._scheduling.declare(broker, hellos[-1])
             except (BrokerUnavailable, OSError) as error:
                 self._steps.trouble(error)
@@ -234,7 +275,8 @@ class Supervisor:
         if reply.schedules:
             reply.next_due = 0.0
             try:
-                self._scheduling.fire(broker, reply.schedules, reply.wall)
+                schedules = self._declarations.expire(broker, reply.schedules)
+                self._scheduling.fire(broker, schedules, reply.wall)
             except (BrokerUnavailable, OSError) as error:
                 self._steps.trouble(error)
                 reply.next_due = store_steps.RETRY_AFTER
@@ -242,10 +284,33 @@ class Supervisor:
     def _exchange(self, broker: Store) -> Reply:
         serves = not self._stopping
         fires = self._scheduling.count(broker) if serves else 0
-        return self._steps.exchange(broker, fires=fires, takes=serves)
+        reply = self._steps.exchange(broker, fires=fires, takes=serves)
+        if self.pool.history.on and (reply.settled or reply.leases or reply.schedules):
+            self._snapshots.acted()
+        return reply
+
+    def _keep_snapshot(self, broker: Store) -> None:
+        """Keep the totals of the queues once a minute, if this worker had work meanwhile."""
+        try:
+            self._snapshots.keep(broker)
+        except (BrokerUnavailable, OSError) as error:
+            self._steps.trouble(error)
+
+    def _keep_reports(self, broker: Store) -> None:
+        """Store the reports that somebody has asked for, once they are complete."""
+        if not self.pool.reports.due_in:
+            try:
+                with self._lock:
+                    reports = self.pool.reports.complete()
+                keep_reports(with_history(broker, "a report"), reports)
+            except StoreGone:
+                raise
+            # The program that asked may ask again.
+            except (TidemillError, OSError) as error:
+                log.warning("a report of this worker is not kept: %s", error)
 
     def _collect(self, broker: Store, timeout: float) -> None:
-        """Sleep until the store, a process or a signal calls, and read the frames."""
+        """Sleep until the store, a process or a signal wakes the supervisor; read the frames."""
         with self._lock:
             fds = [process.fileno() for process in self.pool.processes if not process.closed_at]
         try:
@@ -283,15 +348,19 @@ class Supervisor:
                 self._stop_softly()
             elif command.verb == "dump":
                 self.pool.dump()
+            elif command.verb.startswith(("dump ", "profile ")):
+                self.pool.report(command)
 
     def _begin_anew(self, broker: Store) -> None:
-        """Drop all leases and begin anew: the broker has given them to other workers."""
-        log.warning("the broker gave this worker up: others have its jobs, and it begins anew")
+        """Drop all leases and attach again: the broker has given the leases to other workers."""
+        log.warning("the broker gave this worker up: others have its jobs; it begins anew")
         with self._lock:
             self.pool.lose()
-        with contextlib.suppress(*_UNTAKEN):  # then the next exchange tells it again
+        # If this fails, the next exchange brings the command ``lost`` again.
+        with contextlib.suppress(*_UNTAKEN):
             broker.attach(self.owner)
         self._scheduling.forget()
+        self._declarations.forget()
         self._steps.forget()
         self.pool.known.forget()
 
@@ -300,23 +369,24 @@ class Supervisor:
         self.signals.send(signal.SIGTERM)
 
     def _take_signals(self) -> None:
-        """With the lock: act on signals. Either thread takes them, whichever comes first."""
-        signals = self.signals.take()
+        """Act on signals, with the lock held. The supervisor or the watchdog calls this."""
+        signals, now = self.signals.take(), machine_time()
         for signum in signals:
-            self._take_signal(signum)
+            self._take_signal(signum, now)
         if signals:
             self._watchdog.expect(machine_time())
             self.signals.ring()
 
-    def _take_signal(self, signum: int) -> None:
+    def _take_signal(self, signum: int, now: float) -> None:
         gently = signum in (signal.SIGTERM, signal.SIGINT)
-        if gently and machine_time() - self._told_at < SAME_SIGNAL:
+        # Not the time of this line: a slow disk may have held up the log line of the first order.
+        if gently and now - self._told_at < SAME_SIGNAL:
             return
         if gently and self._stopping in (0.0, float("inf")):
-            self._told_at = machine_time()
-            self._stop_softly()
+            self._told_at = now
+            self._stop_softly("Ctrl-C" if signum == signal.SIGINT else "TERM")
         elif gently or signum == signal.SIGQUIT:
-            log.warning("stopping now; what still runs goes back")
+            log.warning("stopping now: %s", _what_goes_back(self.pool.running))
             self._stopping = machine_time()
             self.pool.end_all()
         elif signum == signal.SIGHUP and not self._stopping:
@@ -326,17 +396,34 @@ class Supervisor:
         elif signum == signal.SIGUSR1:
             self.pool.dump()
 
-    def _stop_softly(self) -> None:
+    def _stop_softly(self, by: str = "TERM") -> None:
         if self._stopping and self._stopping != float("inf"):
             return
-        if not self.settings.burst:
-            log.info("stopping: up to %g s for what runs", self.settings.shutdown_timeout)
+        running = self.pool.running
+        if running:
+            log.info(
+                "stopping: waiting up to %g s for %s; %s again stops now",
+                *(self.settings.shutdown_timeout, _jobs(running), by),
+            )
+        elif not self.settings.burst:
+            log.info("stopping: no job is running")
         self._stopping = machine_time() + self.settings.shutdown_timeout
         self.pool.be_quiet()
         for process in self.pool.processes:
             process.stop_in(self.settings.shutdown_timeout)
 
 
+def _jobs(running: int) -> str:
+    return f"{running} running job{'s' if running > 1 else ''}"
+
+
+def _what_goes_back(running: int) -> str:
+    if not running:
+        return "no job is running"
+    back = "goes back to its queue" if running == 1 else "go back to their queues"
+    return f"{_jobs(running)} {back}"
+
+
 def install(supervisor: Supervisor) -> Callable[[], None]:
-    """Route this process's signals to the supervisor; returns what undoes it."""
+    """Route this process's signals to the supervisor; return a function that ends this."""
     return supervisor.signals.install()

@@ -1,7 +1,9 @@
-"""Suspects: the jobs of a process that gave up, one of which broke it.
+"""Suspects: the jobs of a process that gave up. Any of these may have broken the process.
 
-Each suspect runs alone next, and no attempt is counted. The job at fault breaks its process again,
-with no other job beside it, and that counts.
+A job that ended as the process gave up may have broken the process, too.
+
+Next, each suspect runs alone. The first run counts no attempt. The job at fault breaks its process
+again, and the attempt of this second run counts.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ def set_aside(
 ) -> bool:
     """Move the suspects of a dead process to the spare leases, to run alone.
 
-    Returns True when the process gave up because of its jobs, and not right after its start.
+    Returns True when the process gave up because of its jobs, not because it could not start.
     """
     if not process.gave_up:
         return False
     suspects = [token for token in running if token in process.held and token not in process.lost]
-    if len(suspects) < 2:
+    # Verdicts that no longer went through the socket.
+    ended = sum(bool(verdict.started) for up in process.socket.words for verdict in up.verdicts)
+    if not suspects or len(suspects) + ended < 2:
         return process.socket.left_words
     log.warning(
-        "%s; each of the %d jobs that it ran runs alone next", process.cause(), len(suspects)
+        "%s; each job that it still ran runs alone next (%d)", process.cause(), len(suspects)
     )
     line = f"interrupted: {process.cause()}; the job runs alone next"
     for token in suspects:

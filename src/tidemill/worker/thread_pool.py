@@ -72,14 +72,14 @@ class ThreadPool:
         """Start a thread that runs jobs. When none can start, the process is replaced."""
         try:
             self.start_thread(f"tidemill-{number}", self.work, thread)
-        except Exception as error:  # also what a task has made of the module threading
+        except Exception as error:  # for example, a task has changed the module ``threading``
             log.error("process %d can start no thread and is replaced: %s", getpid(), error)
             self._host.go_soon()
             return False
         return True
 
     def work(self, thread: PoolThread) -> None:
-        """Read and run jobs until all is over; nothing that a task leaves behind ends it."""
+        """Read frames and run jobs until the process ends, even if a task raises at an odd time."""
         slots = self._host.slots
         while not slots.over:
             try:
@@ -100,11 +100,12 @@ class ThreadPool:
             thread.wake.acquire()
 
     def _next(self) -> WaitingJob | None:
-        """The next sync job for a thread whose last one has ended."""
+        """The next sync job for a thread whose job has ended."""
         job, starts = self._host.slots.next()
         self._host.loop.launch(starts)
         if job is None:
-            self._host.out.flush(wait=False)  # the thread is free: it need not wake the timekeeper
+            # This thread is free and sends by itself, which saves a wake-up of the timekeeper.
+            self._host.out.flush(wait=False)
         return job
 
     def join(self) -> bool:

@@ -1,7 +1,7 @@
 """The threads of another process that have not ended.
 
-A thread in a system call that nothing interrupts (state D, a dead mount) outlives SIGKILL. All
-other threads of its process end at once and run no further line, though the process stays.
+A thread in an uninterruptible system call (state D, as on a dead mount) outlives SIGKILL, and so
+does its process. All other threads of the process end at once and run no further code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ENDED = ("Z", "X")
 
 
 def live_threads(pid: int) -> dict[int, str] | None:
-    """By the kernel's number: the state of each thread that has not ended; None if unknown."""
+    """The state of each thread that has not ended, by its kernel thread id; None if unknown."""
     folder = f"/proc/{pid}/task"
     try:
         names = os.listdir(folder)
@@ -29,6 +29,6 @@ def _state(path: str) -> str:
         with open(path) as file:
             return file.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError, IndexError):
-        return "X"  # it has ended meanwhile
+        return "X"  # the thread has ended meanwhile
     except OSError:
-        return "?"  # no descriptor is left to look
+        return "?"  # this process has no descriptor left to open the file

@@ -1,8 +1,8 @@
 """The timekeeper of a worker process: a thread that sends verdicts and ends overdue jobs.
 
-The thread sleeps until somebody rings, or until the next deadline. While jobs run it looks every 50
-milliseconds: it shows a heartbeat, gives back jobs that wait too long, and says how many leases the
-process would like to hold.
+The thread sleeps until somebody rings, or until the next deadline. While jobs run, the thread wakes
+every 50 milliseconds. It shows a heartbeat, gives back jobs that wait too long, and reports the
+number of leases to hold.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidemill.worker.event_loop import Loop
 from tidemill.worker.memory_limit import resident_memory
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.prefetch import TICK, Prefetch
+from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.slots import Slots
 from tidemill.worker.timeouts import Timeouts
@@ -68,6 +69,11 @@ class TimekeeperHost(Protocol):
         """Shows the heartbeat."""
         ...
 
+    @property
+    def run_log(self) -> RunLog:
+        """Logs ended runs."""
+        ...
+
     def quiet(self) -> None:
         """Start no more jobs, and end when the running jobs have ended."""
         ...
@@ -78,13 +84,14 @@ class TimekeeperHost(Protocol):
 
 
 class Timekeeper:
-    """Sends what is in the outbox, and sees to all that depends on time."""
+    """Sends the outbox, and does all that depends on time."""
 
     def __init__(self, host: TimekeeperHost) -> None:
         self._host = host
         self._prefetch = Prefetch(host.setup.concurrency)
-        self.dozing = True  # sleeps until somebody rings
-        self.told_to_go = False  # by a signal, or since no thread can start
+        self.dozing = True  # True while the thread sleeps without a time limit
+        # True when a signal, or a thread that cannot start, ends the process.
+        self.told_to_go = False
 
     def serve(self) -> None:
         """Keep time until the process ends."""
@@ -94,7 +101,8 @@ class Timekeeper:
                 host.out.sleep(self._next_look())
                 now = machine_time()
                 if not host.loop.blocks(host.timeouts.running.values(), now):
-                    host.scoreboard.beat(host.setup.first_slot, now)  # a job here can still end
+                    # A heartbeat shows that a job can still end.
+                    host.scoreboard.beat(host.setup.first_slot, now)
                 if now - ticked >= TICK:
                     self._tick()
                     ticked = now
@@ -102,7 +110,9 @@ class Timekeeper:
                     host.quiet()
                 self._end_overdue()
                 host.out.flush(wait=True)
+                host.run_log.look(now)
                 if host.slots.over or self._leave_if_done():
+                    host.run_log.close()
                     return
         except BaseException as error:
             host.give_up("its timekeeper failed", error)
@@ -110,21 +120,22 @@ class Timekeeper:
     def _next_look(self) -> float:
         """Seconds until the next look; -1 for no limit."""
         host = self._host
-        self.dozing = True  # before the look: a job that comes later rings
+        self.dozing = True  # set before the check, so that a job that comes later rings
         deadline = host.timeouts.next_deadline()
-        # Also once more after the last job has ended: its effect on memory must be seen.
+        # A job that ended keeps ``active`` true for one more tick, which checks the memory.
         if deadline is None and not host.slots.active:
-            return 1.0 if host.loop.was_stopped else -1
+            summary = host.run_log.next_look(machine_time())
+            return 1.0 if host.loop.was_stopped else -1 if summary is None else summary
         self.dozing = False
         return TICK if deadline is None else min(TICK, max(0.001, deadline - machine_time()))
 
     def _tick(self) -> None:
-        """Every 50 ms while busy: give back jobs that wait too long, and check the memory."""
+        """Give back jobs that wait too long, and check the memory: every 50 ms while jobs run."""
         host = self._host
         finished, stalled = host.slots.tick()
         host.out.returned.extend(stalled)
         if not host.slots.running and not host.slots.waiting:
-            host.timeouts.orders.clear()  # they came when their job had just ended
+            host.timeouts.orders.clear()  # drop commands for jobs that had just ended
         if not finished:
             self._prefetch.nothing_ended(full=not host.slots.free)
         most = host.setup.max_memory
@@ -144,7 +155,7 @@ class Timekeeper:
             host.quiet()
 
     def state(self, ended: list[Verdict]) -> tuple[int, bool]:
-        """How many leases to hold in all, and whether the process leaves: sent with each frame."""
+        """For a frame: the number of leases to hold in all, and True if the process leaves."""
         slots = self._host.slots
         if ended:
             self._prefetch.measure(ended)
@@ -156,13 +167,14 @@ class Timekeeper:
     def _leave_if_done(self) -> bool:
         """After ``quiet``: end the process once no job runs and everything is sent."""
         host = self._host
-        with host.out.sending:  # a thread may be in the middle of sending the last verdict
+        with host.out.sending:  # wait for a thread that is sending the last verdict
             done = host.slots.quiet and not host.slots.running
             if not done or not host.out.empty():
                 return False
             host.slots.over = True
             try:
-                # Wakes the thread that reads; the supervisor sees the end.
+                # The closed socket wakes the thread that reads, and tells the supervisor of the
+                # end.
                 host.socket.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass

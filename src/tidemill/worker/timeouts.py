@@ -1,18 +1,19 @@
-"""Timeouts: end a job that runs too long, and nothing else.
+"""Timeouts: interrupt a job that runs too long, and no other code.
 
-A running job is in ``running``. One atomic ``dict.pop`` takes the job out and decides its fate. The
-worker thread pops at the end of the job; the timekeeper pops to interrupt it. An exception sent to
-a thread (``PyThreadState_SetAsyncExc``) arrives a little later, so a thread that loses the race
-waits, still inside the job, for the mark ``sent``: a late exception can land nowhere else.
+A running job is in the dictionary ``running``. The worker thread takes the job out at its end, and
+the timekeeper takes the job out to interrupt it. Both use ``dict.pop``, which is atomic: the first
+pop decides. An exception sent to a thread (``PyThreadState_SetAsyncExc``) arrives a little later.
+So a thread that comes second waits for the lock ``sent`` inside the job. Then a late exception
+lands in the job and not in other code.
 
-A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when its shield
+A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when the shield
 ends.
 
 A job that is still running ``PATIENCE`` seconds later is *stuck*: in a blocking system call, a C
-call or a long store step. Its verdict falls without it, and its process has to go.
+call or a long store step. The timekeeper settles the job, and the job's process is replaced.
 
-In the main thread an alarm signal does it, whose handler makes the same pop; the signal gets
-through blocking system calls too. Async jobs are cancelled, again and again until they are done.
+A job in the main thread is interrupted by an alarm signal, which also ends blocking system calls.
+The signal handler makes the same pop. Async jobs are cancelled again and again until they end.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from tidemill.worker.run import Interrupt, Run
 __all__ = ["PATIENCE", "Timeouts", "cancellation_reason", "raise_if_interrupted"]
 
 PATIENCE = 0.4
-"""Seconds an interrupted job has to end before it counts as stuck."""
+"""Seconds that an interrupted job has to end before it counts as stuck."""
 
 NUDGE = 0.15
-"""Seconds between two cancellations of an async job: its clean-up may await something, too."""
+"""Seconds between two cancellations of an async job, whose clean-up may await something, too."""
 
 ALARM_AGAIN = 0.05
-"""Seconds between two alarms: one may arrive just before a system call that blocks."""
+"""Seconds between two alarms: an alarm may arrive just before a system call that blocks."""
 
 _HERE = os.path.dirname(__file__)
 
@@ -59,17 +60,18 @@ class Timeouts:
     def __init__(self, ring: Callable[[], None] = lambda: None) -> None:
         self._ring = ring
         self.running: dict[int, Run] = {}
-        self.orders: dict[int, bool] = {}  # token → terminate, of jobs that are just starting
+        # Commands for jobs that are starting: token → True to terminate.
+        self.orders: dict[int, bool] = {}
         self._interrupted: dict[int, Run] = {}
-        self._unsent: dict[int, Run] = {}  # shielded when their verdict fell
+        self._unsent: dict[int, Run] = {}  # runs whose exception waits for their shield
         self.stop_at = 0.0  # machine time at which all runs get WorkerStopping; 0 for never
-        self.main = 0  # ident of the main thread when jobs run in it
+        self.main = 0  # ident of the main thread if jobs run there, else 0
         self._alarm: Run | None = None
 
     # -- in the thread of the job ---------------------------------------------------------------
 
     def guarded(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
-        """Call the function, which may be interrupted from here to its return and nowhere else."""
+        """Call the function. Only from here to its return can an interruption land."""
         try:
             run.sent = Lock()
             run.sent.acquire()
@@ -77,45 +79,50 @@ class Timeouts:
             value = function(*args)
         except BaseException as error:
             if run.interrupted is WorkerStopping or not _is(error, run.interrupted):
-                self._disarm(run)
+                self._disarm(run, returned=False)
             raise
-        self._disarm(run)
+        self._disarm(run, returned=True)
         return value
 
     def begin(self, run: Run) -> None:
-        """From now on the run can be reached, also by a command that came before."""
+        """Make the run interruptible, and carry out a command that came before its start."""
         self.running[run.token] = run
         if self.orders:
             terminate = self.orders.pop(run.token, None)
             if terminate is not None:
                 self._apply(run, terminate)
         if run.deadline or run.wanted:
-            self._ring()  # only now does the timekeeper find the run, and its deadline
+            self._ring()  # tell the timekeeper of the run and its deadline
 
-    def _disarm(self, run: Run) -> None:
+    def _disarm(self, run: Run, *, returned: bool) -> None:
         if self.running.pop(run.token, None) is not None:
             return
         try:
-            run.sent.acquire()  # the timekeeper was first: free once its exception is sent
+            # The timekeeper was first: wait until it has sent the exception.
+            run.sent.acquire()
             for _ in range(1000):
-                pass  # the exception lands here if it did not land in the job
+                pass  # let the exception land here if it did not land in the job
+            run.caught = returned
         except BaseException as error:
             if not _is(error, run.interrupted):
                 raise
         assert run.interrupted is not None
-        if run.interrupted is not WorkerStopping:  # else what the task did counts
+        # After WorkerStopping, the task's own outcome counts.
+        if run.interrupted is not WorkerStopping:
             raise run.interrupted
 
     def on_alarm(self, signum: int, frame: Any) -> None:
-        """The signal handler of the main thread; the same pop decides the race."""
+        """Interrupt the job in the main thread. This is a signal handler."""
         run, self._alarm = self._alarm, None
         if run is None or run.token not in self.running:
             return
         if not aim(self.main, self._ring):
-            if handle_again(signum):  # in a wait: the shield ends where handlers are put off
+            # True in a section that defers signals. Its end calls this handler again.
+            if handle_again(signum):
                 self._alarm = run
                 take_off(self.main)
-            return  # at the end of the shield this thread rings, and the timekeeper sends an alarm
+            # When the shield ends, this thread rings, and the timekeeper sends another alarm.
+            return
         take_off(self.main)
         if self.running.pop(run.token, None) is not None:
             kind = self._mark(run)
@@ -123,7 +130,7 @@ class Timeouts:
             raise kind
 
     def finished(self, run: Run) -> bool:
-        """The run is over. False when the job has its verdict already, as a stuck job."""
+        """Forget a run that has ended; False when its job was already settled as a stuck job."""
         self.running.pop(run.token, None)
         return run.interrupted is None or self._interrupted.pop(run.token, None) is not None
 
@@ -132,7 +139,8 @@ class Timeouts:
     def order(self, token: int, terminate: bool) -> None:
         """Cancel or terminate a running job, or a job that is just starting."""
         if token not in self.running:
-            self.orders[token] = terminate  # it may start between these two looks
+            # Look again below: the job may have started between the first check and this line.
+            self.orders[token] = terminate
         run = self.running.get(token)
         if run is not None:
             self.orders.pop(token, None)
@@ -177,7 +185,7 @@ class Timeouts:
         stuck = []
         for run in list(self._interrupted.values()):
             if run.interrupted is WorkerStopping:
-                continue  # it may clean up until the process is killed
+                continue  # not stuck: the job may clean up until the process is killed
             if now - run.asked >= PATIENCE:
                 if self._interrupted.pop(run.token, None) is not None:
                     stuck.append(run)
@@ -198,7 +206,8 @@ class Timeouts:
             if not late:
                 self._alarm, run.nudged = run, now
                 pthread_kill(self.main, signal.SIGALRM)
-            elif self.running.pop(run.token, None) is not None:  # no handler ever ran: stuck
+            elif self.running.pop(run.token, None) is not None:
+                # The handler of the alarm never ran: the job is stuck.
                 self._mark(run)
                 run.sent.release()
                 take_off(self.main)
@@ -213,7 +222,8 @@ class Timeouts:
                 self._mark(run)
                 self._send(run)
         elif run.token not in self.running:
-            take_off(run.ident)  # the shield belongs to the next job of that thread
+            # The run has ended, so the shield belongs to the next job of its thread.
+            take_off(run.ident)
 
     def _send(self, run: Run) -> None:
         """Send the exception to a thread, now or when its shield ends."""
@@ -233,7 +243,7 @@ class Timeouts:
         title = "Stack of the task when it was given up:\n"
         try:
             return title + self._stack_of(run)
-        except BaseException:  # loaders of source and awaitables run the app's code
+        except BaseException:  # loaders of source and awaitables may run the app's code
             return f"{title}(the app's code does not let it be shown)\n"
 
     def _stack_of(self, run: Run) -> str:
@@ -248,15 +258,17 @@ class Timeouts:
 
 
 def raise_if_interrupted(run: Run, value: Any) -> Any:
-    """The value that an async task returned, unless the task has swallowed its cancellation."""
+    """Return the value of an async task; raise if the task has swallowed its cancellation."""
     if run.interrupted not in (None, WorkerStopping):
+        run.caught = run.asyncio_task is not None and run.asyncio_task.cancelling() > 0
         raise run.interrupted()
     return value
 
 
 def cancellation_reason(run: Run, error: BaseException) -> BaseException:
-    """Why an async task ended: for a cancellation by this module, the reason of that."""
-    if not issubclass(type(error), asyncio.CancelledError):  # its __class__ may raise
+    """The error that ended an async task; for a cancellation by this module, its reason."""
+    # Not ``isinstance``: ``error.__class__`` may raise.
+    if not issubclass(type(error), asyncio.CancelledError):
         return error
     if run.interrupted is not None:
         return run.interrupted().with_traceback(error.__traceback__)
@@ -269,26 +281,26 @@ def _cancel(run: Run) -> None:
         try:
             run.loop.call_soon_threadsafe(run.asyncio_task.cancel)
         except RuntimeError:
-            pass  # the thread of the loop notices it
+            pass  # the loop is closed, which its own thread notices
 
 
 def _is(error: BaseException, kind: Interrupt | None) -> bool:
-    """As ``isinstance``, but without the error's own ``__class__``."""
+    """Do as ``isinstance``, but ignore ``error.__class__``, which may be the app's code."""
     return kind is not None and issubclass(type(error), kind)
 
 
 def _patience(run: Run) -> float:
-    """Seconds after which a run that was asked to end, and has not ended, counts as stuck."""
+    """Seconds after which a run that was asked to end and still runs counts as stuck."""
     return math.inf if run.wanted is WorkerStopping else PATIENCE
 
 
 def _inside(task: asyncio.Task[Any]) -> bool:
-    """True when the loop is executing the task itself: it blocks the loop."""
+    """True when the loop executes this task at this moment, so the task blocks the loop."""
     return bool(getattr(task.get_coro(), "cr_running", False))
 
 
 def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
-    """The frames of a suspended task, outermost first: what awaits what."""
+    """The frames of a suspended task, outermost first: each awaits the next."""
     frames: list[FrameType] = []
     awaited: Any = task.get_coro()
     while awaited is not None:

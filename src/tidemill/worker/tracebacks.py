@@ -1,7 +1,7 @@
 """Tracebacks as text, however large an exception is.
 
-Python formats an exception whole. A message of 80 MB with many line ends holds the interpreter lock
-for minutes. So messages and notes are cut before they are formatted.
+Python formats the whole message of an exception. A message of 80 MB with many line ends would hold
+the interpreter lock for minutes. So messages and notes are cut before they are formatted.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 __all__ = ["TRACEBACK_MOST", "format_traceback"]
 
 TRACEBACK_MOST = 16_000
-"""Characters that are kept of a traceback: the last."""
+"""Characters that are kept from the end of a traceback."""
 
 PART_MOST = 2_000
 """Characters that are kept of each message and each note."""
 
 NOTES_MOST = 20
 LINKS_MOST = 100
-"""Notes of an exception, and exceptions of one chain or group, that are formatted."""
+"""The most notes of an exception, and exceptions of a chain or group, that are formatted."""
 
 
 def format_traceback(error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback of an exception with all that caused it, cut to what is kept.
+    """The traceback of an exception and its causes, cut to ``TRACEBACK_MOST`` characters.
 
-    The exception's own code may raise anything here.
+    The exception's own code, which runs here, may raise any exception.
     """
     try:
         whole = TracebackException(type(error), error, trace)
@@ -39,7 +39,7 @@ def format_traceback(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _parts(whole: TracebackException) -> Iterator[TracebackException]:
-    """The exception and all it is linked with, each before those that it links to."""
+    """The exception and all exceptions linked to it, each one before its own links."""
     waiting = [whole]
     while waiting:
         part = waiting.pop(0)
@@ -49,10 +49,10 @@ def _parts(whole: TracebackException) -> Iterator[TracebackException]:
 
 
 def _shorten(part: Any, *, last: bool) -> None:
-    """Cut what an exception says; with ``last`` cut its links, too."""
-    said = getattr(part, "_str", None)
-    if isinstance(said, str):
-        part._str = said[:PART_MOST]
+    """Cut the message and notes of an exception; with ``last`` drop its links, too."""
+    text = getattr(part, "_str", None)
+    if isinstance(text, str):
+        part._str = text[:PART_MOST]
     notes = getattr(part, "__notes__", None)
     if isinstance(notes, str):
         part.__notes__ = notes[:PART_MOST]

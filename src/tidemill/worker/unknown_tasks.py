@@ -1,9 +1,9 @@
 """The tasks that the processes of a worker know, and the jobs of unknown tasks.
 
-A process answers such a job with the verdict ``UNKNOWN``. The store sets the job aside for a worker
-that knows the task; a broker that cannot do that gets the job back with a delay. The store tells
-the names of tasks that have jobs set aside; the supervisor asks for those that all its processes
-know (``Want.knows``).
+A process answers a job of an unknown task with the verdict ``UNKNOWN``. The store then sets the job
+aside: the job waits for a worker that knows the task. To a broker that cannot set jobs aside, the
+job goes back with a delay. The replies of the store name the tasks that have jobs set aside. The
+supervisor asks for the jobs of those tasks that all its processes know (``Want.knows``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tidemill.worker.safe_logging import SafeLog
 __all__ = ["UNKNOWN", "KnownTasks"]
 
 UNKNOWN = int(Outcome.UNKNOWN)
-"""Compared with every verdict."""
+"""A plain int: every verdict is compared with this value, and an int is faster than an enum."""
 
 log = SafeLog("tidemill.worker")
 
 _LOGGED_MOST = 1000
-"""Names of tasks that a worker logs at most."""
+"""The most task names that a worker logs."""
 
 _LONGEST_DELAY = 30.0
-"""Seconds until a job is tried again by a broker that cannot set it aside, at most."""
+"""The most seconds until the next try of a job that the broker cannot set aside."""
 
 
 class KnownTasks:
@@ -37,21 +37,23 @@ class KnownTasks:
     """
 
     def __init__(self, grace: float | None) -> None:
-        self.names: tuple[str, ...] = ()  # known tasks that have jobs set aside
-        self.told = -1  # highest number of a name that the store told; -1: do not ask
+        self.names: tuple[str, ...] = ()  # the tasks with jobs set aside that this worker knows
+        # The highest number of a name in the replies of the store; -1 to ask for no names.
+        self.told = -1
         self._grace = grace
         self._hellos: list[Hello] = []
         self._tasks: frozenset[str] = frozenset()
         self._imports: frozenset[str] = frozenset()
-        self._refused: set[str] = set()  # allowed by ``allow_imports``, and not found
+        # Names that ``allow_imports`` allows, but that a process could not import.
+        self._refused: set[str] = set()
         self._logged: set[str] = set()
 
     def begin(self) -> None:
-        """Ask the broker for the tasks of jobs set aside: it can set jobs aside."""
+        """Ask for tasks with jobs set aside from now on, since the broker can set jobs aside."""
         self.told = 0
 
     def load(self, hellos: list[Hello]) -> None:
-        """Adopt the tasks that all serving processes know, if other processes serve by now."""
+        """Use the tasks that all serving processes know, if the serving processes have changed."""
         if [id(hello) for hello in hellos] == [id(hello) for hello in self._hellos]:
             return
         self._hellos = hellos
@@ -61,13 +63,13 @@ class KnownTasks:
         self.forget()
 
     def forget(self) -> None:
-        """Ask for all names again: the code or the store may have changed."""
+        """Ask for all names again, since the code or the store may have changed."""
         self.names = ()
         self._refused.clear()
         self.told = min(self.told, 0)
 
     def hear(self, reply: Reply) -> bool:
-        """Note the names that a store tells. True when there are jobs for this worker."""
+        """Take in the names in a reply; return True when jobs for this worker are set aside."""
         if not reply.told:
             return False
         self.told = max(self.told, reply.told)

@@ -1,25 +1,22 @@
-"""The verdict on a run: what the end of a task, or its exception, makes of the job."""
+"""Verdicts on runs: how the result or the exception of a task settles its job."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from tidemill.client.context import JobContext
+from tidemill.client.log_attributes import job_name, logged_as
+from tidemill.core.backoff import backoff
 from tidemill.core.clock import wall_time
-from tidemill.core.codec import pack
+from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
+from tidemill.core.error_types import is_one_of
 from tidemill.core.errors import JobCancelled
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict
-from tidemill.core.retry import (
-    Fail,
-    JobTerminated,
-    JobTimeout,
-    Retry,
-    Snooze,
-    WorkerStopping,
-    backoff,
-)
+from tidemill.core.retry import Fail, JobTerminated, JobTimeout, Retry, Skip, Snooze, WorkerStopping
 from tidemill.worker.run import Run
+from tidemill.worker.run_log import END, end_values
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.tracebacks import format_traceback
 
@@ -27,13 +24,24 @@ __all__ = ["describe", "failure", "refused", "stuck", "success", "unknown"]
 
 log = SafeLog("tidemill.worker")
 
+_FAILED, _CANCELLED = END + ": %s; %s", END + ": %s"
+
+_AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.otel")
+"""Modules whose frames lie between the worker and the task."""
+
 ERROR_MOST = 2_000
 """Characters that are kept of an error."""
 
 
 def refused(lease: Lease, reason: str) -> Verdict:
     """The verdict on a job that must not run, or cannot begin."""
-    log.error("a job was refused: %s", reason)
+    try:
+        envelope = lease.open()
+    except Exception:  # the envelope cannot be decoded
+        log.error("a job was refused: %s", reason)
+    else:
+        with logged_as(JobContext(envelope, lease.attempt)):
+            log.error("%s was refused: %s", job_name(envelope), reason)
     now = wall_time()
     return Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now)
 
@@ -47,18 +55,17 @@ def unknown(lease: Lease, envelope: Envelope) -> Verdict:
 
 def success(run: Run, value: Any) -> Verdict:
     """The verdict on a job whose task returned ``value``."""
-    result, now = b"", wall_time()
-    if value is not None:
-        try:
-            result = pack(value)
-        except BaseException as error:  # encoding may run the value's own code
-            reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
-            return _failed(run.lease, run.envelope, Outcome.FAIL, reason, "", run.started)
+    now = wall_time()
+    try:
+        result = pack_result(value)
+    except BaseException as error:  # encoding may run the value's own code
+        reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
+        return _failed(run.lease, run.envelope, Outcome.FAIL, reason, "", run.started)
     return Verdict(run.token, 0, result, 0.0, "", "", run.started, now)
 
 
 def failure(run: Run, error: BaseException) -> Verdict:
-    """The verdict on a job whose task raised, whatever the exception's own code does."""
+    """The verdict on a job whose task raised an error; safe from code of the error's class."""
     try:
         return _failure(run, error)
     except BaseException as inner:
@@ -70,6 +77,9 @@ def _failure(run: Run, error: BaseException) -> Verdict:
     lease, envelope, started = run.lease, run.envelope, run.started
     if isinstance(error, Snooze):
         return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=describe(error)[0])
+    if isinstance(error, Skip):
+        run.context.log(f"skipped: {error}" if str(error) else "skipped")
+        return success(run, None)
     if isinstance(error, WorkerStopping) and run.context.stopping:
         run.context.log(f"interrupted after {wall_time() - started:.3f} s: its worker stops")
         return Verdict(lease.token, Outcome.RELEASE, started=started)
@@ -80,29 +90,71 @@ def _failure(run: Run, error: BaseException) -> Verdict:
         reason = storable(str(error)) or "it stopped when it was asked to"
         return _failed(lease, envelope, Outcome.CANCELLED, reason, "", started)
     if isinstance(error, JobTimeout):
-        return _timed_out(lease, envelope, trace, started)
-    if isinstance(error, Fail):
-        return _failed(lease, envelope, Outcome.FAIL, text, trace, started)
+        return _timed_out(lease, envelope, trace, started, error, caught=run.caught)
     if _does_not_fit(error):
         reason = f"the arguments do not fit the task: {text}"
         return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
-    delay = error.delay if isinstance(error, Retry) else None
-    return _failed(lease, envelope, Outcome.RETRY, text, trace, started, delay)
+    outcome, delay = Outcome.RETRY, None
+    if isinstance(error, Fail):
+        outcome = Outcome.FAIL
+    elif isinstance(error, Retry):
+        delay = error.delay
+    elif why := _refusal(run, error):
+        outcome = Outcome.FAIL
+        run.context.log(f"not retried: {why}")
+    expected = _is_expected(run, error)
+    return _failed(lease, envelope, outcome, text, trace, started, delay, error, expected)
+
+
+def _refusal(run: Run, error: BaseException) -> str:
+    """Why the task's own rule does not retry the error; empty if the rule retries or is broken."""
+    rule = run.task.options.retry_rule
+    try:
+        return rule.refusal(error) if rule is not None else ""
+    # The function ``when`` has raised, or a dotted name cannot be imported.
+    except BaseException as inner:
+        log.error(
+            "the retries of task %s cannot be decided, so the job is retried: %s",
+            run.envelope.task,
+            describe(inner)[0],
+        )
+        return ""
+
+
+def _is_expected(run: Run, error: BaseException) -> bool:
+    """True when the task's ``expects`` names the error."""
+    try:
+        return is_one_of(error, run.task.options.expects)
+    # The import of a dotted name runs the user's code.
+    except BaseException as inner:
+        task, text = run.envelope.task, describe(inner)[0]
+        log.error("expects= of task %s cannot be used: %s", task, text)
+        return False
 
 
 def stuck(
     lease: Lease, envelope: Envelope, trace: str, started: float, terminated: bool
 ) -> Verdict:
-    """The verdict on a job that could not be interrupted, with the stack it is stuck in."""
+    """The verdict on a job that could not be interrupted, with the stack of its thread."""
     if terminated:
         return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
     return _timed_out(lease, envelope, trace, started)
 
 
-def _timed_out(lease: Lease, envelope: Envelope, trace: str, started: float) -> Verdict:
-    """The verdict on a job that ran past its timeout."""
-    error = f"JobTimeout: not finished after its timeout of {envelope.timeout:g} s"
-    return _failed(lease, envelope, Outcome.RETRY, error, trace, started)
+def _timed_out(
+    lease: Lease,
+    envelope: Envelope,
+    trace: str,
+    started: float,
+    error: BaseException | None = None,
+    *,
+    caught: bool = False,
+) -> Verdict:
+    """The verdict on a job that ran past its timeout; the task may have caught the exception."""
+    text = f"JobTimeout: not finished after its timeout of {envelope.timeout:g} s"
+    if caught:
+        text, trace = f"{text}; the task caught the timeout and returned", ""
+    return _failed(lease, envelope, Outcome.RETRY, text, trace, started, error=error)
 
 
 def _failed(
@@ -113,38 +165,57 @@ def _failed(
     trace: str,
     started: float,
     delay: float | None = None,
+    error: BaseException | None = None,
+    expected: bool = False,
 ) -> Verdict:
+    """The verdict on a run that did not succeed, which is logged here.
+
+    ``trace`` is the traceback of ``error``. Without an error, ``trace`` is the stack of a stuck
+    thread.
+    """
     if outcome is Outcome.RETRY and delay is None:
         delay = backoff(envelope.retries, lease.attempt)
-    if outcome is Outcome.CANCELLED:
-        log.info("job %s (%s) is cancelled: %s", envelope.id, envelope.task, text)
-    else:
-        _report(lease, envelope, text, trace, delay if outcome is Outcome.RETRY else None)
-    return Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, wall_time())
+    ended = wall_time()
+    verdict = Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, ended)
+    with logged_as(JobContext(envelope, lease.attempt)):
+        if outcome is Outcome.CANCELLED:
+            how = end_values(envelope, lease.attempt, "cancelled", ended - started)
+            log.info(_CANCELLED, *how, text)
+        else:
+            _report(lease, envelope, verdict, error, expected)
+    return verdict
 
 
-def _report(lease: Lease, envelope: Envelope, text: str, trace: str, delay: float | None) -> None:
-    """Log which attempt failed, why, and what follows; the last attempt with its traceback."""
-    most = envelope.retries.max_attempts
-    again = delay is not None and (not most or lease.attempt < most)
-    log.log(
-        logging.WARNING if again else logging.ERROR,
-        "job %s (%s) attempt %d of %s: %s; %s%s",
-        envelope.id,
-        envelope.task,
-        lease.attempt,
-        most or "any number",
-        text,
-        f"again in {delay:.3g} s" if again else "not again",
-        f"\n{trace.rstrip()}" if trace and not again else "",
+def _report(
+    lease: Lease,
+    envelope: Envelope,
+    verdict: Verdict,
+    error: BaseException | None,
+    expected: bool,
+) -> None:
+    """Log which attempt failed, why, and what follows. An expected error is one line of INFO."""
+    most, trace = envelope.retries.max_attempts, verdict.traceback
+    again = verdict.outcome is Outcome.RETRY and (not most or lease.attempt < most)
+    if expected or (again and isinstance(error, Retry)):
+        trace = ""  # an expected error needs no traceback in the log
+    seconds = verdict.ended - verdict.started
+    log.failure(
+        logging.INFO if expected else logging.WARNING if again else logging.ERROR,
+        _FAILED,
+        *end_values(envelope, lease.attempt, "failed", seconds, most),
+        verdict.error,
+        f"again in {verdict.delay:.3g} s" if again else "not again",
+        exc_info=(type(error), error, _users_part(error)) if error and trace else None,
+        exc_text=trace if error else "",
+        stack=trace if trace and not error else None,
     )
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """(``Type: message``, traceback) of an exception, whatever its own code does."""
+    """The error as one line, and its traceback; safe from the code of the error's class."""
     name = name_of(error)
     try:
-        text = str.__str__(str(error))  # of a subclass of str, perhaps, with code of its own
+        text = str.__str__(str(error))  # a subclass of str may have code of its own
         message = text[:ERROR_MOST]
     except BaseException as inner:
         message = f"<its message cannot be printed: {name_of(inner)}>"
@@ -157,28 +228,39 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def name_of(error: BaseException) -> str:
-    """The name of the exception's type, which no metaclass can withhold."""
-    return str(type.__dict__["__qualname__"].__get__(type(error)))
+    """The qualified name of the exception's type, read without the code of a metaclass.
+
+    As in Python's tracebacks, types of ``builtins`` and ``__main__`` are named without their
+    module. So are tidemill's own types.
+    """
+    name, module = (
+        type.__dict__[attribute].__get__(type(error))
+        for attribute in ("__qualname__", "__module__")
+    )
+    # Code may set ``__module__`` to any object.
+    if type(module) is not str or module in ("builtins", "__main__"):
+        return str(name)
+    return str(name) if module.partition(".")[0] == "tidemill" else f"{module}.{name}"
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback from the first frame outside this package on."""
+    """The traceback from the first frame outside the worker, the middleware and the wrappers on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        ("tidemill.worker", "tidemill.client.middleware")
+        ("tidemill.worker", "tidemill.client.middleware", "tidemill.django")
     ):
         trace = trace.tb_next
     return trace or error.__traceback__
 
 
 def _does_not_fit(error: BaseException) -> bool:
-    """True for the TypeError of a call that never got into the task."""
+    """True for the TypeError of a call that never reached the task's code."""
     if not isinstance(error, TypeError):
         return False
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_globals.get("__name__", "")
-        if not name.startswith(("tidemill.worker", "tidemill.client.middleware", "contextvars")):
+        if not name.startswith((*_AROUND_THE_TASK, "contextvars")):
             return False
         trace = trace.tb_next
     return True

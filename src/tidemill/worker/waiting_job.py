@@ -14,7 +14,7 @@ class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):
     """A job whose envelope is decoded and whose task is known.
 
     Waiting jobs sort by the place of their queue, then by rank, then by sequence number. Tokens are
-    unique, so a comparison never reaches the lease.
+    unique, so a comparison never compares leases.
     """
 
     queue_place: int

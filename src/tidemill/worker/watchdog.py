@@ -1,9 +1,8 @@
 """The watchdog: a thread of the supervisor that never calls the store.
 
-The supervisor's own thread may be inside a call of the store for long: a server is locked, a disk
-stalls. Timeouts, kills and signals must not wait for that call. The watchdog looks at the processes
-when a look is due, when a signal arrives, and when the supervisor's thread asks for a look. It
-sleeps without limit while no look is due.
+A call of the store may take the supervisor's own thread a long time, for example when a disk
+stalls. Timeouts, kills and signals must not wait for this call. The watchdog looks at the processes
+when a look is due, when a signal arrives, and when the supervisor's thread asks for a look.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ AFTER_ERROR = 1.0
 
 
 class Watchdog:
-    """Calls ``look`` when it is due; ``look`` returns the machine time of the next look.
+    """Calls ``look`` when a look is due; ``look`` returns the machine time of the next look.
 
     ``signals`` is a descriptor that becomes readable with a signal.
     """
@@ -48,7 +47,7 @@ class Watchdog:
         self._thread.start()
 
     def expect(self, at: float) -> None:
-        """Have a look no later than this machine time. From any thread; cheap."""
+        """Look no later than this machine time. Cheap; any thread may call this."""
         if at < self._until:
             self._until = at
             self._ring()
@@ -66,7 +65,7 @@ class Watchdog:
         try:
             self._write.send(b"x")
         except OSError:
-            pass  # it is full, or closed: the thread is awake or gone
+            pass  # the socket is full or closed: the thread is awake or gone
 
     def _serve(self) -> None:
         while not self._over:
@@ -74,7 +73,7 @@ class Watchdog:
                 time.sleep(AHEAD)
             if self._over:
                 return
-            self._until = float("inf")  # before the look: a later ``expect`` rings
+            self._until = float("inf")  # set before the look, so that a later ``expect`` rings
             try:
                 at = self._look()
             except Exception:

@@ -22,6 +22,7 @@ from tidemill.core.job import Command, Lease
 from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP, Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.stuck_grace import StuckJobs
 from tidemill.worker.thread_states import live_threads
@@ -32,43 +33,49 @@ WITNESS_PATIENCE = 0.55
 """Seconds past a deadline after which a silent process counts as stuck."""
 
 REAP_PATIENCE = 1.0
-"""Seconds a process has to exit by itself once it has closed its socket."""
+"""Seconds that a process has to exit by itself once it has closed its socket."""
 
 KILL_PATIENCE = 5.0
-"""Seconds after which a process that outlives its SIGKILL is said to be unkillable."""
+"""Seconds after which a process that outlives its SIGKILL counts as unkillable."""
 
 _EXAMINE_EVERY = 5.0
-"""Seconds between two looks at a busy process, which somebody else may have killed."""
+"""Seconds between two checks whether somebody else has killed a busy process."""
 
 
 class WorkerProcess:
     """One worker process, and the leases it holds."""
 
     def __init__(self, first_slot: int, share: int, slots: int, *, extra: bool = False) -> None:
-        self.extra = extra  # started for suspect jobs, which run alone
+        self.extra = extra  # True for a process that runs only suspect jobs, one at a time
         self.alone = 0  # token of the latest suspect job
         self.board: Scoreboard | None = None
         self.first_slot = first_slot
-        self.share = share  # rows of the scoreboard
+        self.share = share  # the number of its rows on the scoreboard
         self.slots = slots
         self.held: dict[int, Lease] = {}
-        self.lost: set[int] = set()  # tokens of leases that other workers have by now
-        self.timed = False  # it may hold jobs that have a timeout
-        self.doomed: dict[int, float] = {}  # terminated tokens, and when they count as stuck
+        self.lost: set[int] = set()  # tokens of leases that other workers have now
+        self.timed = False  # True when the process may hold jobs with a timeout
+        # Token of a terminated job → the time after which the job counts as stuck.
+        self.doomed: dict[int, float] = {}
         self.depth = 0
         self.hello: Hello | None = None
-        self.replaces: WorkerProcess | None = None  # the process that goes once this one serves
+        # The process that leaves when this process serves.
+        self.replaces: WorkerProcess | None = None
         self.quiet = False
-        self.leaving = False  # it reported that it leaves
+        self.leaving = False  # True when the process has reported that it leaves
         self.stuck = StuckJobs()
-        self.urgent = False  # it has reported something that calls for a look
-        self.killed = False  # by us, before it went by itself: its running jobs use no attempt
+        self.urgent = False  # True when a report of the process needs a look at once
+        # True when we killed the process before it ended by itself. Then its running jobs use no
+        # attempt.
+        self.killed = False
         self.killed_at = 0.0  # machine time of its SIGKILL
         self.unkillable = False
-        self.dump_at = 0.0  # machine time at which its stacks are taken from outside
-        self.exit_patience = 0.0  # seconds to exit in, after a proper end
+        self.dump_at = 0.0  # machine time at which its stacks are read from outside
+        self.exit_patience = 0.0  # seconds that the process may take to exit after its last job
         self.closed_at = 0.0  # machine time at which its socket ended
-        self._examined = 0.0  # machine time of the last look whether somebody killed it
+        # The process is to end; the machine time since which it runs no job.
+        self.idle_at = 0.0
+        self._examined = 0.0  # machine time of the last check for a kill by somebody else
         self.born = machine_time()
         self.pid = 0
         self._popen: subprocess.Popen[bytes] | None = None
@@ -77,7 +84,7 @@ class WorkerProcess:
     # -- starting -------------------------------------------------------------------------------
 
     def spawn(self, setup: Setup) -> None:
-        """Start it as a process of its own, leading its own process group."""
+        """Start the process, as the leader of its own process group."""
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
@@ -99,14 +106,20 @@ class WorkerProcess:
         self._talk(ours, setup)
 
     def run_here(self, mill: Runtime, setup: Setup) -> None:
-        """Start it as a thread of this process: for tests, notebooks and ``memory://``."""
+        """Run as a thread of this process: for tests, notebooks and ``memory://``.
+
+        Raises:
+            TidemillError: a function that the app calls at the start has raised.
+        """
+        events = ProcessEvents(mill)
+        events.start()
         ours, theirs = socket.socketpair()
-        child = Child(mill, setup, MessageSocket(theirs, Down), local=True)
+        child = Child(mill, setup, MessageSocket(theirs, Down), events, local=True)
         self._thread = threading.Thread(target=child.serve, name="tidemill-local", daemon=True)
         self._thread.start()
         self.pid = os.getpid()
         schedules = mill.schedules.declared()
-        known = list(mill.tasks), list(mill.allow_imports)
+        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
         self.hello = Hello(mill.url, (), len(mill.tasks), "", schedules, *known)
         self._talk(ours, setup)
 
@@ -121,38 +134,38 @@ class WorkerProcess:
         self.socket.post(Down(setup=setup))
 
     def fileno(self) -> int:
-        """For select."""
+        """The descriptor of the socket, for ``select``."""
         return self.socket.fileno()
 
     # -- talking --------------------------------------------------------------------------------
 
     @property
     def serving(self) -> bool:
-        """True while it works, and nothing says that it goes."""
+        """True while the app is loaded and the process is not about to end."""
         return self.hello is not None and not self.hello.error and self.staying
 
     @property
     def staying(self) -> bool:
-        """True while nothing says that it goes."""
+        """True while the process is not about to end."""
         return not (self.quiet or self.leaving or self.stuck or self.killed or self.closed_at)
 
     @property
     def room(self) -> int:
-        """How many more leases it would like to hold."""
+        """The number of further leases that the process would like to hold."""
         return max(0, self.depth - len(self.held)) if self.open else 0
 
     @property
     def open(self) -> bool:
-        """True while it may be given any work."""
+        """True while the process may get any job."""
         return self.serving and not self.extra and not self.isolates
 
     @property
     def isolates(self) -> bool:
-        """True while it holds a job that must run alone."""
+        """True while the process holds a job that must run alone."""
         return self.alone in self.held
 
     def give(self, leases: Sequence[Lease]) -> None:
-        """Send it leases; when it dies, the pool settles the leases that it still holds."""
+        """Send leases. When the process dies, the pool settles the leases that it still holds."""
         for lease in leases:
             self.held[lease.token] = lease
             if lease.timeout:
@@ -168,24 +181,24 @@ class WorkerProcess:
         self.socket.post(Down(commands=[command]))
 
     def lose(self) -> None:
-        """Say that its leases are lost: it starts none of them, and cancels its running jobs."""
+        """Tell the process that its leases are lost: it starts no job, and cancels running jobs."""
         self.lost = set(self.held)
         self.socket.post(Down(commands=[Command("lost")]))
 
     def be_quiet(self) -> None:
-        """Ask it to start no more jobs, and to go when the running ones have ended."""
+        """Ask the process to start no more jobs, and to end after its running jobs."""
         if not self.quiet:
             self.quiet = True
             self.socket.post(Down(quiet=True))
 
     def stop_in(self, seconds: float) -> None:
-        """Tell it, and the jobs that it runs, that it will be killed after that time."""
+        """Tell the process and its running jobs that the process will be killed after this time."""
         self.socket.post(Down(stop=seconds))
 
     # -- watching -------------------------------------------------------------------------------
 
     def running(self) -> list[Running]:
-        """Return the leases of running jobs whose verdict has not come."""
+        """The scoreboard rows of running jobs whose verdict has not come."""
         return self.rows(self.held)
 
     def rows(self, tokens: Container[int]) -> list[Running]:
@@ -201,7 +214,7 @@ class WorkerProcess:
             self.board.end(row.slot)
 
     def overdue(self, now: float) -> list[Running]:
-        """Jobs so long past their deadline that the process itself should have reported them."""
+        """The rows of overdue jobs that the process itself should already have reported."""
         doomed = self.doomed
         return [
             row
@@ -213,12 +226,12 @@ class WorkerProcess:
     def is_over(self, grace: float, now: float) -> bool:
         """True when a process with a stuck job is to be killed."""
         if self.board is not None:
-            self.stuck.heard(self.board.beat_of(self.first_slot), now)
+            self.stuck.heartbeat.note(self.board.beat_of(self.first_slot), now)
         neighbours = [self.held[row.token] for row in self.running()]
         return self.stuck.is_over(neighbours, grace, now)
 
     def next_look(self, grace: float, now: float) -> float:
-        """Machine time of the next look at it: some of its changes send no signal."""
+        """Machine time of the next look at the process, since some changes send no signal."""
         if self.urgent:
             return now
         if self.killed_at:
@@ -231,13 +244,15 @@ class WorkerProcess:
             times.append(now + (0.02 if now - self.closed_at < REAP_PATIENCE else 0.25))
         if not self.socket.push():
             times.append(now + 0.005)
+        elif self.quiet or self.leaving:
+            times.append(now + 0.5)
         if self.held and self._popen is not None and not self.closed_at:
             times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
             times += self.doomed.values()
         if self.timed:
-            # The scoreboard sends no signal: look now and then while a job has a timeout.
+            # The scoreboard sends no signal. So look now and then while a job has a timeout.
             times.append(now + 0.25)
         return min(times)
 
@@ -248,25 +263,35 @@ class WorkerProcess:
         return [row.deadline + WITNESS_PATIENCE for row in self.running() if row.deadline]
 
     def stacks(self, first: Iterable[Running] = ()) -> str:
-        """The stacks of the threads that run jobs, whoever has the interpreter lock."""
+        """The stacks of the threads that run jobs, even if a task keeps the interpreter lock."""
+        return self._stacks_of(row.thread for row in (*first, *self.running()))
+
+    def main_stack(self) -> str:
+        """The stack of the main thread, which runs the functions of ``process_stop``."""
+        return self._stacks_of((self.pid,))
+
+    def _stacks_of(self, threads: Iterable[int]) -> str:
         if self._popen is None or self.exited() or self.hello is None:
             return ""
-        threads = [row.thread for row in (*first, *self.running())]
         return stacks_of_threads(self._stacks, self.pid, threads)
 
     # -- ending ---------------------------------------------------------------------------------
 
-    def kill(self) -> None:
-        """End it and everything it started; never waits."""
-        self.killed = True
+    def kill(self, *, by_us: bool = True) -> None:
+        """Kill the process and everything that it started; never waits.
+
+        With ``by_us`` its running jobs use no attempt.
+        """
+        self.killed = by_us
         self.killed_at = self.killed_at or machine_time()
         if self._popen is None:
-            self.socket.close()  # a thread cannot be killed; it notices the closed socket
+            # A worker in a thread cannot be killed, but notices the closed socket.
+            self.socket.close()
         elif not self.exited():
             self._kill_group()
 
     def exited(self, patience: float = 0.0) -> bool:
-        """True when it is dead; waits up to ``patience`` seconds for that."""
+        """True when the process is dead; waits up to ``patience`` seconds for its death."""
         if self._popen is None or self._popen.poll() is not None:
             return True
         if not patience:
@@ -278,35 +303,40 @@ class WorkerProcess:
         return True
 
     def is_half_dead(self, now: float) -> bool:
-        """True when somebody killed a busy process, and a system call keeps one of its threads.
+        """True when somebody killed a busy process and a system call keeps one thread alive.
 
-        Such a process closes no socket and sends no signal. Looks every few seconds only.
+        Such a process closes no socket and sends no signal. Checks only every few seconds.
         """
         if self._popen is None or not self.held or now < self._examined + _EXAMINE_EVERY:
             return False
         self._examined = now
         threads = live_threads(self.pid)
         if not threads or (self.pid in threads and threads != {self.pid: "D"}):
-            return False  # a living process has more threads than the main thread
+            # A half-dead process has only its main thread, in state D, or has no main thread.
+            return False
         self.exit_patience = 0.0
         return True
 
-    def abandon(self, now: float) -> bool:
-        """Reap a process that closed its socket and lives on. True once the process is dead.
+    def lingers(self, now: float) -> bool:
+        """True when the process runs no job any more and should have ended long ago.
 
-        After a proper end its ``atexit`` functions run, for as long as a shutdown may take.
+        After its last job, its functions of ``process_stop`` and ``atexit`` may run as long as a
+        shutdown may take.
         """
-        patience = max(REAP_PATIENCE, self.exit_patience) if self.leaving else REAP_PATIENCE
-        if not self.exited() and now - self.closed_at > patience:
-            self.killed_at = now
-            self._kill_group()
-        return self.exited()
+        if self.closed_at:
+            self.idle_at = self.idle_at or self.closed_at
+            proper = self.leaving
+        elif proper := self.quiet or self.leaving:
+            self.idle_at = 0.0 if self.running() else self.idle_at or now
+        patience = max(REAP_PATIENCE, self.exit_patience) if proper else REAP_PATIENCE
+        return bool(self.idle_at) and now - self.idle_at > patience
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self._popen is not None:
-            self._popen.kill()  # a task may have moved it into another group
+            # Also kill the process alone: a task may have moved it into another group.
+            self._popen.kill()
 
     def cause(self) -> str:
         """How the process ended, in words."""
@@ -319,20 +349,19 @@ class WorkerProcess:
 
     @property
     def gave_up(self) -> bool:
-        """True when the process ended itself, as one of its jobs had made it useless."""
+        """True when the process ended itself because a job had broken it."""
         return self._popen is not None and self._popen.returncode == GAVE_UP
 
     def note_unkillable(self, since: float) -> None:
-        """Show on the scoreboard that the process outlives SIGKILL: ``tidemill doctor`` tells."""
+        """Show on the scoreboard that the process outlives SIGKILL: see ``tidemill doctor``."""
         self.unkillable = True
         if self.board is not None:
             self.board.mark_unkillable(self.first_slot, since)
 
     def interrupted(self) -> list[Running]:
-        """Jobs that run no further in a process that outlives its SIGKILL.
+        """The rows of jobs whose threads have ended, in a process that outlives its SIGKILL.
 
-        The thread of an interrupted job has ended, and each other thread runs another job. A thread
-        that runs no job may be a helper of any of them, inside its last system call.
+        Empty while a living thread runs no job, since this thread may work for any of the jobs.
         """
         rows, left = self.running(), live_threads(self.pid)
         if left is None or not self.stuck.threads.union(row.thread for row in rows) >= {*left}:
@@ -345,7 +374,10 @@ class WorkerProcess:
         return "unknown" if left is None else ", ".join(sorted({*left.values()})) or "Z"
 
     def bury(self) -> None:
-        """End the runs of a dead process. Its rows stay until its verdicts are stored."""
+        """Kill the programs that a dead process has started.
+
+        The rows of the process stay until its verdicts are stored.
+        """
         if self._popen is not None:
             self._kill_group()
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Orphans: processes that this process inherits, and whether this process is one itself.
+"""Reap inherited processes (orphans), and tell whether this process is an orphan itself.
 
-Process 1 of a container inherits orphans and has to reap them. So does a subreaper. The worker's
-own children are left to the code that waits for them and reads their exit codes.
+Process 1 of a container, or a subreaper, inherits orphans and has to reap them. This module does
+not reap the worker's own children, since other code waits for them and reads their exit codes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from time import sleep
 __all__ = ["is_orphan", "reap_orphans"]
 
 _LOOKS, _PAUSE = 30, 0.01
-"""How often a process looks for its parent, and the seconds between two looks."""
+"""The number of checks for the parent, and the seconds between two checks."""
 
 
 def is_orphan(parent: int) -> bool:
-    """Whether the parent of this process, whose end of the socket pair was closed, has died.
+    """True when the parent of this process, whose end of the socket was closed, has died.
 
     The kernel closes the descriptors of a killed process a moment before its children get another
-    parent. So the answer False takes 0.3 seconds.
+    parent. So the function waits up to 0.3 seconds before it returns False.
     """
     for _ in range(_LOOKS):
         if getppid() != parent:
@@ -31,12 +31,12 @@ def is_orphan(parent: int) -> bool:
 
 
 def reap_orphans(reap_own: Callable[[int], bool]) -> None:
-    """Reap all dead children; ``reap_own`` reaps the worker's own, and returns True for them."""
-    if not hasattr(os, "waitid"):  # macOS, which has no containers either
+    """Reap all dead children. ``reap_own`` reaps a child of the worker itself and returns True."""
+    if not hasattr(os, "waitid"):  # macOS; it has no containers to reap for
         return
     try:
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if not reap_own(found.si_pid):
                 os.waitpid(found.si_pid, 0)
     except ChildProcessError:
-        pass  # there are no children at all
+        pass  # no children are left

@@ -1,1 +1,1 @@
-"""Chains, groups and flows: composing calls, planning their jobs, and handles on all of them."""
+"""Chains, groups and flows: composing calls, planning their jobs, and the handles on them."""

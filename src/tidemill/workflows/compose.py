@@ -1,23 +1,25 @@
 """Compose chains, groups and flows of calls, which are enqueued as a whole.
 
-Compositions are plain values; :mod:`.planner` turns them into jobs. They nest: a step of a chain, a
-member of a group or a node of a flow is a call or another composition.
+Compositions are plain values; :mod:`.planner` turns them into jobs. Compositions nest: the parts of
+a chain, a group or a flow are calls or other compositions.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
-from typing import Any, Generic, Self, TypeVar, overload
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from tidemill.client.call import Call
-from tidemill.client.callbacks import Hooked
+from tidemill.client.call import Call, PartialCall
+from tidemill.client.callbacks import Ended, Hooked
+from tidemill.client.runtime import DeclaredTask
 from tidemill.client.task import Configured, Task
 from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import RunOn
-from tidemill.workflows.handles import JobChain, JobGroup
+from tidemill.core.job import Ref, RunOn
+from tidemill.workflows.chain_handle import JobChain
+from tidemill.workflows.handles import JobGroup
 
 __all__ = [
     "Chain",
@@ -30,6 +32,7 @@ __all__ = [
     "as_node",
     "calls_in",
     "chain",
+    "check_with_first",
     "group",
     "is_group",
     "map_many",
@@ -39,10 +42,10 @@ H = TypeVar("H")
 R = TypeVar("R")
 
 LOOK_AHEAD = 1000
-"""Members of an iterator that are read first, to know the size of a smaller group."""
+"""The members of an iterator that are read at first. The size of a smaller group is then known."""
 
 MOST_AFTER_PARENT = 10_000
-"""Members of a group that follows other jobs: each of those jobs names all members."""
+"""The most members of a group that follows other jobs. Each of these jobs names all members."""
 
 
 class Composition(Hooked, Generic[H]):
@@ -54,7 +57,11 @@ class Composition(Hooked, Generic[H]):
         self.txn: Any = None
 
     def using(self, *, id: str | None = None, txn: Any = None) -> Self:
-        """A copy with an id, or with the caller's transaction in which it is stored."""
+        """A copy with an id, or with the caller's transaction in which it is stored.
+
+        Raises:
+            InvalidOption: the id cannot be used.
+        """
         changed = copy.copy(self)
         if id is not None:
             changed.id = check_name("id", id)
@@ -64,7 +71,7 @@ class Composition(Hooked, Generic[H]):
 
 
 class Chain(Composition[JobChain[R]], Generic[R]):
-    """Steps that run one after the other."""
+    """Steps that run one after the other: the value that :func:`chain` returns."""
 
     def __init__(self, steps: Sequence[Node]) -> None:
         super().__init__()
@@ -75,7 +82,7 @@ class Chain(Composition[JobChain[R]], Generic[R]):
 
 
 class _Members:
-    """The members of a group and of its copies. An iterator gives its members once."""
+    """The members of a group, shared with its copies. An iterator gives its members only once."""
 
     def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
@@ -84,12 +91,13 @@ class _Members:
         self._first: Any = None
 
     def queue(self) -> str:
-        """The queue of the first member, for the job of the group. Call ``count`` before."""
+        """The queue of the first member, for the job of the group. Call ``count`` first."""
         first = self._first
         if isinstance(self._given, Collection):
             first = next(iter(self._given), None)
         if isinstance(first, (Task, Configured, Call)):
-            # as_node makes a call of these, and only calls have options.
+            # ``first`` has one of three types that as_node turns into a call, and a call has
+            # options.
             return as_node(first).options.queue  # type: ignore[union-attr]
         return "default"
 
@@ -134,7 +142,7 @@ class _Members:
 
 
 class Group(Composition[JobGroup[R]], Generic[R]):
-    """Members that run side by side."""
+    """Members that run side by side: the value that :func:`group` or :func:`map_many` returns."""
 
     def __init__(self, members: Iterable[Any]) -> None:
         super().__init__()
@@ -166,15 +174,34 @@ class Flow(Composition[JobGroup[Any]]):
         super().__init__()
         self.nodes: list[FlowNode] = []
 
+    @overload
     def add(
-        self, call: Step, /, *, after: Iterable[FlowNode] = (), waits: str = "success"
-    ) -> FlowNode:
+        self,
+        call: Call[R] | Task[..., R] | Configured[..., R, Any],
+        /,
+        *,
+        after: Iterable[Any] = (),
+        waits: Literal["success", "any"] = "success",
+    ) -> R: ...
+    @overload
+    def add(
+        self,
+        call: Step,
+        /,
+        *,
+        after: Iterable[Any] = (),
+        waits: Literal["success", "any"] = "success",
+    ) -> Any: ...
+    def add(self, call: Step, /, *, after: Iterable[FlowNode] = (), waits: str = "success") -> Any:
         """Add a call, which runs after the nodes among its arguments and the nodes of ``after``.
 
-        With ``waits="any"`` the call also runs after failures; a missing result is then None.
+        Returns a :class:`FlowNode`. As an argument of a later call, the node stands for the result
+        of this call. So type checkers see the node as a value of the result's type.
+
+        With ``waits="any"`` the call also runs after failures. A missing result is then None.
 
         Raises:
-            InvalidOption: a node belongs to another flow.
+            InvalidOption: a node belongs to another flow, or ``waits`` has another value.
         """
         if waits not in (RunOn.SUCCESS, RunOn.ANY):
             raise InvalidOption(f"waits must be success or any, not {waits!r}")
@@ -192,7 +219,7 @@ class Flow(Composition[JobGroup[Any]]):
 
 
 Node = Call[Any] | Chain[Any] | Group[Any] | Flow
-Step = Node | Task[..., Any] | Configured[..., Any, Any]
+Step = Node | PartialCall[Any] | Task[..., Any] | Configured[..., Any, Any]
 
 
 def chain(*steps: Step) -> Chain[Any]:
@@ -214,7 +241,11 @@ def group(calls: Iterable[Call[R]]) -> Group[R]: ...
 @overload
 def group(calls: Iterable[Step]) -> Group[Any]: ...
 def group(calls: Iterable[Any]) -> Group[Any]:
-    """Run calls side by side. The calls may be any iterable; long ones are stored in pieces."""
+    """Run calls side by side. The calls may be any iterable; a long group is stored in pieces.
+
+    Raises:
+        InvalidOption: a single call is given instead of a list of calls.
+    """
     if isinstance(calls, (Call, Composition, Task, Configured)):
         raise InvalidOption(f"group takes a list of calls, not {calls!r}")
     if isinstance(calls, (list, tuple)):
@@ -223,7 +254,7 @@ def group(calls: Iterable[Any]) -> Group[Any]:
 
 
 def map_many(task: Task[..., R] | Configured[..., R, Any], arguments: Iterable[Any]) -> Group[R]:
-    """A group with one call of a task for each item. A tuple is several arguments."""
+    """A group with one call of a task for each item. A tuple gives several arguments."""
     sized = isinstance(arguments, Sized)
     return Group(_Mapped(task, arguments) if sized else _map(task, arguments))
 
@@ -268,6 +299,33 @@ def as_node(step: Any) -> Node:
     return step
 
 
+def check_with_first(
+    task: DeclaredTask, call: Call[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check the arguments of a step or a hook, which gets its first argument when it runs.
+
+    Raises:
+        TypeError: the task does not take these arguments.
+    """
+    try:
+        task.arguments.check(args, kwargs)
+    except TypeError as error:
+        if call.missing is not None:
+            raise
+        first = args[0]
+        hook = isinstance(first, Ended) or (isinstance(first, Ref) and first.ended)
+        name = task.function.__name__
+        raise TypeError(
+            f"{error}; "
+            + (
+                "a hook gets an Ended as its first argument: add a parameter for it"
+                if hook
+                else "a chain passes the previous result as the first argument: add a parameter "
+                f"for it, or use a flow, flow.add({name}.call(…), after=[node])"
+            )
+        ) from None
+
+
 def is_group(node: Node) -> bool:
     """True for a node whose result is a list of results."""
     if isinstance(node, Chain):
@@ -276,7 +334,7 @@ def is_group(node: Node) -> bool:
 
 
 def calls_in(node: Node) -> Iterator[Call[Any]]:
-    """All calls of a node without hooks. The members of a group then stay in memory."""
+    """All calls of a node except hooks. Keeps the members of a group in memory."""
     if isinstance(node, Call):
         yield node
     elif isinstance(node, Flow):

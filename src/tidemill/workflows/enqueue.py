@@ -1,4 +1,4 @@
-"""Enqueue calls and compositions: turn them into jobs, and put the jobs in as few steps as fit."""
+"""Enqueue calls and compositions: turn them into jobs, and put the jobs in few calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
@@ -15,8 +14,10 @@ from tidemill.client.task import Task
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Envelope
-from tidemill.workflows.compose import Chain, Composition, Node
-from tidemill.workflows.handles import JobChain, JobGroup
+from tidemill.workflows.chain_handle import JobChain
+from tidemill.workflows.compose import Chain, Composition, Flow, Node
+from tidemill.workflows.group_members import pages_of_parts
+from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import Piece, Plan, step_id
 
 __all__ = [
@@ -29,10 +30,10 @@ __all__ = [
 ]
 
 JOBS_PER_PUT = 2000
-"""A plan with more jobs than this is put in several steps."""
+"""A plan with more jobs than this takes several puts."""
 
 MOST_SECONDS_BETWEEN_PUTS = 60.0
-"""A slow source of members gets a put after this time, however few jobs have come."""
+"""When an iterator gives members slowly, jobs are put after this time, even if they are few."""
 
 
 def call_or_composition(
@@ -41,7 +42,7 @@ def call_or_composition(
     """Turn the arguments of ``enqueue`` into a call or a composition.
 
     Raises:
-        InvalidOption: the arguments are neither.
+        InvalidOption: the arguments give neither a call nor a composition.
     """
     if isinstance(call, str):
         return mill.call(call, *args, **kwargs)
@@ -55,7 +56,7 @@ def call_or_composition(
 
 
 def is_composed(node: Any) -> bool:
-    """True for a composition, and for a call with hooks: both become more than one job."""
+    """True for a composition and for a call with hooks, which become several jobs."""
     return isinstance(node, Composition) or bool(node.hooks)
 
 
@@ -81,7 +82,7 @@ def enqueue_many(mill: Runtime, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
 
 
 def _with_hooks(mill: Runtime, call: Call[Any]) -> list[Envelope]:
-    """The jobs of a call and its hooks; the call's own job is the last."""
+    """The jobs of the hooks of a call, and then the job of the call itself."""
     mill.features.need(Feature.FLOWS, "a hook")
     return Plan(mill, call, id_of(call)).jobs()
 
@@ -92,7 +93,7 @@ def enqueue_composed(mill: Runtime, node: Node) -> Any:
     job_id, txn = id_of(node), txn_of(node)
     handle = _handle_of(mill, node, job_id)
     plan = Plan(mill, node, job_id)
-    if mill.in_batch() or txn is not None:
+    if txn is not None or mill.batch_for() is not None:
         mill.put(plan.jobs(), txn)
     else:
         _put_in_pieces(mill, plan)
@@ -119,18 +120,19 @@ def _handle_of(mill: Runtime, node: Node, job_id: str) -> Any:
             for index, step in enumerate(node.steps)
         ]
         return JobChain(mill, job_id, steps)
-    return JobGroup(mill, job_id)
+    size = len(node.nodes) if isinstance(node, Flow) else node.members.count()
+    return JobGroup(mill, job_id, size=size)
 
 
 # -- groups in pieces ----------------------------------------------------------------------------
 
 
 def _put_in_pieces(mill: Runtime, plan: Plan) -> None:
-    """Put a plan, a group of more than ``JOBS_PER_PUT`` jobs in several puts.
+    """Put a plan. A group of more than ``JOBS_PER_PUT`` jobs takes several puts.
 
-    The group is held until its last piece is stored. A producer that raises cancels the members
-    that it has put. A producer that dies between two pieces leaves a group that does not end until
-    somebody cancels the group.
+    The group is held until its last piece is stored: a held group does not end. A producer that
+    raises cancels the members that it has put. A producer that dies between two pieces leaves a
+    held group, which somebody must cancel.
     """
     pieces = _Pieces(mill)
     try:
@@ -149,7 +151,7 @@ class _Pieces:
     """Pieces of a plan that wait for the next put.
 
     Attributes:
-        held: ids of the groups that are stored, and held because members are still to come.
+        held: ids of stored groups that are held, because not all members are stored.
     """
 
     def __init__(self, mill: Runtime) -> None:
@@ -166,14 +168,14 @@ class _Pieces:
         self._closed.update(piece.closes)
 
     def is_due(self) -> bool:
-        """True when enough jobs wait, or the first of them has waited long enough."""
+        """True when many jobs wait for a put, or when a job waits and the last put was long ago."""
         waited = time.monotonic() - self._last_put
         return len(self._jobs) >= JOBS_PER_PUT or (
             bool(self._jobs) and waited >= MOST_SECONDS_BETWEEN_PUTS
         )
 
     def put(self) -> None:
-        """Store the waiting jobs, hold the groups that get more, let go of the complete groups."""
+        """Store the waiting jobs. Hold groups that are incomplete, and release complete groups."""
         if not self._jobs and not self._closed:
             return
         self._last_put = time.monotonic()
@@ -188,11 +190,6 @@ class _Pieces:
 
 def cancel_incomplete(mill: Runtime, group_id: str) -> None:
     """Cancel the stored members of a group that gets no more members, and then the group."""
-    cursor = ""
-    while True:
-        page = mill.broker.find(Filter(id_prefix=f"{group_id}."), 1000, cursor)
-        mill.broker.cancel([r.envelope.id for r in page.records if not r.state.finished])
-        cursor = page.cursor
-        if not cursor:
-            break
+    for records in pages_of_parts(mill, group_id):
+        mill.broker.cancel([r.envelope.id for r in records if not r.state.finished])
     mill.broker.cancel([group_id])

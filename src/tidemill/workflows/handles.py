@@ -1,4 +1,4 @@
-"""Handles on chains and groups, and ``as_completed`` over several handles."""
+"""The handle on a group, and ``as_completed`` over several handles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
 from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
+from tidemill.client.notebook import GroupInNotebook
 from tidemill.client.progress_bar import Bar, open_bar
 from tidemill.client.results import PAGE, member_id, member_ids, members_of, size_of
 from tidemill.client.runtime import Runtime
-from tidemill.core.config import Seconds, check_seconds
+from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
-from tidemill.workflows.group_members import cancel_all, delete_all, lacks_members
+from tidemill.workflows.group_members import alter_all, cancel_all, delete_all, lacks_members
 
-__all__ = ["JobChain", "JobGroup", "as_completed"]
+__all__ = ["JobGroup", "as_completed"]
 
 H = TypeVar("H")
 R = TypeVar("R")
@@ -27,91 +28,25 @@ REDRAW = 0.2
 """Seconds between two updates of a visible progress bar."""
 
 
-class JobChain(Job[R]):
-    """A chain, which has the id and the result of its last step.
-
-    Attributes:
-        steps: the handles of the steps, in order. The handle of a group is a ``JobGroup``.
-    """
-
-    __slots__ = ("steps",)
-
-    def __init__(
-        self, mill: Runtime, job_id: str, steps: Sequence[Job[Any] | JobGroup[Any]]
-    ) -> None:
-        super().__init__(mill, job_id)
-        self.steps = tuple(steps)
-
-    @classmethod
-    def done(cls, mill: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
-        """The handle of a chain that has run in the caller (``sync=True``)."""
-        chain = cls(mill, job_id, steps)
-        if isinstance(steps[-1], Job):
-            chain.remember(steps[-1].record)
-        return chain
-
-    def _wait(self, timeout: Seconds | None) -> State:
-        return State.SUCCEEDED if self._mill.sync else super()._wait(timeout)
-
-    def _outcome(self) -> R:
-        """The result of the last step, or the error of the step that stopped the chain."""
-        if self._mill.sync:
-            # R is the result of the last step; the type of the list does not tell.
-            return self.steps[-1].result()  # type: ignore[return-value]
-        if self.record.state is not State.SUCCEEDED:
-            for step in self.steps[:-1]:
-                if step.state is not State.SUCCEEDED and step.state.finished:
-                    step.result()
-        return super()._outcome()
-
-    def cancel(self, terminate: bool = False) -> bool:
-        """Cancel all unfinished steps; False when all had finished."""
-        if self._mill.sync:
-            return False
-        done = [step.cancel(terminate) for step in self.steps[:-1]]
-        return any([*done, bool(cancel_all(self._mill, self.id, terminate))])
-
-    def delete(self) -> bool:
-        """Delete all steps and hooks."""
-        try:
-            found = delete_all(self._mill, self.id)
-            for step in self.steps[:-1]:
-                step.delete()
-            return found
-        finally:
-            self._forget()
-
-    def retry(self, force: bool = False) -> bool:
-        """Run the step again that stopped the chain, and then the steps after it.
-
-        Raises:
-            InvalidOption: ``force`` is given; steps that succeeded never run again.
-        """
-        if force:
-            raise InvalidOption("no step of a chain that succeeded runs again; leave force out")
-        try:
-            for step in self.steps[:-1]:
-                if step.state is not State.SUCCEEDED:
-                    return bool(step.retry())
-            return super().retry()
-        finally:
-            self._forget()
-
-
-class JobGroup(Generic[R]):
+class JobGroup(GroupInNotebook, Generic[R]):
     """A group, or a flow, by its id. ``await group`` waits for its results.
 
     Attributes:
         id: the group's id. The ids of the members begin with it.
     """
 
-    __slots__ = ("_done", "_mill", "_whole", "id")
+    __slots__ = ("_done", "_mill", "_size", "_whole", "id")
 
     def __init__(
-        self, mill: Runtime, group_id: str, done: Sequence[Job[Any] | JobGroup[Any]] | None = None
+        self,
+        mill: Runtime,
+        group_id: str,
+        done: Sequence[Job[Any] | JobGroup[Any]] | None = None,
+        size: int | None = None,
     ) -> None:
         self._mill = mill
         self._whole: Job[Any] = Job(mill, group_id)
+        self._size = size  # the number of members; None when the caller does not know it
         self._done = done  # the handles of members that have run in the caller
         self.id = group_id
 
@@ -121,8 +56,7 @@ class JobGroup(Generic[R]):
         """Read the record of the job that stands for the group.
 
         Raises:
-            JobNotFound: there is no such group.
-            JobPruned: the group finished and is no longer kept.
+            JobNotFound, JobPruned: there is no such group, or it is no longer kept.
         """
         record = self._whole.refresh()
         if record.envelope.task != GROUP:
@@ -136,21 +70,26 @@ class JobGroup(Generic[R]):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The numbers of ended members and of all members."""
+        """The numbers of ended members and of all members.
+
+        Raises:
+            TidemillError: the members are still being put, so their number is not known.
+        """
         if self._done is not None:
             return len(self._done), len(self._done)
         record = self.refresh()
-        count = size_of(self._mill.broker, record)
+        count = size_of(self._mill.job_store, record)
         if count is None:
             raise TidemillError(f"members of group {self.id} are still being put")
         return max(0, count - record.pending), count
 
     def __len__(self) -> int:
         """The number of members."""
-        return self.progress[1]
+        return self.progress[1] if self._size is None else self._size
 
     def __bool__(self) -> bool:
-        return True  # also for an empty group, and without a read
+        # Without this method, bool() would read the store, and be False for an empty group.
+        return True
 
     def count(self, *, failures: bool = False) -> int:
         """The number of ended members; with ``failures`` the number of failed members."""
@@ -172,14 +111,14 @@ class JobGroup(Generic[R]):
     def __getitem__(self, index: int) -> Job[R]:
         """The handle of a member, by its index."""
         if self._done is not None:
-            # The list has the type of all kinds of members.
+            # The list may hold jobs and groups of any type, which the annotation hides.
             return self._done[index]  # type: ignore[return-value]
         if index < 0:
             index += len(self)
         return Job(self._mill, member_id(self.id, index))
 
     def _records(self) -> Iterator[tuple[str, Record | None]]:
-        return members_of(self._mill.broker, self.id, len(self))
+        return members_of(self._mill.job_store, self.id, len(self))
 
     def _member(self, job_id: str, record: Record | None) -> Job[Any] | JobGroup[Any]:
         if record is not None and record.envelope.task == GROUP:
@@ -192,9 +131,10 @@ class JobGroup(Generic[R]):
     # -- waiting --------------------------------------------------------------------------------
 
     def wait(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
-        """Wait until all members have ended, well or not, and return the group's state.
+        """Wait until all members have ended, with or without success, and return the group's state.
 
-        ``progress`` shows a progress bar in a terminal or a notebook.
+        ``progress`` shows a progress bar in a terminal or a notebook. As in ``Job.wait``, a group
+        that the store no longer keeps counts as succeeded.
 
         Raises:
             ResultTimeout: some members have not ended after ``timeout`` seconds.
@@ -218,19 +158,17 @@ class JobGroup(Generic[R]):
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         until = time.monotonic() + seconds
         with open_bar(None, show=True) as bar:
-            while bar.shown:
-                left = until - time.monotonic()
+            ended = False
+            while bar.shown and not ended and (left := until - time.monotonic()) > 0:
                 with contextlib.suppress(ResultTimeout):
-                    self._whole.wait(max(0.0, min(REDRAW, left)))
+                    ended = self._whole.wait(min(REDRAW, left)).finished
                 self._redraw(bar)
-                if left <= 0 or self._whole.state.finished:
-                    break
         return self._whole.wait(max(0.0, until - time.monotonic()))
 
     def _redraw(self, bar: Bar) -> None:
         with contextlib.suppress(TidemillError):
             record = self.refresh()
-            count = size_of(self._mill.broker, record)
+            count = size_of(self._mill.job_store, record)
             bar.move(max(0, (count or 0) - record.pending), record.failures, count)
 
     def results(
@@ -246,14 +184,15 @@ class JobGroup(Generic[R]):
 
         Raises:
             ResultTimeout: some members have not ended after ``timeout`` seconds.
-            JobFailed, JobCancelled, JobExpired: the end of the first member without success.
+            JobFailed, JobCancelled, JobExpired: a member ended without success. The first of these
+                members decides which error.
             JobPruned: a member is no longer kept.
         """
         self.wait(timeout, progress=progress)
         return self._results(return_exceptions)
 
     def result(self, timeout: Seconds | None = None) -> list[R]:
-        """As ``results``: groups and single jobs have the same method."""
+        """The same as ``results``, so that code can handle groups and single jobs alike."""
         return self.results(timeout)
 
     def _results(self, return_exceptions: bool) -> list[Any]:
@@ -293,7 +232,7 @@ class JobGroup(Generic[R]):
         def members() -> Iterator[Waited[Job[R]]]:
             for ids in member_ids(self.id, count):
                 for job_id in ids:
-                    # The method makes handles of any R.
+                    # ``_member`` makes handles for each type of result.
                     yield job_id, self._member  # type: ignore[misc]
 
         return Completed(self._mill, members, count, timeout, progress)
@@ -307,14 +246,14 @@ class JobGroup(Generic[R]):
         """Cancel all unfinished members and return their number.
 
         Running members see ``current_job().cancelled``; ``terminate`` stops them. The group ends
-        with its last member, and then its hooks run. A group without its last members ends at once:
-        its producer died, or still puts them.
+        with its last member, and then its hooks run. If the producer has not stored all members,
+        because it died or still puts them, the group ends at once.
         """
         if self._done is not None:
             return 0
         found = cancel_all(self._mill, self.id, terminate)
         if lacks_members(self._mill, self.refresh()):
-            self._mill.broker.cancel([self.id])
+            self._mill.job_store.cancel([self.id])
         return found
 
     def retry(self) -> int:
@@ -322,8 +261,13 @@ class JobGroup(Generic[R]):
         members = self.failures
         ids = [member.id for member in members if isinstance(member, Job)]
         pages = [ids[at : at + PAGE] for at in range(0, len(ids), PAGE)]
-        kicked = sum(sum(self._mill.broker.kick(page)) for page in pages)
+        kicked = sum(sum(self._mill.job_store.kick(page)) for page in pages)
         return kicked + sum(1 for one in members if isinstance(one, JobGroup) and one.retry())
+
+    def alter(self, *, priority: float | None = None, queue: str | None = None) -> int:
+        """Give the members that wait another priority or queue, and return their number."""
+        rank, queue = check_alter(priority, queue)
+        return 0 if self._done is not None else alter_all(self._mill, self.id, rank, queue)
 
     def delete(self) -> bool:
         """Delete the group, its members and its hooks in any state; False if there are none."""
@@ -338,12 +282,11 @@ class JobGroup(Generic[R]):
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         until = time.monotonic() + seconds
         with open_bar(None, show=progress) as bar:
-            while bar.shown and (left := until - time.monotonic()) > 0:
+            ended = False
+            while bar.shown and not ended and (left := until - time.monotonic()) > 0:
                 with contextlib.suppress(ResultTimeout):
-                    await self._whole.await_state(min(REDRAW, left))
+                    ended = (await self._whole.await_state(min(REDRAW, left))).finished
                 await self._mill.threaded(self._redraw, bar)
-                if (await self._whole.astate()).finished:
-                    break
         return await self._whole.await_state(max(0.0, until - time.monotonic()))
 
     async def aresults(
@@ -381,6 +324,10 @@ class JobGroup(Generic[R]):
         """As ``retry``."""
         return await self._mill.threaded(self.retry)
 
+    async def aalter(self, *, priority: float | None = None, queue: str | None = None) -> int:
+        """As ``alter``."""
+        return await self._mill.threaded(lambda: self.alter(priority=priority, queue=queue))
+
     async def adelete(self) -> bool:
         """As ``delete``."""
         return await self._mill.threaded(self.delete)
@@ -388,7 +335,7 @@ class JobGroup(Generic[R]):
     if not TYPE_CHECKING:  # type checkers would then accept any name
 
         def __getattr__(self, name: str) -> Any:
-            raise no_such_attribute(self, name)
+            raise no_such_attribute(self, name, "group")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobGroup) and other.id == self.id
@@ -413,7 +360,8 @@ def as_completed(
 ) -> Completed[Any]:
     """Iterate over handles as their jobs end, with ``for`` or ``async for``.
 
-    ``jobs`` is a group, whose members are meant, or any handles of jobs, chains and groups.
+    ``jobs`` is a group, or an iterable of handles of jobs, chains and groups. A single group stands
+    for its members.
     ``progress`` shows a progress bar in a terminal or a notebook.
 
     Raises:
@@ -437,7 +385,7 @@ def as_completed(
 
 
 def _as_read(handle: Any, _: str, record: Record | None) -> Any:
-    """The handle, which then uses the record that was read."""
+    """Let the handle use the record that was read, and return the handle."""
     if record is not None and isinstance(handle, Job):
         handle.remember(record)
     return handle

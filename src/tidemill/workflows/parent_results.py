@@ -2,7 +2,7 @@
 
 The body of a job holds a reference (``Ref``) in the place of each result. The ends of single
 parents come with the job's lease. The results of a group are read from the store, in pages, just
-before the job runs. The store prunes no parent before that.
+before the job runs. Until then, the store prunes no parent.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ParentResults:
         ends = [self._ends.get(job_id, Input(job_id)) for job_id in ref.ids]
         last = ends[-1]
         failed = None
-        # When the last step succeeded, an earlier step may have failed and been retried by hand.
+        # If the last step succeeded, no step counts as failed: a failed step was retried since.
         if last.state != State.SUCCEEDED:
-            # A step without a state was pruned: it had succeeded, and nobody needed it any more.
+            # The store no longer keeps a step without a state. A deleted step had succeeded.
             known = (end for end in ends if end.state not in ("", State.SUCCEEDED))
             failed = next(known, last)
         shown = failed or last

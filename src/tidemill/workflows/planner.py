@@ -1,16 +1,17 @@
-"""The workflow planner: turn a composition into jobs that name the jobs after them.
+"""The workflow planner: turn a composition into jobs that name their successors.
 
-A job names its successors as ``next``, and a successor must be in the store first. So a plan goes
-from the end of a composition to its start. The ids of the parts follow from the id of the whole:
+A job lists its successors in ``next``, and a successor must be in the store before the job. So a
+plan goes from the end of a composition to its start. The ids of the parts follow from the id of the
+whole:
 
 - ``<id>.0000`` is the first step of a chain. The last step has the id of the chain.
 - ``<id>.0000000`` is the first member of a group, or the first node of a flow. The job that stands
   for the group has the id of the group.
 - ``<id>.on_failure`` is a hook.
 
-The members of a group at the start of a composition are put in pieces, and the group is held until
-the last piece. Members name only the group as ``next``. So a member may run and fail before the
-next piece is stored.
+The members of a group at the start of a composition are put in pieces. The store holds the group
+until the last piece is stored. The members have only the group in their ``next``. So a member may
+run and fail before the next piece is stored.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tidemill.workflows.compose import (
     Group,
     Node,
     as_node,
+    check_with_first,
     is_group,
 )
 
@@ -176,7 +178,7 @@ class Plan:
             args.insert(0, before.first)
             task = self._mill.tasks.get(call.task)
             if task is not None:
-                task.arguments.check(args, kwargs)
+                check_with_first(task, call, args, kwargs)
             call = Call(call.task, tuple(args), kwargs, call.options)
         else:
             call = Call(call.task, tuple(args), kwargs, call.options, call.missing)
@@ -226,12 +228,12 @@ class Plan:
 
 
 def _after(node: Node, job_id: str) -> _Before:
-    """The parent of a chain's step: the last job, or the group, of the step before it."""
+    """The parent of a chain's step: the last job of the previous step, or its group."""
     return _Before(RunOn.SUCCESS, (job_id,), Ref((job_id,), is_group(node)))
 
 
 def _entries(node: Node, job_id: str) -> Iterator[str]:
-    """Ids of the first jobs of a node: these wait for the parents of the node."""
+    """Ids of the first jobs of a node, which wait for the parents of the node."""
     if isinstance(node, Call):
         yield job_id
     elif isinstance(node, Chain):
@@ -249,7 +251,7 @@ def _entries(node: Node, job_id: str) -> Iterator[str]:
 
 
 def _trace(node: Node, job_id: str) -> Iterator[str]:
-    """Ids of the jobs that decide how a node ends: the first failure among them is the reason."""
+    """Ids of the jobs that decide how a node ends. The first failed job is the reason."""
     if isinstance(node, Chain):
         for index, step in enumerate(node.steps):
             yield from _trace(step, step_id(job_id, index, len(node.steps)))
@@ -258,7 +260,7 @@ def _trace(node: Node, job_id: str) -> Iterator[str]:
 
 
 def _check_part(node: Node) -> None:
-    """Refuse options of a part that only the whole composition may have."""
+    """Refuse options in a part of a composition that only the whole composition may have."""
     named, txn = (
         (node.id, node.txn)
         if isinstance(node, Composition)

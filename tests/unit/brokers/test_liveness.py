@@ -1,4 +1,4 @@
-"""FIFOs that say who lives, where temporary files lie: those that look old are cleared away."""
+"""FIFOs by which owners show that they live: old FIFOs of other owners are removed."""
 
 from __future__ import annotations
 

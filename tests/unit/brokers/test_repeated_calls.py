@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.brokers.contract.exchange import Reply, Step, Want
+from tidemill.brokers.contract.exchange import Reply, Step, Want, lost
+from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, added
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Lease, Note, Outcome, Verdict
@@ -21,6 +22,8 @@ class Far:
         self.leased = 0
         self.carried = {(7, "a"), (8, "b")}
         self.faults: list[str] = []
+        self.history: HistoryRow | None = None
+        self.gives_up = False
 
     def send(self, step: Step, serial: int) -> Reply:
         fault = self.faults.pop(0) if self.faults else ""
@@ -34,10 +37,17 @@ class Far:
         if fault == "reply":
             raise BrokerUnavailable("away")
         return Reply(
-            list(self.reply.settled), leases=list(self.reply.leases), taken=list(self.reply.taken)
+            list(self.reply.settled),
+            commands=list(self.reply.commands),
+            leases=list(self.reply.leases),
+            taken=list(self.reply.taken),
         )
 
     def _do(self, step: Step) -> Reply:
+        if self.gives_up:
+            return lost(step)
+        for row in step.history:
+            self.history = added(self.history, row)
         settled = [v.token not in self.settled for v in step.verdicts]
         self.settled += [v.token for v in step.verdicts]
         self.noted += [note.line for note in step.notes]
@@ -103,6 +113,43 @@ def test_replies_lost_one_after_the_other_lose_nothing() -> None:
     assert reply.settled == [True, True, True, True]
     assert far.settled == [1, 2, 3, 4]
     assert [lease.token for lease in reply.leases] == [1, 2, 3]
+
+
+def counts(*counts: int) -> Step:
+    return Step("w", history=[HistoryRow("task", "a", MINUTE, 60, counts, b"s")])
+
+
+@pytest.mark.parametrize("faults", [["reply"], ["request"], ["reply", "", "reply"]])
+def test_history_whose_reply_was_lost_is_added_once(faults: list[str]) -> None:
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    talk.exchange(counts(1))
+    far.faults = list(faults)
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(counts(10, 3))
+    # when: a step without history comes between, and then the owner adds the same, and more
+    talk.exchange(step()) if len(faults) == 1 else None
+    if len(faults) > 1:
+        with pytest.raises(BrokerUnavailable):
+            talk.exchange(counts(10 + 100, 3))
+    talk.exchange(counts(10 + 100 + 1000, 3, 5))
+    # then
+    assert far.history == HistoryRow("task", "a", MINUTE, 60, (1111, 3, 5), b"s")
+    talk.exchange(counts(1))
+    assert far.history is not None
+    assert far.history.counts == (1112, 3, 5)
+
+
+def test_history_of_an_owner_that_was_given_up_is_added_again() -> None:
+    far = Far()
+    talk = RepeatedCalls(far.send)
+    far.faults, far.gives_up = ["request"], True
+    with pytest.raises(BrokerUnavailable):
+        talk.exchange(counts(10))
+    talk.exchange(step())
+    far.gives_up = False
+    talk.exchange(counts(11))
+    assert far.history == HistoryRow("task", "a", MINUTE, 60, (11,), b"s")
 
 
 def test_a_step_that_was_refused_is_not_sent_again() -> None:

@@ -1,4 +1,4 @@
-"""Enqueueing: one by one, many, in a batch, from asyncio; and handles on what came of it."""
+"""Enqueueing: one by one, many, in a batch, from asyncio; and the handles of the jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from harness import eventually
 
 from tidemill import (
     DuplicateJob,
@@ -163,7 +164,9 @@ def test_a_handle_from_a_batch_follows_its_key(mill: Tidemill, double: Task[[int
     assert (job, job.placed) == (kept, "kept")
 
 
-def test_what_outlives_its_batch_is_not_lost(mill: Tidemill, double: Task[[int], int]) -> None:
+def test_a_put_that_outlives_its_batch_is_not_lost(
+    mill: Tidemill, double: Task[[int], int]
+) -> None:
     async def main() -> Job[int]:
         go = asyncio.Event()
 
@@ -198,6 +201,7 @@ def test_async_twins(mill: Tidemill, double: Task[[int], int]) -> None:
         job = jobs[0]
         assert await job.astate() is State.READY
         assert (await job.arefresh()).attempt == 0
+        assert (await job.aprogress(), await job.aerror()) == (None, "")
         with pytest.raises(ResultTimeout):
             await job.aresult(timeout=0.01)
         assert await job.acancel()
@@ -224,13 +228,13 @@ def test_a_look_that_was_under_way_does_not_undo_a_retry(
     def slow_get(job_id: str) -> Record | None:
         record = get(job_id)
         has_read.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return record
 
     monkeypatch.setattr(mill.broker, "get", slow_get)
     looker = threading.Thread(target=job.refresh)
     looker.start()
-    assert has_read.wait(10)
+    assert has_read.wait(60)
     # when the job is made ready meanwhile
     assert job.retry()
     goes_on.set()
@@ -245,6 +249,7 @@ def test_a_wait_that_is_given_up_does_not_keep_its_thread(
     monkeypatch.setattr("tidemill.client.job_handle.FIRST_POLL", 0.05)
     monkeypatch.setattr("tidemill.client.job_handle.LONGEST_POLL", 0.05)
     job = double.enqueue(1)
+    before = {*threading.enumerate()}  # a thread of an earlier test may be about to end
 
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
@@ -253,8 +258,17 @@ def test_a_wait_that_is_given_up_does_not_keep_its_thread(
             await job.aresult(0.2)
 
     asyncio.run(main())
-    mill.close()  # waits for the threads, which all end
-    assert not [t for t in threading.enumerate() if t.name.startswith("tidemill")]
+    mill.close()
+    eventually(
+        lambda: (
+            not [
+                thread
+                for thread in {*threading.enumerate()} - before
+                if thread.name.startswith("tidemill")
+            ]
+        ),
+        "the threads end",
+    )
 
 
 # -- waiting for what is not there ----------------------------------------------------------------
@@ -271,6 +285,8 @@ def test_unknown_and_no_longer_kept_are_told_apart(make_mill: Any) -> None:
         with pytest.raises(JobNotFound, match="no job has the id 'never'") as caught:
             look(mill.job("never"))
         assert caught.type is JobNotFound
+    with pytest.raises(JobNotFound, match=r"whole id; to find it: tidemill job fc4351b7$"):
+        mill.job("fc4351b7").wait()
     job = brief.enqueue()
     job.delete()
     with pytest.raises(JobPruned, match="no longer kept"):

@@ -1,4 +1,4 @@
-"""What is wrong with a declaration or a call is said where it is written, in a clear sentence."""
+"""A wrong declaration or call raises at the line that wrote it, with a clear sentence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import math
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 
-from tidemill import FeatureMissing, InvalidOption, Retries, Tidemill, TidemillError
+from tidemill import (
+    CallOptions,
+    FeatureMissing,
+    InvalidOption,
+    PutOptions,
+    Retries,
+    TaskOptions,
+    Tidemill,
+    TidemillError,
+)
 from tidemill.brokers.contract.features import Feature
+from tidemill.client import options
 from tidemill.client.task import task_name
+from tidemill.core.backoff import MESSAGE, RetryPolicy
+from tidemill.core.job import Conflict
 from tidemill.testing import run_all, worker
 
 
@@ -48,6 +61,7 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(mill: Tidemill) -> N
         *(("at", bad, "^at ") for bad in (-5, math.inf, "noon", True, 0)),
         ("at", dt.datetime(2030, 1, 1), "without a time zone"),
         *(("retries", bad, "retries") for bad in (-1, 1.5, "3", Retries(-2), Retries(3, cap=-1))),
+        ("retries", Retries(3, jitter="no"), "jitter of retries must be True or False"),
         *(("queue", bad, "^queue ") for bad in ("", "a\nb", "x" * 201, 5)),  # case Q13
         *(("key", bad, "^key ") for bad in ("", "\x00", "k" * 201, 7)),
         *(("id", bad, "^id ") for bad in ("", "a\tb", "x" * 201, 7)),
@@ -61,6 +75,18 @@ def test_a_bad_value_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidOption, match=sentence):
         mill.task(work).using(**{option: value})
+
+
+def test_every_option_has_a_type_and_a_check() -> None:
+    typed = {
+        name: kind
+        for of in (TaskOptions, CallOptions, PutOptions)
+        for name, kind in get_type_hints(of).items()
+    }
+    assert set(typed) == set(options._CHECKS)
+    assert set(get_args(options.OnConflict)) == set(Conflict)
+    # every option may be None, which leaves it as it is
+    assert all(kind is Any or type(None) in get_args(kind) for kind in typed.values())
 
 
 def test_delay_and_at_exclude_each_other(mill: Tidemill) -> None:
@@ -91,8 +117,40 @@ def test_options_go_from_app_to_task_to_call() -> None:
     call = task.using(retries=Retries(1, delay=2)).call(1).using(priority=10)
     envelope = mill.envelope(call)
     assert (envelope.timeout, envelope.queue, envelope.tags) == (5, "all", ("a",))
-    assert envelope.retries == Retries(1, delay=2)
+    assert envelope.retries == RetryPolicy(1, delay=2)
     assert envelope.rank < mill.envelope(task.call(1)).rank
+
+
+def test_a_number_of_retries_keeps_the_other_fields_of_the_policy() -> None:
+    # given a policy of the app, and one of a task
+    cautious = Retries(5, delay=60, factor=3, cap=600, jitter=False, immediate=1)
+    mill = Tidemill("memory://", retries=cautious)
+    plain = mill.task(name="plain")(work)
+    patient = mill.task(name="patient", retries=Retries(4, delay=9, jitter=False))(work)
+    # when a later layer gives a number, then it changes the number alone
+    again = mill.task(name="again", retries=2)(work)
+    assert again.options.retries == RetryPolicy(2, 60, 3, 600, jitter=False, immediate=1)
+    assert patient.using(retries=0).call(1).options.retries == RetryPolicy(0, delay=9, jitter=False)
+    # in every later layer
+    call = plain.using(retries=1).using(retries=8).call(1).using(retries=7)
+    assert call.options.retries == RetryPolicy(7, 60, 3, 600, jitter=False, immediate=1)
+    assert mill.envelope(call).retries == call.options.retries
+    # and a Retries replaces the whole policy, and None nothing
+    assert plain.using(retries=Retries(1)).call(1).options.retries == RetryPolicy(1)
+    assert plain.using(retries=None).call(1).options.retries == cautious.policy
+    # and without a policy of its own a task keeps the default one
+    assert Tidemill("memory://", retries=7).defaults.retries == RetryPolicy(7)
+
+
+def test_a_number_of_retries_of_a_schedule_or_a_message_keeps_the_delays(mill: Tidemill) -> None:
+    task = mill.task(retries=Retries(5, delay=60, jitter=False))(work)
+
+    mill.schedules.add("s", task.using(retries=2).call(1), every=60)
+    message = mill.queue("q").put("body", retries=2)
+
+    scheduled = mill.schedules.run("s")
+    assert scheduled.record.envelope.retries == RetryPolicy(2, delay=60, jitter=False)
+    assert message.record.envelope.retries == msgspec.structs.replace(MESSAGE, limit=2)
 
 
 def test_a_name_can_be_taken_once_but_redefined(mill: Tidemill) -> None:
@@ -125,7 +183,9 @@ def test_a_name_can_be_taken_once_but_redefined(mill: Tidemill) -> None:
         (runpy, "must be a function"),
     ],
 )
-def test_what_cannot_be_a_task(mill: Tidemill, thing: Any, sentence: str) -> None:
+def test_things_that_cannot_be_a_task_are_refused(
+    mill: Tidemill, thing: Any, sentence: str
+) -> None:
     with pytest.raises(InvalidOption, match=sentence):
         mill.task(thing)
 
@@ -180,6 +240,7 @@ def test_a_bad_app(options: dict[str, Any], sentence: str) -> None:
     ("url", "sentence"),
     [
         ("carrier-pigeon://loft", r"no broker for carrier-pigeon://.*lmdb://"),
+        ("lmbd://./never", r"no broker for lmbd://.*; did you mean 'lmdb'"),
         ("lmdb://./never?durabilty=full", "did you mean 'durability'"),
         ("lmdb://./never?durability=some", "durability in the url must be full or relaxed"),
         ("lmdb://./never?keep=long", "keep in the url must be a number"),
@@ -275,7 +336,7 @@ def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:
     with pytest.raises(TypeError):
         mill.call("job", 1, "b", 3)
     with pytest.raises(InvalidOption, match=r"'jbo' is no task .*did you mean 'job'"):
-        mill.call("jbo", 1)
+        mill.enqueue(mill.call("jbo", 1))
 
 
 def test_surplus_and_missing_arguments_fail_where_they_are_written(mill: Tidemill) -> None:

@@ -1,4 +1,4 @@
-"""``sync=True``: every call is made at once, in the caller, and nothing is stored."""
+"""``sync=True``: every call is made at once, in the caller, and no store has the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Job, JobContext, State, Tidemill, current_job
+from tidemill import (
+    InvalidOption,
+    Job,
+    JobContext,
+    JobFailed,
+    JobNotFound,
+    State,
+    Tidemill,
+    TidemillError,
+    as_completed,
+    current_job,
+    group,
+    this_job,
+)
+from tidemill.client import inline_jobs
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -31,26 +45,28 @@ def test_the_call_is_made_in_the_caller(mill: Tidemill, tmp_path: Path) -> None:
     # case T17
     @mill.task(queue="q")
     def where(point: Point) -> tuple[int, int, str]:
-        job = current_job()
-        assert job is not None
-        job.progress(1, 2)
-        job.log("here")
-        return threading.get_ident(), point.x, job.queue
+        assert this_job() is current_job()
+        this_job().progress(1, 2, "looking")
+        this_job().log("here")
+        return threading.get_ident(), point.x, this_job().queue
 
     job = where.enqueue(Point(3))
     assert job.result() == (threading.get_ident(), 3, "q")
     assert (job.state, job.wait(), job.progress) == (State.SUCCEEDED, State.SUCCEEDED, (1, 2))
+    assert job.progress_text == "looking"
     assert [event.what for event in job.trail] == ["created", "started", "log", "succeeded"] or (
         "log" in [event.what for event in job.trail]
     )
     assert not job.cancel()
     assert current_job() is None
+    with pytest.raises(TidemillError, match=r"^this_job\(\) is called outside of a job"):
+        this_job()
     assert mill.enqueue("math.copysign", 2, -2).result() == -2
     assert [job.result() for job in mill.enqueue_many(where.call(Point(n)) for n in range(2))]
     assert not (tmp_path / "store").exists()
 
 
-def test_it_raises_in_the_caller(mill: Tidemill) -> None:
+def test_a_failing_task_raises_in_the_caller(mill: Tidemill) -> None:
     # case T17
     @mill.task
     def fail() -> None:
@@ -62,6 +78,99 @@ def test_it_raises_in_the_caller(mill: Tidemill) -> None:
         fail.enqueue(1)  # type: ignore[call-arg]
     with pytest.raises(InvalidOption):
         mill.enqueue("os.getpid")
+
+
+def test_jobs_are_kept_for_the_life_of_the_process(mill: Tidemill, tmp_path: Path) -> None:
+    @mill.task(queue="mail", tags=["letter"])
+    def halve(number: int) -> int:
+        job = current_job()
+        assert job is not None
+        job.progress(1, 2)
+        job.log("halved")
+        if number % 2:
+            raise ValueError("odd")
+        return number // 2
+
+    done = halve.enqueue(4)
+    with pytest.raises(ValueError, match="odd"):
+        halve.enqueue(3)
+
+    # then the job is found by its id
+    again = mill.job(done.id)
+    assert (again.state, again.wait(), again.result(), again.progress) == (
+        *(State.SUCCEEDED, State.SUCCEEDED, 2, (1, 2)),
+    )
+    assert asyncio.run(again.aresult()) == 2
+    # and a search finds both, the newest first
+    found = list(mill.jobs(queue="mail"))
+    assert [job.state for job in found] == [State.FAILED, State.SUCCEEDED]
+    assert [job.id for job in mill.jobs(tag="letter", state="succeeded")] == [done.id]
+    failed = found[0].refresh()
+    assert (failed.error, failed.attempts[0].error) == ("ValueError: odd", "ValueError: odd")
+    assert "raise ValueError" in failed.attempts[0].traceback
+    with pytest.raises(JobFailed, match="ValueError: odd"):
+        mill.job(found[0].id).result()
+    # and nothing can be done with a job but to delete the job
+    assert (again.cancel(), found[0].retry(), again.delete(), again.delete()) == (
+        *(False, False, True, False),
+    )
+    with pytest.raises(JobNotFound, match="last 10,000 jobs that ran in this process"):
+        mill.job(done.id).wait()
+    assert not (tmp_path / "store").exists()
+
+
+def test_groups_are_kept_too(mill: Tidemill) -> None:
+    @mill.task
+    def halve(number: int) -> int:
+        if number % 2:
+            raise ValueError("odd")
+        return number // 2
+
+    done = mill.enqueue(group(halve.call(n) for n in (2, 4)))
+    again = mill.group(done.id)
+    assert (again.state, again.wait(), again.results()) == (
+        *(State.SUCCEEDED, State.SUCCEEDED, [1, 2]),
+    )
+    assert sorted(job.result() for job in as_completed(again)) == [1, 2]
+    assert len(list(mill.jobs(group=done.id))) == 2
+    with pytest.raises(ValueError, match="odd"):
+        mill.enqueue(group([halve.call(1), halve.call(2)]).using(id="mixed"))
+    mixed = mill.group("mixed")
+    assert (mixed.state, mixed.progress, len(mixed.failures)) == (State.FAILED, (2, 2), 1)
+    assert mixed.refresh().error == "1 of its jobs did not succeed"
+
+
+def test_the_oldest_jobs_go_first(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline_jobs, "KEPT_MOST", 3)
+
+    @mill.task
+    def nothing() -> None: ...
+
+    jobs = mill.enqueue_many([nothing.call()] * 5)
+    assert [job.id for job in mill.jobs()] == [job.id for job in reversed(jobs[2:])]
+    page = mill.find(limit=2)
+    assert [r.envelope.id for r in page.records] == [jobs[4].id, jobs[3].id]
+    last = mill.find(limit=2, cursor=page.cursor)
+    assert ([r.envelope.id for r in last.records], last.cursor) == ([jobs[2].id], "")
+    assert jobs[0].state is State.SUCCEEDED  # its handle still has its record
+
+
+def test_large_results_are_bounded_by_their_bytes(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline_jobs, "KEPT_BYTES", 10_000)
+
+    @mill.task
+    def page(size: int) -> bytes:
+        return b"x" * size
+
+    jobs = [page.enqueue(size) for size in (3000, 3000, 3000, 3000)]
+    assert [job.id for job in mill.jobs()] == [job.id for job in reversed(jobs[1:])]
+    # A job that is too large by itself stays until the next one ends.
+    large = page.enqueue(20_000)
+    assert [job.id for job in mill.jobs()] == [large.id]
+    small = [page.enqueue(1) for _ in range(3)]
+    assert [job.id for job in mill.jobs()] == [job.id for job in reversed(small)]
 
 
 def test_async_tasks_inside_and_outside_of_a_loop(mill: Tidemill) -> None:

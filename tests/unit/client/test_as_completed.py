@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from harness import eventually
 
 from tidemill import (
     InvalidOption,
     Job,
+    JobNotFound,
+    JobPruned,
     ResultTimeout,
     State,
     Tidemill,
@@ -41,7 +44,7 @@ class Gates:
 
         @mill.task(name="pass", retries=0)
         def go(number: int) -> int:
-            assert self.gates[number].wait(30)
+            assert self.gates[number].wait(60)
             if number == 5:
                 raise ValueError("no")
             return number
@@ -79,7 +82,7 @@ def test_each_comes_when_it_ends_and_nobody_polls(
         jobs: Any = mill.enqueue(group(calls)) if grouped else mill.enqueue_many(calls)
         looks = count_looks(mill, monkeypatch)
         found = []
-        ended = iter(as_completed(jobs, timeout=30))
+        ended = iter(as_completed(jobs, timeout=60))
         for number in (3, 5, 0, 4, 1, 2):
             gates.open(number)
             job = next(ended)
@@ -125,14 +128,16 @@ def test_handles_of_all_kinds_are_given_back(mill: Tidemill) -> None:
     assert [handle.result(0) for handle in found] == [2, 3, [2, 3], 6, 6]
 
 
-def test_what_is_deleted_or_unknown_has_ended(mill: Tidemill) -> None:
+def test_deleted_and_unknown_jobs_count_as_ended(mill: Tidemill) -> None:
     inc = mill.task(name="inc")(inc_one)
     gone = inc.enqueue(1)
     gone.delete()
     assert list(as_completed([gone, mill.job("never")], timeout=0)) == [gone, mill.job("never")]
 
 
-def test_what_cannot_be_waited_for_is_refused(mill: Tidemill, make_mill: MillMaker) -> None:
+def test_handles_that_cannot_be_waited_for_are_refused(
+    mill: Tidemill, make_mill: MillMaker
+) -> None:
     with pytest.raises(InvalidOption, match="takes handles of jobs, not 'x'"):
         as_completed(["x"])
     with pytest.raises(InvalidOption, match="of one app"):
@@ -176,16 +181,20 @@ class Terminal:
     def __init__(self) -> None:
         self._read, tty = pty.openpty()
         self.file = os.fdopen(tty, "w")
+        self._written = b""
 
-    @property
-    def text(self) -> str:
+    def wait_text(self, text: str) -> None:
+        """Wait until this has been written: the kernel passes it on a moment after the write."""
         self.file.flush()
         os.set_blocking(self._read, False)
-        parts = []
-        with contextlib.suppress(BlockingIOError):
-            while True:  # a terminal gives 4 KiB at a time
-                parts.append(os.read(self._read, 1 << 16))
-        return b"".join(parts).decode()
+
+        def is_there() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                while True:  # a terminal gives 4 KiB at a time
+                    self._written += os.read(self._read, 1 << 16)
+            return text.encode() in self._written
+
+        eventually(is_there, text)
 
     def close(self) -> None:
         self.file.close()
@@ -212,7 +221,7 @@ def test_a_bar_in_a_terminal(
     with monkeypatch.context() as within:
         within.setattr(sys, "stderr", terminal.file)
         show(handle, how)
-    assert "3 of 3 ended, 1 failed" in terminal.text
+    terminal.wait_text("3 of 3 ended, 1 failed")
 
 
 @pytest.mark.parametrize("how", ["wait", "as_completed", "aresults"])
@@ -278,3 +287,30 @@ def fail_one(number: int) -> int:
     if number == 1:
         raise ValueError("no")
     return number
+
+
+def test_no_wait_raises_for_a_success_that_the_store_no_longer_keeps() -> None:
+    with Tidemill("memory://") as mill:
+
+        @mill.task
+        def nothing() -> None: ...
+
+        jobs = [nothing.enqueue() for _ in range(2)]
+        many = mill.enqueue(group([nothing.call(), nothing.call()]))
+        # given jobs that have run, and that the store no longer has, as if it had pruned them
+        run_all(mill)
+        assert many.delete()
+        assert all(mill.broker.delete([job.id for job in jobs]))
+        # then each wait ends well
+        assert jobs[0].wait() is State.SUCCEEDED
+        assert asyncio.run(jobs[0].await_state()) is State.SUCCEEDED
+        assert many.wait(progress=True) is State.SUCCEEDED
+        assert asyncio.run(many.await_state(progress=True)) is State.SUCCEEDED
+        assert len(list(as_completed(jobs))) == 2
+        assert len(list(many)) == 2
+        # and whoever asks for the result learns that it is gone
+        for ask in (jobs[0].result, many.results, lambda: asyncio.run(jobs[0].aresult())):
+            with pytest.raises(JobPruned):
+                ask()
+        with pytest.raises(JobNotFound):
+            mill.job("unknown").wait()

@@ -115,7 +115,7 @@ def test_plain_data_survive_a_round_trip(value: Any) -> None:
         st.binary(), st.builds(lambda c, d: encode(Ext(c, d)), st.integers(-5, 20), st.binary())
     )
 )
-def test_whatever_bytes_are_decoded_or_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     # law 16
     with contextlib.suppress(CodecError):
         unpack(data)

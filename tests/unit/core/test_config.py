@@ -1,4 +1,4 @@
-"""What the user wrote is read, or refused with a sentence that names it."""
+"""Settings of the user are read, or refused with a sentence that names the setting."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def test_bad_durations_are_refused_by_name_never_0(field: str, value: Any) -> No
     # case Q17
     with pytest.raises(InvalidOption, match=rf"^{field} "):
         config.check_seconds(field, value)
+
+
+def test_a_moment_as_a_duration_is_shown_its_place() -> None:
+    moment = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+    with pytest.raises(InvalidOption, match=r"^expires must be seconds .*; pass the seconds from"):
+        config.check_seconds("expires", moment)
+    with pytest.raises(InvalidOption, match=r"^delay must be .*; give the moment as at=$"):
+        config.check_seconds("delay", moment)
 
 
 def test_good_durations_are_seconds() -> None:
@@ -121,6 +129,7 @@ def test_bad_retries_are_refused(value: Any) -> None:
 def test_good_retries() -> None:
     assert config.check_retries(0).max_attempts == 1
     assert config.check_retries(Retries(5, delay=0.1)).max_attempts == 6
+    assert config.check_retries(2, Retries(5, delay=0.1)) == Retries(2, delay=0.1)
 
 
 def test_conflicts_are_four() -> None:

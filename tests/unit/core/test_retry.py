@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.core.backoff import ENDLESS, RetryPolicy, backoff
 from tidemill.core.errors import InvalidOption
-from tidemill.core.retry import ENDLESS, JobTerminated, JobTimeout, Retries, Retry, Snooze, backoff
+from tidemill.core.retry import JobTerminated, JobTimeout, Retry, Snooze
 
 
 def test_without_jitter_the_bound_doubles_up_to_the_cap() -> None:
     # case T5
-    policy = Retries(delay=5, cap=60, jitter=False)
+    policy = RetryPolicy(delay=5, cap=60, jitter=False)
     assert [backoff(policy, attempt) for attempt in range(1, 7)] == [5, 10, 20, 40, 60, 60]
 
 
 def test_with_jitter_delays_fill_the_range_below_the_bound() -> None:
     # case T5
-    policy = Retries(delay=4)
+    policy = RetryPolicy(delay=4)
     for attempt, bound in ((1, 4.0), (2, 8.0), (5, 64.0)):
         drawn = [backoff(policy, attempt) for _ in range(400)]
         assert all(0 <= delay <= bound for delay in drawn)
@@ -38,18 +39,19 @@ def test_never_beyond_the_cap_however_late(
     delay: float, factor: float, cap: float, jitter: bool, attempt: int
 ) -> None:
     # case T5
-    policy = Retries(delay=delay, factor=factor, cap=cap, jitter=jitter)
+    policy = RetryPolicy(delay=delay, factor=factor, cap=cap, jitter=jitter)
     assert 0 <= backoff(policy, attempt) <= cap
 
 
 def test_no_delay_is_no_delay() -> None:
-    assert backoff(Retries(delay=0), 5) == 0
+    assert backoff(RetryPolicy(delay=0), 5) == 0
 
 
 def test_defaults_and_limits() -> None:
     # law 7
-    assert Retries() == Retries(limit=3, delay=5.0, factor=2.0, cap=3600.0, jitter=True)
-    assert (Retries().max_attempts, Retries(0).max_attempts, ENDLESS.max_attempts) == (4, 1, 0)
+    assert RetryPolicy() == RetryPolicy(limit=3, delay=5.0, factor=2.0, cap=3600.0, jitter=True)
+    policies = RetryPolicy(), RetryPolicy(0), ENDLESS
+    assert [policy.max_attempts for policy in policies] == [4, 1, 0]
 
 
 def test_exceptions_of_a_task_steer_its_job() -> None:

@@ -1,4 +1,4 @@
-"""The board: what runs at this moment, readable after everything died."""
+"""The scoreboard shows the running jobs, also after all processes have died."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_scoreboard_is_readable_after_a_kill(path: str) -> None:
         "board = Scoreboard(sys.argv[1], 2); board.claim('o'); board.start(1, 42, 1, 10.0, 0.0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, path], check=False, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", code, path], check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     assert read_scoreboard(path, "o") == {42: 10.0}
 

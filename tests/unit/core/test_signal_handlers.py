@@ -140,8 +140,14 @@ def test_a_handler_may_enqueue_at_any_bytecode_of_a_put(
         broker.put([job()])
 
     handler[0] = enqueue
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, SIGNAL)}
+
+    def check(at: At) -> None:
+        found = {number: signal.getsignal(number) for number in handlers}
+        assert found == handlers, f"a handler is not put back after {at.where}"
+
     # when
-    steps = at_every_step(call, lambda _: None)
+    steps = at_every_step(call, check)
     # then all is stored, that of the handler too
     assert put[1] == steps > 200
     assert len(ids(broker)) == sum(put)
@@ -250,7 +256,7 @@ class Pressed:
         self._thread = threading.Thread(target=self._press)
 
     def _press(self) -> None:
-        while not signals._waiting[0]:
+        while not signals._waiting[0] and not self.done.is_set():
             os.sched_yield()
         while not self.done.wait(0.05):
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -166,7 +167,7 @@ def test_a_limit_changes_by_name(mill: Tidemill) -> None:
 def test_terms_in_words() -> None:
     terms = LimitSettings((10, 30), 5, (100, 60), 3, (2, 30))
     assert terms_text(terms) == (
-        "10/30s, burst 5, at most 100/m, 3 at a time, breaker 2 failures, 30 s"
+        "10/30s, burst 5, at most 100/m, 3 at a time, breaker: 30 s after 2 failures"
     )
     assert terms_text(LimitSettings()) == ""
 
@@ -184,7 +185,7 @@ def test_explain_names_the_limit_and_its_opening_time(mill: Tidemill) -> None:
     assert message is not None
     assert told(mill, second.id) == ("It waits for the limit of queue 'orders': 1 of 1 are running")
     message.bury()
-    assert "queue 'orders', 1/h, burst 1, 1 at a time; the next may start in" in told(
+    assert "queue 'orders', 1/h, burst 1, 1 at a time; the next job may start in" in told(
         mill, second.id
     )
     orders.limit(rate="0/s")
@@ -215,11 +216,15 @@ def test_a_worker_in_this_process_keeps_to_limits(mill: Tidemill) -> None:
     # law 13, on memory:// too
     running: list[int] = []
     most: list[int] = []
+    two_run = threading.Event()
 
     @mill.task(limit=Limit("200/s", burst=5, concurrency=2))
     def work(n: int) -> None:
         running.append(n)
         most.append(len(running))
+        if len(running) > 1:
+            two_run.set()
+        assert two_run.wait(60)  # the first job waits for another
         time.sleep(0.01)
         running.remove(n)
 
@@ -227,7 +232,7 @@ def test_a_worker_in_this_process_keeps_to_limits(mill: Tidemill) -> None:
     jobs = mill.enqueue_many(work.call(n) for n in range(25))
     with worker(mill, concurrency=8):
         for job in jobs:
-            job.wait(timeout=30)
+            job.wait(timeout=60)
     assert time.monotonic() - started >= 20 / 200
     assert max(most) == 2
 

@@ -1,4 +1,4 @@
-"""What a worker's supervisor does with the schedules that code declares."""
+"""A worker's supervisor stores the schedules that code declares."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_two_versions_of_an_app_keep_each_others_schedules(
     assert listed(desk) == {"comes": True, "goes": False, "stays": True}
     shown = desk.mill.schedules.get("goes")
     assert (shown.next, shown.undeclared and shown.undeclared.timestamp()) == (None, desk.now)
-    assert "'goes' fires no more: no worker lives that declares it" in caplog.text
+    assert "'goes' fires no more: no living worker declares it" in caplog.text
 
 
 def test_a_schedule_declared_again_keeps_its_next_time(desk: Desk) -> None:  # case C8

@@ -1,4 +1,4 @@
-"""How a worker's supervisor fires schedules, and what becomes of them then."""
+"""A worker's supervisor fires schedules: the jobs that it puts, and the next times."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_set_clock_neither_doubles_nor_loses_a_job(desk: Desk) -> None:  # law
     assert desk.times() == [600]
     desk.now += 20
     due = desk.broker.exchange(Step("w1", fires=5)).schedules
-    desk.now -= 100  # back between the hand-out and the firing: it comes when its time does
+    desk.now -= 100  # back between the claim and the firing: the job comes at its planned time
     desk.firing.fire(desk.broker, due)
     assert desk.times() == [600]
     desk.now += 100
@@ -257,7 +257,7 @@ def test_an_unreadable_record_is_left_unchanged(
     desk.now += 60
     desk.fire()
     assert desk.times() == [60]  # the other one
-    assert "schedule 'new' cannot be fired here, and is left for 60 s" in caplog.text
+    assert "schedule 'new' cannot be fired here; the next try is in 60 s" in caplog.text
     (record,) = desk.broker.schedules(["new"])
     assert record is not None
     assert record.body == b"\xc1 of a later version"

@@ -1,4 +1,4 @@
-"""Schedules as a user meets them: declared in code, added at run time; what is wrong with them."""
+"""Schedules as a user meets them: declared in code, added at run time, refused when wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -27,6 +27,7 @@ from tidemill import (
 )
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import wall_time
+from tidemill.schedules.parse import ScheduleOptions
 from tidemill.testing import worker
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -75,8 +76,8 @@ def names(mill: Tidemill) -> list[str]:
         ({"cron": "@daly"}, "has 1 field"),
         ({"every": 0}, r"every must be at least 0\.01 s"),
         ({"every": -1}, "every must be 0 or more"),
-        ({"every": "fortnight"}, "every 'fortnight' is none; write a whole number of seconds"),
-        ({"every": "1.5 months"}, "every '1.5 months' is none"),
+        ({"every": "fortnight"}, "every 'fortnight' is no interval; write a whole number"),
+        ({"every": "1.5 months"}, "every '1.5 months' is no interval"),
         ({"every": "0 days"}, "every must be a whole number from 1"),
         ({"every": 60, "jitter": 61}, "jitter is longer than every=60"),
         ({"every": 60, "jitter": -1}, "jitter must be 0 or more"),
@@ -104,6 +105,16 @@ def test_an_unknown_option_is_refused_by_name(mill: Tidemill) -> None:
         mill.schedule("s", call, When(every=5), zone="UTC")
     with pytest.raises(InvalidOption, match="must be a cron text, seconds"):
         mill.schedule("s", call, object())
+    with pytest.raises(InvalidOption, match=r"has '\* \* \* \* \*' already; leave cron= out"):
+        mill.schedule("s", call, "* * * * *", cron="5 * * * *")
+    with pytest.raises(InvalidOption, match="has 5 already; leave every= out"):
+        mill.schedule("s", call, 5, every=6)
+
+
+def test_a_schedule_and_a_when_take_the_same_options() -> None:
+    hints = get_type_hints(When.__init__)
+    del hints["return"]
+    assert hints == get_type_hints(ScheduleOptions)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +188,9 @@ def test_a_schedule_that_is_not_there_says_so(mill: Tidemill) -> None:
     for act in ("get", "pause", "resume", "remove", "run", "next_times"):
         with pytest.raises(ScheduleNotFound, match="there is no schedule 'nobody'"):
             getattr(mill.schedules, act)("nobody")
+    mill.schedules.add("nightly", mill.call("report"), every=60)
+    with pytest.raises(ScheduleNotFound, match="'nihgtly'; did you mean 'nightly'"):
+        mill.schedules.get("nihgtly")
 
 
 def test_the_latest_end_there_is_means_none(mill: Tidemill) -> None:
@@ -207,7 +221,10 @@ def test_an_unschedulable_call_is_refused_with_the_reason(mill: Tidemill) -> Non
     def needs(what: str) -> None: ...
 
     for call, sentence in (
-        (needs.call(), "missing a required argument: 'what'; give the arguments"),
+        (
+            needs.call(),
+            "argument: 'what'; task needs takes (what); give the arguments in task.call(…)",
+        ),
         (needs.using(id="x").call("a"), "leave id= out of its call"),
         (needs.using(at=4102444800).call("a"), "leave at= out of its call"),
         (needs.call("a").on_success(needs.call("b")), "takes a single call"),

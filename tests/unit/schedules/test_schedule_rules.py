@@ -9,7 +9,7 @@ import zoneinfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.schedules.rules import UNITS, Rule, next_time, times
@@ -96,7 +96,7 @@ def test_a_daily_time_comes_once_a_day(zone: str, changes: dict[str, tuple[int, 
                 assert [dt.datetime.fromtimestamp(t, rule.tz).date() for t in found] == days
 
 
-# -- calendar steps ------------------------------------------------------------------------------
+# -- calendar periods ----------------------------------------------------------------------------
 
 
 def test_a_month_from_the_31st_keeps_the_day_where_it_exists() -> None:  # case C6
@@ -129,6 +129,7 @@ def test_several_months_at_a_time() -> None:
     start=st.integers(0, 4_000_000_000),
     later=st.floats(0, 2_000_000_000),
 )
+@settings(deadline=None)
 def test_a_step_is_the_first_that_is_later(
     unit: str, count: int, zone: str, start: int, later: float
 ) -> None:

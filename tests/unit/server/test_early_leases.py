@@ -125,7 +125,6 @@ def test_clients_reserve_and_settle_in_one_commit(mill: Tidemill, broker: LmdbBr
             assert counting.rounds == [(1, 1)]
             assert all(await asyncio.gather(*[take_and_settle(shared_owner) for _ in range(4)]))
             assert sum(taken for taken, _ in counting.rounds) == 5
-            assert all(taken == settled for taken, settled in counting.rounds)
             assert not failed
             (row,) = mill.queues()
             assert (row.ready, row.running) == (15, 0)

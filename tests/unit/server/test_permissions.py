@@ -1,4 +1,4 @@
-"""What takes an admin's token among the contract calls; and what workers say with another."""
+"""The contract calls that need an admin's token, and the sentences for workers without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.rpc import Role
-from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.memory import MemoryBroker
 from tidemill.core.clock import new_id, wall_time
 from tidemill.core.job import Command, Owner
@@ -20,6 +20,7 @@ from tidemill.schedules import record as kept
 from tidemill.server.http.permissions import needed
 from tidemill.server.http.receipts import new_owner_id
 from tidemill.worker.child_protocol import Hello
+from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.scheduling import Scheduling
 
 
@@ -108,6 +109,19 @@ def test_a_worker_declares_fires_and_withdraws_as_an_operator(
     assert set(broker.took()) == {Role.OPERATOR}
 
 
+def test_a_worker_declares_renews_and_removes_the_options_of_tasks_as_an_operator(
+    mill: Tidemill, broker: Noting
+) -> None:
+    worker, hello = TaskDeclarations(), Hello(declared=mill.declarations.own())
+    worker.declare(broker, hello)
+    due = broker.list_schedules(DECLARATION, 10)
+    assert len(due) == 1
+    worker.expire(broker, due)
+    TaskDeclarations().expire(broker, broker.list_schedules(DECLARATION, 10))
+    assert broker.list_schedules(DECLARATION, 10) == []
+    assert broker.took() == [Role.OPERATOR] * 3
+
+
 def test_an_operator_removes_ended_schedules(mill: Tidemill, broker: Noting) -> None:
     call = next(iter(mill.tasks.values())).call()
     mill.schedules.add("last", call, every=0.01, repeats=1)
@@ -165,3 +179,9 @@ def test_owners_of_the_stores_own_machine_are_given_up_by_an_admin(
     assert needed(broker, name, {"owner_id": here.id}) == Role.ADMIN
     assert needed(broker, name, {"owner_id": elsewhere.id}) == Role.OPERATOR
     assert needed(broker, name, {"owner_id": "unknown"}) == Role.OPERATOR
+
+
+def test_a_purge_and_its_restore_need_an_admin(broker: Noting) -> None:
+    assert needed(broker, "purge", {"queue": "q"}) == Role.ADMIN
+    assert needed(broker, "purge_kept", {"queue": "q", "purge_id": "p"}) == Role.ADMIN
+    assert needed(broker, "restore", {"job_ids": ["a"], "purge_id": "p"}) == Role.ADMIN

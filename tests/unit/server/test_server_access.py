@@ -1,4 +1,4 @@
-"""Tokens, roles, hosts and rates: who may come in."""
+"""Tokens, roles, hosts and rates decide who may use the server."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_description_has_exactly_the_endpoints() -> None:
     assert len(ENDPOINTS) == len(described)
 
 
-def test_what_is_described_is_served() -> None:
+def test_each_described_endpoint_is_served() -> None:
     endpoints = Endpoints(None, ENDPOINTS)  # type: ignore[arg-type]
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{", "").replace("}", "")
@@ -102,7 +102,7 @@ def test_a_job_is_shown_as_it_is_described() -> None:
         (b'{"delay": "x"}', "delay: expected number or null, got text"),
         (b'{"tags": [1]}', "tags[0]: expected text, got whole number"),
         (b'{"headers": {"a": 1}}', "headers: expected text, got whole number"),
-        (b'{"dela": 1}', "unknown field dela; did you mean delay?"),
+        (b'{"dela": 1}', "unknown field dela; did you mean 'delay'?"),
         (b'{"body": [', "JSON ends too early"),
         (b'{"body" 1}', "JSON is malformed: expected ':' (byte 8)"),
         (b"[1]", "expected object, got array"),

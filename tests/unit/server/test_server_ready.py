@@ -27,7 +27,7 @@ def served(info: Callable[[], Any]) -> tuple[RequestPipeline, asyncio.Event]:
     backend: Any = SimpleNamespace(
         mill=SimpleNamespace(broker=broker),
         run=run,
-        settings=Settings(),
+        settings=Settings(dashboard=False),
         refusal=lambda facts: facts.get("puts_refused", ""),
         stopping=asyncio.Event(),
         waits=None,

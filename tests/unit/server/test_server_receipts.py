@@ -1,4 +1,4 @@
-"""Receipts: what is one, and what is none."""
+"""Texts that are receipts, and texts that are not."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict
 from tidemill.server import shared_owner as module
+from tidemill.server.dispatcher import MAX_VERDICTS
 from tidemill.server.shared_owner import ReservedJob, SharedOwner
 from tidemill.server.waiters import JobKinds, Waiter, Waiters
 
@@ -433,6 +434,62 @@ def test_close_answers_waiting_clients_and_stores_their_verdicts(mill: Tidemill)
         record = mill.broker.get(second.envelope.id)
         assert record is not None
         assert record.state is State.READY
+
+    asyncio.run(main())
+
+
+def test_close_answers_requests_behind_many_verdicts(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        real, busy, goes_on = mill.broker.exchange, threading.Event(), threading.Event()
+
+        def exchange(step: Step) -> Reply:
+            busy.set()
+            goes_on.wait(30)
+            return real(step)
+
+        def settle(token: int) -> asyncio.Future[bool]:
+            return asyncio.ensure_future(shared_owner.settle(Verdict(token, Outcome.SUCCESS)))
+
+        # given a client that asks behind more verdicts than one step takes, during an exchange
+        async with opened(mill) as shared_owner:
+            monkeypatch.setattr(mill.broker, "exchange", exchange)
+            settled = [settle(1)]
+            await asyncio.to_thread(busy.wait, 30)
+            settled += [settle(token) for token in range(2, 2 * MAX_VERDICTS)]
+            client = asyncio.ensure_future(shared_owner.reserve(["a"], timeout=50))
+            await asyncio.sleep(0)
+            # when the owner is closed before the exchange ends
+            closing = asyncio.ensure_future(shared_owner.close())
+            await asyncio.sleep(0)
+            goes_on.set()
+            # then all are answered
+            async with asyncio.timeout(30):
+                await closing
+                assert await client == []
+                assert await asyncio.gather(*settled) == [False] * len(settled)
+
+    asyncio.run(main())
+
+
+def test_close_answers_all_verdicts_when_the_store_fails(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        def exchange(step: Step) -> Reply:
+            raise BrokerUnavailable("it is away")
+
+        async with opened(mill) as shared_owner:
+            monkeypatch.setattr(mill.broker, "exchange", exchange)
+            settled = [
+                asyncio.ensure_future(shared_owner.settle(Verdict(token, Outcome.SUCCESS)))
+                for token in range(1, 3 * MAX_VERDICTS)
+            ]
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*settled, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {BrokerUnavailable}
 
     asyncio.run(main())
 

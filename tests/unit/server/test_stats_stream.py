@@ -1,4 +1,4 @@
-"""Who watches the queues: all get the same bytes, and slow ones cannot keep many old snapshots."""
+"""The stream of statistics: listeners share the bytes, and slow ones keep few old snapshots."""
 
 from __future__ import annotations
 

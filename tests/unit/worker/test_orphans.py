@@ -5,14 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tidemill.worker import zombie_reaper
+
 PARENT_DIES_LATER = """
 import os, time
-from tidemill.worker.zombie_reaper import is_orphan
+from tidemill.worker import zombie_reaper
 parent = os.getpid()
+read, write = os.pipe()
 if os.fork():
-    time.sleep(0.1)
+    os.read(read, 1)
     os._exit(0)
-print(is_orphan(parent))
+pauses = []
+def parent_dies(pause):
+    pauses.append(pause)
+    os.write(write, b"x")  # the first look has found the parent alive
+    while os.getppid() == parent:
+        time.sleep(0.001)
+zombie_reaper.sleep = parent_dies
+print(zombie_reaper.is_orphan(parent), len(pauses))
 """
 PARENT_LIVES = """
 import os
@@ -27,7 +37,9 @@ else:
 
 
 def test_a_process_waits_for_a_supervisor_that_is_dying() -> None:
-    assert _printed(PARENT_DIES_LATER) == "True"
+    # when the supervisor dies after the first look, then the second look sees its death
+    assert _printed(PARENT_DIES_LATER) == "True 1"
+    assert zombie_reaper._LOOKS * zombie_reaper._PAUSE > 0.1
 
 
 def test_a_process_with_a_living_supervisor_is_no_orphan() -> None:

@@ -1,4 +1,4 @@
-"""A refused step: the notes and verdicts that are stored all the same, and those that are kept."""
+"""A step that the store refuses: which notes and verdicts are stored anyway, and which are kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_notes_that_cannot_be_stored_are_logged_and_not_offered_again(
             broker.exchange(Step("o", notes=notes))
         refusals.settle(broker, [], notes, refused.value)
     assert kept == []
-    assert caplog.text.count("a step was refused") == 1
+    assert caplog.text.count("the store refused a step") == 1
 
 
 def test_notes_are_kept_while_another_process_writes(

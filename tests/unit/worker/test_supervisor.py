@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import Any
 
 import pytest
-from harness import eventually
+from harness import LIMIT, eventually
 
 from tidemill import State, StoreFull, Tidemill, current_job
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.testing import run_all, worker
-from tidemill.worker import store_steps
+from tidemill.worker import store_steps, supervisor
+from tidemill.worker.settings import Settings
+from tidemill.worker.supervisor import Supervisor
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +47,10 @@ def test_a_burst_looks_less_and_less_often_for_jobs_on_their_way(
     exchange, empty = mill.broker.exchange, list[float]()
 
     def waiting(step: Step) -> Reply:
-        reply = exchange(step)
+        reply, now = exchange(step), time.monotonic()
         if step.want is not None and not reply.leases:
-            empty.append(time.monotonic())
-        reply.more = not empty or time.monotonic() < empty[0] + 4
+            empty.append(now)
+        reply.more = not empty or now <= empty[0] + 4
         return reply
 
     job = mill.task(len).enqueue("abc")
@@ -67,7 +70,7 @@ def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
     @mill.task
     def long() -> bool:
         job = current_job()
-        until = time.monotonic() + 20
+        until = time.monotonic() + LIMIT
         while job is not None and not job.cancelled and time.monotonic() < until:
             time.sleep(0.01)
         return time.monotonic() < until
@@ -83,8 +86,8 @@ def test_a_cancellation_that_comes_with_a_verdict_of_its_own_step(
     with worker(mill, concurrency=2):
         eventually(lambda: running.refresh().state is State.RUNNING, "a job that runs")
         monkeypatch.setattr(mill.broker, "exchange", full)
-        assert mill.task(len).enqueue("abc").result(timeout=20) == 3
-        assert running.result(timeout=30) is True
+        assert mill.task(len).enqueue("abc").result(timeout=LIMIT) == 3
+        assert running.result(timeout=LIMIT) is True
 
 
 def test_the_last_verdict_is_offered_until_the_store_takes_it(
@@ -109,3 +112,33 @@ def test_the_last_verdict_is_offered_until_the_store_takes_it(
     timer.join()
     # then the verdict has been stored before the worker ended
     assert job.refresh().state.finished
+
+
+def test_two_orders_to_stop_at_once_are_one_however_slow_the_stop_is(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case T11; given a supervisor that takes five seconds to pass an order on
+    now, ended = [100.0], list[float]()
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(supervisor, "machine_time", lambda: now[0])
+    worker = Supervisor(Settings(app=""), mill)
+    monkeypatch.setattr(worker.pool, "be_quiet", lambda: wait(5))
+    monkeypatch.setattr(worker.pool, "end_all", lambda: ended.append(now[0]))
+    try:
+        # when two orders come at once, then nothing stops the worker now
+        worker.signals.send(signal.SIGTERM)
+        worker.signals.send(signal.SIGINT)
+        worker._take_signals()
+        assert ended == []
+        # when another order comes later, then it does
+        worker.signals.send(signal.SIGTERM)
+        worker._take_signals()
+        assert ended == [now[0]]
+    finally:
+        worker._watchdog.close()
+        worker.pool.close()
+        worker._folder.remove()
+        worker.signals.close()

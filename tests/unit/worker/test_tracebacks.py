@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
 
+from tidemill.core.retry import Retry
 from tidemill.worker.tracebacks import TRACEBACK_MOST
 from tidemill.worker.verdicts import describe
 
@@ -72,3 +74,26 @@ def test_an_ordinary_traceback_stays_whole() -> None:
     assert "KeyError: 'first'" in trace
     assert "The above exception was the direct cause" in trace
     assert trace.endswith("ValueError: second\na note\n")
+
+
+class Strange(Exception):
+    __module__ = 5  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (subprocess.CalledProcessError(1, "x"), "subprocess.CalledProcessError: Command"),
+        (Retry("later"), "Retry: later"),
+        (type("Own", (Exception,), {"__module__": "__main__"})("no"), "Own: no"),
+        (
+            type("RateLimited", (Exception,), {"__module__": "shop.errors"})(),
+            "shop.errors.RateLimited",
+        ),
+        (Strange("no"), "Strange: no"),
+    ],
+)
+def test_an_error_names_its_qualified_class(error: BaseException, expected: str) -> None:
+    text, _ = caught(error)
+    assert text.startswith(expected)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
+import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -247,7 +249,7 @@ def test_the_members_of_a_group_are_retried_in_pages(
     assert pages == [[handle[n].id for n in range(5)]]
 
 
-def test_what_follows_a_failed_group_is_cancelled(tasks: Tasks) -> None:
+def test_steps_after_a_failed_group_are_cancelled(tasks: Tasks) -> None:
     handle = tasks.run(chain(group([tasks.inc.call(1), tasks.boom.call()]), tasks.total))
     assert handle.state is CANCELLED
     assert handle.steps[0][0].state is SUCCEEDED
@@ -378,13 +380,41 @@ def test_deleting_a_group_leaves_nothing(tasks: Tasks) -> None:
     assert tasks.told == []
 
 
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+def test_the_end_of_a_group_spares_jobs_with_similar_ids(tasks: Tasks, end: str) -> None:
+    # given jobs of users whose ids begin with the id of a group
+    others = {"report.2024", "report.0000000.pdf", "report.on_success"}
+    for job_id in others:
+        tasks.mill.enqueue(tasks.inc.call(1).using(id=job_id))
+    handle = tasks.mill.enqueue(group([tasks.inc.call(1)]).using(id="report"))
+    # when the group ends
+    getattr(handle, end)()
+    # then they are still ready
+    ready = tasks.mill.broker.find(Filter(states=frozenset({State.READY}))).records
+    assert {record.envelope.id for record in ready} == others
+
+
+def test_a_group_whose_id_looks_like_a_hook_is_cancelled(tasks: Tasks) -> None:
+    handle = tasks.mill.enqueue(group([tasks.inc.call(1)]).using(id="alerts.on_call"))
+    assert handle.cancel() == 1
+
+
 def test_members_come_as_they_end(tasks: Tasks) -> None:
-    slow = tasks.inc.using(delay=0.3).call(1)
+    gate, found = threading.Event(), list[int]()
+
+    @tasks.mill.task(name="last")
+    def last() -> int:
+        assert gate.wait(60)
+        return 2
+
     with worker(tasks.mill):
-        handle = tasks.mill.enqueue(group([slow, tasks.inc.call(2), tasks.inc.call(3)]))
-        found = [job.result(0) for job in handle.as_completed(timeout=20)]
-    assert found[-1] == 2
-    assert sorted(found) == [2, 3, 4]
+        handle = tasks.mill.enqueue(group([last.call(), tasks.inc.call(2), tasks.inc.call(3)]))
+        for job in handle.as_completed(timeout=60):
+            found.append(job.result(0))
+            if len(found) == 2:
+                gate.set()
+    assert sorted(found[:2]) == [3, 4]
+    assert found[2:] == [2]
 
 
 # -- flows ---------------------------------------------------------------------------------------
@@ -406,7 +436,7 @@ def test_a_diamond_runs_its_end_once(both: Tasks) -> None:
     assert both.run(chain(diamond(both), both.total)).result(0) == 65
 
 
-def test_what_comes_after_a_failed_node(tasks: Tasks) -> None:
+def test_nodes_after_a_failed_node_are_cancelled_unless_they_wait_for_any(tasks: Tasks) -> None:
     flow = Flow()
     bad = flow.add(tasks.boom.call())
     flow.add(tasks.inc.call(bad))
@@ -547,7 +577,7 @@ def test_a_reference_travels_in_the_body() -> None:
         assert pickle.loads(pickle.dumps(ref)) == ref
 
 
-def test_what_cannot_be_a_part_is_refused(tasks: Tasks) -> None:
+def test_calls_that_cannot_be_a_part_are_refused(tasks: Tasks) -> None:
     keyed, inc_call = tasks.inc.using(key="k"), tasks.inc.call(1)
     behind = chain(tasks.inc.call(1), map_many(tasks.inc, range(10_001)))
     refused: list[tuple[str, Callable[[], Any]]] = [
@@ -652,7 +682,7 @@ def test_a_hook_is_told_of_the_step_that_failed_when_an_earlier_one_is_gone(task
 # -- looking -------------------------------------------------------------------------------------
 
 
-def test_it_is_explained_what_a_job_waits_for_and_what_dropped_it(tasks: Tasks) -> None:
+def test_explain_names_the_jobs_before_and_the_job_that_dropped_it(tasks: Tasks) -> None:
     mill = tasks.mill
 
     def why(job_id: str) -> str:
@@ -662,11 +692,11 @@ def test_it_is_explained_what_a_job_waits_for_and_what_dropped_it(tasks: Tasks) 
     handle = mill.enqueue(chain(tasks.inc.call(1), tasks.boom, tasks.inc).on_failure(tasks.hook))
     whole = mill.enqueue(chain(first, tasks.total))
     one, two, three = handle.steps
-    assert why(two.id) == f"It waits for 1 job(s) before it to succeed: {one.id} (ready)"
+    assert why(two.id) == f"It waits for 1 job before it to succeed: {one.id} (ready)"
     assert "forgotten if all succeed" in why(f"{handle.id}.on_failure")
-    assert mill.job(two.id).trail[-1].detail == "for 1 job(s) before it"
+    assert mill.job(two.id).trail[-1].detail == "for 1 job before it"
     barrier = whole.steps[0].id
-    assert why(barrier) == "It stands for a group, of which 2 job(s) have not ended"
+    assert why(barrier) == "It stands for a group, of which 2 jobs have not ended"
     assert f"{barrier} (waiting)" in why(whole.id)
     run_all(mill)
     assert "not run, since job" in why(three.id)
@@ -675,3 +705,19 @@ def test_it_is_explained_what_a_job_waits_for_and_what_dropped_it(tasks: Tasks) 
     last = mill.enqueue(chain(tasks.boom.call(), tasks.inc, tasks.inc))
     run_all(mill)
     assert f"it began with job {last.steps[0].id}, which failed: ValueError: no" in why(last.id)
+
+
+def test_a_chain_that_failed_in_a_group_names_the_failed_step_and_its_error(tasks: Tasks) -> None:
+    # Given a group with a chain whose first step fails.
+    member = chain(tasks.boom.call(), tasks.inc, tasks.inc)
+    whole = tasks.mill.enqueue(group([member, tasks.inc.call(1)]))
+    run_all(tasks.mill)
+    began = f"it began with job {whole[0].id}.0000, which failed: ValueError: no"
+    # Then its error, and the explanation of the group, name this step and what it raised.
+    with pytest.raises(JobCancelled, match=re.escape(began)) as caught:
+        whole.results(0)
+    assert isinstance(caught.value.__cause__, JobFailed)
+    assert "in boom" in caught.value.__cause__.traceback
+    assert explain_in(tasks.mill.broker, whole.refresh()).endswith(began)
+    with pytest.raises(JobFailed, match=re.escape(began)):
+        tasks.mill.job(whole.id).result(0)

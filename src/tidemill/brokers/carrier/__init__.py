@@ -1,1 +1,1 @@
-"""A broker that keeps jobs in a store and carries what is ready through a message broker."""
+"""A broker that keeps jobs in a store and carries ready jobs through a message broker."""

@@ -1,10 +1,10 @@
-"""A broker made of two: a carrier holds the ready jobs, a store everything else.
+"""A store with a carrier: the carrier holds the ready jobs, the store everything else.
 
 Each step of a job is atomic in the store: puts, waits, due times, runs and ends, keys, results,
 flows, limits and schedules. A relay (:mod:`.relay`) brings ready jobs to the carrier, which hands
 them to workers. A worker that receives a message takes the lease in it from the store, and only
-then runs the job. The message is acknowledged later: the store knows who runs the job from then on.
-Raw messages are not carried; consumers take them from the store.
+then runs the job. The message is acknowledged later. After the worker has taken the lease, the
+store knows who runs the job. Raw messages are not carried; consumers take them from the store.
 
 | killed | left over | effect |
 |---|---|---|
@@ -88,7 +88,8 @@ class CarryingBroker(StoreCalls):
             if worker is not None:
                 worker.relay.look_at_breakers()
             else:
-                with contextlib.suppress(TidemillError):  # the step counts in any case
+                # The store has done the step, even if this fails.
+                with contextlib.suppress(TidemillError):
                     hold_back(self.store)
         return reply
 
@@ -124,19 +125,20 @@ class CarryingBroker(StoreCalls):
         return released
 
     def count_silence(self) -> float:
-        return float("inf")  # there are no remote owners
+        return float("inf")  # a store with a carrier has no remote owners
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
-        """Depart as the store does; sealing makes all carried messages stale."""
+        """Begin the move of the store's jobs to another store; a seal makes all messages stale."""
         departure = self.store.depart(where, seal=seal)
         if seal:
-            with contextlib.suppress(BrokerUnavailable):  # stale messages only take up room
+            # If this fails, stale messages only take up room.
+            with contextlib.suppress(BrokerUnavailable):
                 for row in self.carrier.stats():
                     self.carrier.purge(row.name)
         return departure
 
     def stay(self) -> None:
-        """Stay as the store does; the relay publishes again, since messages may be gone."""
+        """Cancel the move of the jobs. The relay publishes again, since messages may be gone."""
         self.store.stay()
         self.store.recall()
 
@@ -145,7 +147,7 @@ class CarryingBroker(StoreCalls):
     def set_limit(
         self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
     ) -> None:
-        """Set a limit as the store does; carried jobs come back and obey it, too."""
+        """Set a limit in the store; carried jobs come back, so that they obey the limit, too."""
         before = self._terms_of(name, queue)
         self._limit_calls.set_limit(name, terms, queue=queue, declared=declared)
         if self._terms_of(name, queue) != before:

@@ -23,7 +23,7 @@ def lending_store(broker: Store) -> LendingStore:
     """The broker, typed as a store that lends leases to a carrier.
 
     Raises:
-        FeatureMissing: it lends none.
+        FeatureMissing: the broker lends no leases.
     """
     need(broker, Feature.CARRY, "store=")
     return cast(LendingStore, broker)

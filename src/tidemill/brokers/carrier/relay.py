@@ -1,10 +1,10 @@
 """The relay: it brings ready jobs of a store to a carrier, and hands their leases over.
 
 Each worker runs a relay in a thread, as an owner of its own. The relay leases jobs in the ordinary
-way and publishes the leases. When the carrier has confirmed them, the relay hands the leases over.
-If the relay is killed in between, its leases go back like those of any dead owner, and are
-published again. Messages of the first time are stale: a worker takes the lease by its token before
-it runs the job.
+way and publishes the leases. When the carrier has confirmed the messages, the relay gives these
+leases to the carrier. If the relay is killed in between, its leases go back like the leases of any
+dead owner, and their jobs are published again. The earlier messages are stale: a worker cannot take
+their leases from the store, and so does not run the jobs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
+from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (
@@ -33,7 +34,6 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.job import RELAY, Envelope, Lease, Outcome, Owner, Verdict
-from tidemill.core.retry import ENDLESS
 
 __all__ = ["Brought", "Carrier", "InvalidMessage", "NoPlace", "Refused", "Relay", "unwrap"]
 
@@ -45,18 +45,21 @@ BATCH = 500
 _TRY_AGAIN = 1.0
 """Seconds between tries while store or carrier does not answer."""
 
-LOOK_EVERY, LOOK_AGAIN, LOOKS = 30.0, 2.0, 10
-"""Seconds between checks that the carrier still has its messages; seconds between checks after one
-that found none; and the number of such checks in a row that proves a loss."""
+LOOK_EVERY = 30.0
+"""Seconds between two checks that the carrier still has its messages."""
+
+LOOK_AGAIN, LOOKS = 2.0, 10
+"""``LOOK_AGAIN``: seconds until the next check, after a check that found no message. ``LOOKS`` such
+checks in a row prove that messages are lost."""
 
 OVERTAKEN = 60.0
-"""A lease is lost when a lease made so many seconds later came out of the same queue first: a
-worker that holds a message uses or loses it sooner."""
+"""Seconds. A lease counts as lost when a lease that was made this much later arrives first from the
+same queue. No worker holds a message so long before it takes the lease."""
 
 _SAMPLES = 10_000
 
 _SNOOZE = 10.0
-"""Seconds until a job is published again whose queue the carrier could not make."""
+"""Seconds until the next publish of a job when the carrier could not make the job's queue."""
 
 _FAREWELL = 10.0
 """Seconds that a stopping relay has for its last step."""
@@ -88,7 +91,7 @@ def _place(queue: str, lease: Lease) -> _Place:
 
 
 class Carrier(Store, Protocol):
-    """A broker that brings leases to its owners, which can wait on a descriptor for them."""
+    """A broker that brings leases to its owners, which can wait for leases on a descriptor."""
 
     def carry(self, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
         """Publish jobs; jobs whose ids are in ``alone`` are brought one at a time.
@@ -101,7 +104,7 @@ class Carrier(Store, Protocol):
         """
         ...
 
-    def bell(self, owner_id: str) -> int:
+    def wake_up_fd(self, owner_id: str) -> int:
         """A descriptor that becomes readable when a message comes after ``arm``."""
         ...
 
@@ -114,7 +117,7 @@ class Carrier(Store, Protocol):
         ...
 
     def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Jobs were published: the queues of an owner may no longer be empty."""
+        """Have the queues of these jobs checked again, since jobs were published there."""
         ...
 
 
@@ -143,13 +146,13 @@ def unwrap(brought: Lease) -> Brought:
     """The lease in a message of the carrier.
 
     Raises:
-        InvalidMessage: another program put it there.
+        InvalidMessage: another program published the message.
     """
     message = brought.open()
     if message.task != _TASK:
         raise InvalidMessage(
-            "it was put without a store, and its workers have one: run a worker without store= "
-            "for it, or use another prefix"
+            "the message was put without store=, and this worker has store=: run a worker without "
+            "store= for it, or use another prefix"
         )
     job_id, lease = message.id.partition("@")[2], _decode(message.body)
     return Brought(brought.token, message.queue, job_id, lease)
@@ -169,7 +172,7 @@ def hold_back(store: Store) -> None:
 
 
 class Relay:
-    """The thread, and its owner."""
+    """The relay of one worker: its thread, and its owner."""
 
     def __init__(self, store: Store, carrier: Carrier, owner: Owner) -> None:
         self._store = store
@@ -179,14 +182,15 @@ class Relay:
         self.owner = msgspec.structs.replace(owner, id=new_id(), kind=RELAY, board="")
         self._stopping = threading.Event()
         self._troubled = False
-        self.quiet = False  # the store departs
-        self._behind = False  # the store may have lost steps of the relay
+        self.quiet = False  # True while the jobs move to another store
+        self._behind = False  # True when the store may have lost steps of the relay
         self._next_look = time.monotonic() + LOOK_EVERY
-        self._missing: set[str] = set()  # queues without a message at each of the checks
-        self._looks = 0  # number of these checks
+        self._missing: set[str] = set()  # queues without a message at each of the last checks
+        self._looks = 0  # the number of these checks
         self._samples: deque[tuple[_Place, Lease, str]] = deque(maxlen=_SAMPLES)
-        self._arrived: dict[_Place, float] = {}  # the latest lease time among its arrivals
-        self._failed = False  # an attempt failed since the last check of breakers
+        # The latest lease time of an arrived message, by sequence.
+        self._arrived: dict[_Place, float] = {}
+        self._failed = False  # True when an attempt failed since the last check of breakers
         self._asked, self._looked = 0, 0  # the numbers of checks asked for, and done
         self._thread = threading.Thread(target=self._run, name="tidemill-relay", daemon=True)
         store.attach(self.owner)
@@ -199,7 +203,7 @@ class Relay:
         return self._asked
 
     def has_looked(self, number: int) -> bool:
-        """True when all jobs that were ready at that request are with the carrier."""
+        """True when all jobs that were ready at the request are with the carrier."""
         return self._looked >= number
 
     def look_at_breakers(self) -> None:
@@ -208,7 +212,7 @@ class Relay:
         self._store.wake(self.owner.id)
 
     def came(self, one: Brought) -> None:
-        """Note that a carried lease arrived and was taken."""
+        """Record that a carried lease arrived and was taken."""
         place = _place(one.queue, one.lease)
         self._arrived[place] = max(one.lease.leased, self._arrived.get(place, 0.0))
 
@@ -218,7 +222,8 @@ class Relay:
         with contextlib.suppress(BrokerUnavailable):
             self._store.wake(self.owner.id)
         self._thread.join(_FAREWELL)
-        with contextlib.suppress(BrokerUnavailable):  # its leases go back when it is given up
+        # If this fails, the leases go back when the relay is given up.
+        with contextlib.suppress(BrokerUnavailable):
             self._store.detach(self.owner.id)
 
     # -- its thread -----------------------------------------------------------------------------
@@ -231,17 +236,17 @@ class Relay:
             except (BrokerUnavailable, StoreFull, StoreMoved) as error:
                 self._say(error)
                 self._stopping.wait(_TRY_AGAIN)
-            except Exception:  # the end of the thread would strand its leases
+            except Exception:  # the thread must go on: without it, its leases would not go back
                 if not self._stopping.is_set():
                     log.exception("the relay goes on after an error")
                     self._stopping.wait(_TRY_AGAIN)
         if verdicts:
-            with contextlib.suppress(TidemillError):  # then they go back
+            with contextlib.suppress(TidemillError):  # if this fails, the leases go back
                 self._store.exchange(Step(self.owner.id, verdicts))
 
     def _turn(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
-        """Hand over published leases, lease more, publish those; return their verdicts."""
-        # Checks may fail, so they come first: no lease of this turn is stranded.
+        """Hand over published leases, lease more jobs and publish these; return new verdicts."""
+        # Checks come first, since they may fail: then this turn has not leased a job yet.
         if self._failed:
             self._failed = False
             hold_back(self._store)
@@ -270,7 +275,7 @@ class Relay:
             self._store.wake(self._worker)
         if self._troubled:
             self._troubled = False
-            log.info("jobs are brought over again")
+            log.info("the relay publishes jobs to the carrier again")
         if not self._stopping.is_set():
             left = max(0.0, self._next_look - time.monotonic())
             self._store.wait(self.owner.id, min(reply.next_due, left))
@@ -293,7 +298,7 @@ class Relay:
         return [Verdict(lease.token, outcome) for lease in leases]
 
     def _publish_singly(self, leases: Sequence[Lease]) -> Sequence[Verdict]:
-        """Publish leases one by one, so that a refused lease holds up no other."""
+        """Publish leases one by one, so that a refused lease does not delay the other leases."""
         verdicts: list[Verdict] = []
         closed: dict[str, str] = {}  # queues that the carrier cannot make, each with the error
         for lease in leases:
@@ -307,7 +312,7 @@ class Relay:
                 closed[job.queue] = str(error)
             except (Refused, InvalidOption) as error:
                 log.error("job %s cannot be carried: %s", job.id, error)
-                why = f"it cannot be brought to a worker: {error}"
+                why = f"the carrier cannot bring the job to a worker: {error}"
                 verdicts.append(Verdict(token, Outcome.FAIL, error=why))
                 continue
             verdicts.append(Verdict(token, Outcome.SNOOZE, delay=_SNOOZE, error=closed[job.queue]))
@@ -326,14 +331,14 @@ class Relay:
     def _say(self, error: Exception) -> None:
         if not self._troubled:
             self._troubled = True
-            log.error("no jobs are brought over: %s; trying again", error)
+            log.error("the relay publishes no jobs to the carrier: %s; trying again", error)
 
     def _check_samples(self) -> None:
-        """Detect a carrier that lost some messages and goes on: later ones arrive, those do not.
+        """Detect a carrier that lost some messages and goes on: only later messages arrive.
 
-        The last lease of each sequence in each batch is a sample. When a lease made long after a
-        sample has arrived first, the sample was either taken, or it is lost: if it can still be
-        taken, everything is recalled.
+        The last lease of each sequence in each batch is a sample. When a much later lease of the
+        sequence has arrived, the sample was taken, or its message is lost. If the sample can still
+        be taken, its message is lost, and all carried leases are recalled.
         """
         arrived, samples = self._arrived, list(self._samples)
         passed = [s for s in samples if arrived.get(s[0], 0.0) > s[1].leased + OVERTAKEN]
@@ -346,7 +351,7 @@ class Relay:
             back = [Verdict(token, Outcome.RELEASE) for token in lost]
             self._store.exchange(Step(self.owner.id, back))
             count = len(lost) + self._store.recall()
-            log.warning("the carrier has lost some of %d jobs: they go to it once more", count)
+            log.warning("the carrier has lost some of %d jobs: all are published again", count)
         kept = [sample for sample in samples if sample not in passed]
         self._samples = deque(kept, maxlen=_SAMPLES)
 
@@ -363,7 +368,7 @@ class Relay:
         self._looks = self._looks + 1 if self._missing else 0
         if self._looks >= LOOKS:
             count, names = sum(map(carried.__getitem__, self._missing)), sorted(self._missing)
-            log.warning("the carrier has lost %d jobs of %s: they go to it once more", count, names)
+            log.warning("the carrier has lost %d jobs of %s: all are published again", count, names)
             self._store.recall()
             self._looks = 0
         self._next_look = time.monotonic() + (LOOK_AGAIN if self._looks else LOOK_EVERY)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from tidemill.brokers.carrier.lending import LendingStore
+from tidemill.brokers.carrier.admin import AdminCalls
+from tidemill.brokers.carrier.history import HistoryCalls
+from tidemill.brokers.carrier.topics import TopicCalls
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
@@ -13,7 +15,6 @@ from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask, with_unknown_tasks
 from tidemill.core.job import (
-    Command,
     Envelope,
     Lease,
     Put,
@@ -25,10 +26,8 @@ from tidemill.limits.arithmetic import Held, LimitStats
 __all__ = ["StoreCalls"]
 
 
-class StoreCalls:
+class StoreCalls(AdminCalls, TopicCalls, HistoryCalls):
     """Passes calls on to the store."""
-
-    store: LendingStore
 
     @property
     def identity(self) -> str:
@@ -78,32 +77,6 @@ class StoreCalls:
 
     def stats(self) -> list[QueueStats]:
         return self.store.stats()
-
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        return self.store.cancel(job_ids, terminate=terminate)
-
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        return self.store.kick(job_ids, force=force)
-
-    def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        return self.store.delete(job_ids)
-
-    def set_queue(
-        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
-    ) -> None:
-        self.store.set_queue(queue, paused=paused, max_size=max_size)
-
-    def purge(self, queue: str) -> int:
-        return self.store.purge(queue)
-
-    def forget_queue(self, queue: str) -> bool:
-        return self.store.forget_queue(queue)
-
-    def command(self, owner_id: str, command: Command) -> bool:
-        return self.store.command(owner_id, command)
-
-    def backup(self, target: str) -> None:
-        self.store.backup(target)
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         return self.store.schedules(names)

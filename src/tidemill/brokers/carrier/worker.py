@@ -29,8 +29,9 @@ from tidemill.core.job import (
 __all__ = ["CarriedWorker"]
 
 _KEPT = 10.0
-"""Seconds after which the message of a running job is acknowledged: a server takes unacknowledged
-messages back after a time. A worker that runs a job for so long has received no more messages."""
+"""Seconds after which the message of a running job is acknowledged. Until then, the server sends no
+other message to the busy worker. Without the acknowledgement, the server would take the message
+back after some minutes."""
 
 
 class CarriedWorker:
@@ -42,9 +43,10 @@ class CarriedWorker:
         self._id = owner.id
         self._brought: list[Brought] = []
         self._kept: dict[int, tuple[int, float]] = {}
-        """By token of a lease: the token of its message, and the time of taking, in this order."""
-        self._look = 0  # the number of the relay's check since the last activity
-        self._did = True  # active since the relay was last asked to check
+        """Token of a lease -> token of its message, and machine time at which the lease was taken.
+        The oldest lease comes first."""
+        self._look = 0  # the check that the relay was asked for last, by number
+        self._did = True  # True when active since the relay was last asked to check
         with contextlib.ExitStack() as undoing:
             carrier.attach(owner)
             undoing.callback(carrier.detach, owner.id)
@@ -62,7 +64,7 @@ class CarriedWorker:
         want = self._not_carried(step)
         reply = self._store.exchange(msgspec.structs.replace(step, want=want, take=take))
         brought, self._brought = self._brought, []
-        lost = len(reply.taken) < len(brought)  # the store took none
+        lost = len(reply.taken) < len(brought)  # the owner is lost: the store took none
         taken = [False] * len(brought) if lost else reply.taken
         now, since = wall_time(), machine_time()
         for one, mine in zip(brought, taken, strict=True):
@@ -72,7 +74,7 @@ class CarriedWorker:
                 reply.leases.append(one.lease)
                 self._kept[one.lease.token] = one.token, since
         if not all(taken):
-            reply.next_due, more = 0.0, True  # a message was stale, and its place is still free
+            reply.next_due, more = 0.0, True  # a message was stale: ask for another one
         if brought:
             point("carried.taken")
         outcome = Outcome.RELEASE if lost else Outcome.SUCCESS
@@ -80,15 +82,17 @@ class CarriedWorker:
         self._end([Verdict(one.token, outcome) for one in not_taken])
         if step.verdicts or reply.leases:
             self._did = True
-        elif self._did and step.want is not None:  # otherwise every job would wake the relay
+        elif self._did and step.want is not None:
+            # Without this condition, every job would wake the relay.
             self._did, self._look = False, self.relay.ask()
         reply.more = more or self._did or not self.relay.has_looked(self._look)
         if self.relay.quiet and step.want is not None and step.want.count:
-            reply.commands.append(Command("quiet"))  # the store itself has not seen this want
+            # Tell the worker: the store has not seen this want.
+            reply.commands.append(Command("quiet"))
         return reply
 
     def _done_with(self, step: Step) -> list[Verdict]:
-        """Verdicts on messages whose jobs have ended or run for long."""
+        """Verdicts on messages whose jobs have ended, or have run for ``_KEPT`` seconds."""
         kept, late = self._kept, machine_time() - _KEPT
         tokens = [one.token for one in step.verdicts if one.token in kept and not one.hold]
         tokens += itertools.takewhile(lambda token: kept[token][1] < late, kept)
@@ -125,18 +129,18 @@ class CarriedWorker:
 
     def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep until the carrier brings a message or the store has a hint."""
-        bell = self._carrier.bell(self._id)
+        wake_up = self._carrier.wake_up_fd(self._id)
         if not self._carrier.arm(self._id):
             timeout = 0.0
         try:
-            ready = self._store.wait(self._id, timeout, [bell, *fds])
+            ready = self._store.wait(self._id, timeout, [wake_up, *fds])
         finally:
             self._carrier.disarm(self._id)
-        return [fd for fd in ready if fd != bell]
+        return [fd for fd in ready if fd != wake_up]
 
     def detach(self) -> None:
-        """Leave carrier and store; messages not taken go to other workers."""
-        with contextlib.ExitStack() as leaving:  # every step, also when another fails
+        """Leave the carrier and the store; messages that were not taken go to other workers."""
+        with contextlib.ExitStack() as leaving:  # do every step, also when another step fails
             leaving.callback(self._store.detach, self._id)
             leaving.callback(self.leave)
 

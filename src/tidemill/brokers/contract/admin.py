@@ -1,7 +1,7 @@
 """The part of the contract that changes jobs, queues and owners on request.
 
 Repeating a call has no further effect unless another caller acts in between. The answer to the
-second call reports only changes of the second call.
+second call reports only what the second call changed.
 """
 
 from __future__ import annotations
@@ -9,16 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
 from tidemill.core.job import Command
 
-__all__ = ["Admin"]
+__all__ = ["Admin", "KeptPurge"]
+
+
+class KeptPurge(msgspec.Struct, array_like=True, frozen=True):
+    """What a purge has kept.
+
+    Attributes:
+        jobs: the number of purged jobs.
+        is_whole: False when the store had no room to purge all jobs; the other jobs are still in
+            the queue.
+    """
+
+    jobs: int
+    is_whole: bool = True
 
 
 class Admin(Protocol):
     """Requests of operators and of callers that hold a job's id."""
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        """Cancel an unfinished job at once, a running job through its owner. False: too late."""
+        """Cancel an unfinished job at once, a running job through its owner.
+
+        Returns False when the job has finished or does not exist.
+        """
         ...
 
     def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
@@ -28,8 +46,8 @@ class Admin(Protocol):
         goes on with its run.
 
         With ``force`` a succeeded job runs again, too, unless it belongs to a flow. With ``force``
-        a job whose key a succeeded job holds (``Unique.period``) takes the key, until the same
-        time.
+        a job also takes its key from a succeeded job that keeps the key for a ``Unique.period``.
+        The job that took the key keeps it until the same time.
 
         A barrier (``RunOn.BARRIER``) never runs: kick the failed jobs before it.
         """
@@ -37,6 +55,22 @@ class Admin(Protocol):
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         """Forget jobs in any state; a running job loses its lease."""
+        ...
+
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        """Give waiting jobs a new rank, a new queue, or both; None keeps the old value.
+
+        Only jobs that are ready, scheduled or in the state ``waiting`` are changed. A job keeps its
+        sequence number, so its position is as if the put had named the new rank and queue. The job
+        also keeps its due time, key, limit and history. A job that lies with a carrier
+        (:mod:`.carrier`) leaves the carrier.
+
+        Returns False and changes nothing for a job that runs, has finished or does not exist. The
+        same holds when the other queue has no room for the job (``max_size``). ``max_size`` does
+        not apply to a job in the state ``waiting``.
+        """
         ...
 
     def set_queue(
@@ -49,8 +83,28 @@ class Admin(Protocol):
         """Delete all jobs of a queue that are neither running nor finished; return how many."""
         ...
 
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        """Cancel the jobs that ``purge`` would delete; ``restore`` can bring them back.
+
+        The error of these jobs is :func:`tidemill.core.purge_mark.purged`. The jobs count as
+        purged, not as cancelled, and are kept as long as failed jobs. If the caller dies during the
+        call, only some jobs may be purged.
+        """
+        ...
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        """Bring purged jobs back, with their sequence, priority, due time, attempts and key.
+
+        A restored job has its key until the job ends; a ``Unique.period`` does not go on. A job
+        that waited for other jobs waits again, or starts if the other jobs have ended. To restore a
+        flow, restore its jobs one by one, and begin with the job that was put last. The answer is
+        False for a job that the purge does not have, or whose key another job has now. It is also
+        False for a job that waited for a job without success.
+        """
+        ...
+
     def forget_queue(self, queue: str) -> bool:
-        """Forget the counters and settings of a queue; False when it has unfinished jobs.
+        """Forget a queue's counters, settings and bindings; False when it has unfinished jobs.
 
         The queue's limit and its finished jobs stay.
         """

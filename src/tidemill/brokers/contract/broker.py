@@ -1,30 +1,34 @@
 """The core of the contract: the nine calls by which jobs enter a broker, run, and end.
 
-Calls are synchronous and thread-safe, and take batches. Each call is one atomic step: a kill in
-the middle leaves either all of its effects or none. A broker keeps the laws of the features that
-it lists. The caller refuses an option whose feature is missing, naming the feature.
+Calls are synchronous and thread-safe, and take batches. Each call is atomic: a kill in the middle
+leaves either all of its effects or none. A broker keeps the laws of the features that it lists. The
+caller refuses an option whose feature is missing; the error names the feature.
 
 An owner (a worker or a consumer) calls ``attach``, and then ``exchange`` and ``wait`` in turn.
 ``exchange`` hands in verdicts, takes leases, and never sleeps. ``wait`` sleeps until the next due
-time, a hint, or a readable descriptor of the caller's. A hint may be wrong, since the store is the
-truth: after each wake-up the owner exchanges again.
+time, a hint, or until a descriptor of the caller is readable. A *hint* tells a sleeping owner that
+the store may have a job for it. Only the store knows the state of a job: after each wake-up the
+owner exchanges again.
 
-A broker over a network keeps three promises that a file cannot break:
+A broker over a network also keeps three promises:
 
 - **Lost replies.** The broker repeats the call under the serial or nonce of the first attempt; the
-  store answers a repeated call again and does not do it again. Without an answer the call raises
-  ``BrokerUnavailable``: the step may have happened. The owner hands in the same verdicts and the
-  same leases to take with its next step (:mod:`tidemill.brokers.network.repeated_calls`).
-  ``exchange`` and ``wait`` raise soon, since a supervisor has deadlines to watch. ``put``,
-  inspection and administration first wait for the server, up to the ``patience`` of the URL.
-- **Leases of owners.** The store gives up an owner that it has not heard from for the length of
-  the owner's lease. ``exchange`` renews the lease, so ``wait`` returns in time for the next one.
-  A consumer is not given up while the ttr of a message that it holds runs.
-- **Time** is the server's.
+  store answers a repeated call again, but does not repeat its effects. Without an answer the call
+  raises ``BrokerUnavailable``: the step may have happened. With its next step the owner hands in
+  the same verdicts, and asks again for the leases that it wanted to take
+  (:mod:`tidemill.brokers.network.repeated_calls`). ``exchange`` and ``wait`` raise soon, since a
+  supervisor has deadlines to watch. ``put``, inspection and administration first wait for the
+  server, up to the ``patience`` of the URL.
+- **Leases of owners.** The store gives up an owner after a silence as long as the owner's lease.
+  ``exchange`` renews the lease, so ``wait`` returns in time for the next ``exchange``. A consumer
+  is not given up while the ttr (time to run) of one of its messages lasts.
+- **Time** is the time of the server's clock.
 
 The other parts of the contract have a file each: :mod:`.inspection`, :mod:`.admin`,
-:mod:`.schedules`, :mod:`.limits`, :mod:`.transfer`, :mod:`.job_waits`, :mod:`.carrier` and
-:mod:`.remote_owners`. A :class:`~.store.Store` has all of them.
+:mod:`.schedules`, :mod:`.limits`, :mod:`.topics`, :mod:`.history`, :mod:`.transfer`,
+:mod:`.job_waits`, :mod:`.carrier` and :mod:`.remote_owners`. A :class:`~.store.Store` has
+all of them but limits, topics and history, which :func:`.limits.with_limits`,
+:func:`.topics.with_topics` and :func:`.history.with_history` give.
 """
 
 from __future__ import annotations
@@ -39,10 +43,10 @@ from tidemill.core.job import Envelope, Owner, Put
 __all__ = ["KEEP_ATTEMPTS", "SMALL_RESULT", "Broker"]
 
 KEEP_ATTEMPTS = 20
-"""The most attempts that a history lists, the latest ones. The counter goes on."""
+"""The most attempts that a job's history lists, the latest. The counter of attempts goes on."""
 
 SMALL_RESULT = 512
-"""A result of so many bytes is kept however little room a store has."""
+"""The size in bytes of a result that even a full store keeps."""
 
 
 class Broker(Protocol):
@@ -55,7 +59,7 @@ class Broker(Protocol):
     def boards(self) -> str:
         """The folder on this machine for the scoreboards of owners.
 
-        Empty when the broker has none: a worker then uses a temporary folder.
+        Empty when the broker has no such folder: a worker then uses a temporary folder.
         """
         ...
 
@@ -73,12 +77,12 @@ class Broker(Protocol):
         When the call returns, the jobs are kept (law 1). With ``txn`` the jobs exist if and only
         if the caller's transaction commits. When a call with a ``nonce`` accepted jobs, a call
         with the same nonce within 10 minutes gets the same answer and accepts nothing. A nonce has
-        up to 100 characters; ids made by tidemill are best.
+        up to 100 characters; an id made by tidemill is a good nonce.
 
-        A job that waits for others (``Links.waits``) counts the jobs that are put and name it as
-        ``next``. The job is held back at least until the call that put it has put them all. Jobs
-        in ``hold`` are held back until a later call names them in ``let_go``. ``max_size`` does
-        not apply to a job that waits. Neither the job nor the jobs before it may have a key.
+        A job with ``Links.waits`` waits for every job that is put with its id as ``next``. It also
+        waits until the call has put all jobs of the call. Jobs in ``hold`` do not start until a
+        later call names them in ``let_go``. ``max_size`` does not apply to a job that waits. A job
+        that waits has no key, and neither have the jobs for which it waits.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull: nothing was stored.
@@ -87,38 +91,39 @@ class Broker(Protocol):
         ...
 
     def attach(self, owner: Owner) -> None:
-        """List an owner as alive until it detaches, its process dies, or its lease passes.
+        """List an owner as alive until the owner detaches, its process dies, or its lease ends.
 
         Raises:
-            StoreMoved: the store departs; no owner works on it any more.
+            StoreMoved: the jobs move to another store, so no owner may attach to this store.
         """
         ...
 
     def detach(self, owner_id: str) -> None:
-        """Take an owner off the list; jobs that it still holds go back and count no attempt."""
+        """Take an owner off the list; its jobs go back to their queues and count no attempt."""
         ...
 
     def exchange(self, step: Step) -> Reply:
-        """Note, settle, touch, take and lease, in that order, as one step. Never sleeps.
+        """Store notes, settle, touch, take and lease, in this order, in one commit. Never sleeps.
 
-        - Jobs that have come due move first.
+        - Before all this, due jobs become ready.
         - Leases may include jobs that were leased in the owner's name during its ``wait``. A reply
-          never has more leases than the step wants.
-        - An owner that was given up (``release``) has lost every lease. It gets the command
+          has at most as many leases as the step wants.
+        - An owner that was given up (``release``) has lost every lease. The owner gets the command
           ``lost`` and no leases, and may attach again.
-        - Followers of a verdict are stored whatever ``max_size`` or the disk reserve say, since
-          settling must not fail. A follower is left out when its id is taken or its key rejects it.
-        - Nothing is taken from the carrier when the job's queue is paused or the store departs:
-          the job goes back to its queue. An expired job ends as expired.
+        - Jobs that a verdict puts (its followers) are stored even beyond ``max_size`` and the disk
+          reserve, since settling must not fail. A follower whose id or key is taken is left out.
+        - A lease is not taken from the carrier while its queue is paused, or while all jobs move to
+          another store. Its job goes back to the queue. A job that has expired ends as expired.
         """
         ...
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         """Sleep until a hint, a readable descriptor or the timeout; return readable descriptors.
 
-        Returns at once if anything of interest happened since the owner's last exchange. The
-        timeout should not exceed that exchange's ``next_due``. After the last wait the owner
-        exchanges once more: otherwise a hint is lost, and a job that it announced stays ready.
+        Returns at once if something for the owner has happened since its last exchange. The timeout
+        should not exceed the ``next_due`` of the last exchange. After the last wait the owner
+        exchanges once more. Without this exchange a hint is lost, and the job that the hint
+        announced stays ready.
         """
         ...
 
@@ -129,15 +134,16 @@ class Broker(Protocol):
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Give back all jobs of a dead owner, take it off the list, and return their number.
 
-        ``causes`` is a witness's account, by token. A job whose token is in ``causes`` was running:
-        it used an attempt, and the cause is its error. Other jobs go back and count no attempt.
-        None means that there was no witness: each job gets a loss, and each message a failed
-        attempt.
+        A witness is a process that has read the scoreboard of the dead owner. ``causes`` is its
+        report: the tokens of the jobs that were running, each with a cause. A job in the report
+        used an attempt, and the cause is its error. Other jobs go back and count no attempt.
+        Without a witness, ``causes`` is None: each job gets a loss (``Lease.losses``), and each
+        message a failed attempt.
         """
         ...
 
     def tick(self) -> float:
-        """Release dead owners and prune; return the seconds until the next call is useful."""
+        """Release dead owners and delete old jobs; return the seconds until the next call."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The part of the contract that fills and empties a message broker (``Feature.DRAIN``).
 
-A message broker only carries jobs and has no place for most of a job's record. It cannot be closed
-to others, so other programs may put and take jobs while tidemill drains it.
+A message broker only carries jobs and has no place for most of a job's record. tidemill cannot lock
+a message broker, so other programs may put and take jobs while tidemill drains it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Remains(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct):
-    """Jobs taken out of a broker. The broker keeps each one until the caller says it is stored.
+    """Jobs taken out of a broker. The broker keeps each job until the caller reports it stored.
 
     Attributes:
-        records: the jobs as they stood there, without numbers: ready, scheduled or failed.
-        strange: names of messages that are not jobs; they stay in the broker.
+        records: the jobs as the broker had them, without sequence numbers: ready, scheduled or
+            failed.
+        strange: names of messages that are not jobs. These messages stay in the broker.
         stored: for each record, whether the broker may forget it. Set this list before asking for
-            the next piece. The broker does not bring a forgotten job again.
+            the next piece. The broker does not return a forgotten job again.
         remains: in the last piece only, the jobs that arrived meanwhile.
     """
 
@@ -50,22 +51,25 @@ class CarriedJobs(Protocol):
     """All jobs that a message broker carries."""
 
     def unfit(self, job: Envelope) -> str:
-        """The reason the broker cannot carry a job, to stand behind "jobs"; empty if it can."""
+        """Why the broker cannot carry a job; empty if the broker can.
+
+        The text continues a sentence after the word "jobs".
+        """
         ...
 
     def take(self) -> Iterator[Taken]:
         """Take all jobs out, in pieces: scheduled jobs, ready jobs, then failed jobs.
 
-        The jobs of each state come in order, as far as there is one. Jobs that other consumers
-        held and gave back meanwhile are looked for several times, but not for ever.
+        The jobs of each state come in order, as far as the broker keeps an order. The broker looks
+        a few times for jobs that other consumers held and gave back.
 
         Raises:
-            BrokerUnavailable: the broker does not answer; jobs not yet stored stay in it.
+            BrokerUnavailable: the broker does not answer. Jobs not yet stored stay in the broker.
         """
         ...
 
     def remains(self) -> Remains:
-        """The jobs and consumers of this moment."""
+        """The jobs and consumers that the broker has now."""
         ...
 
 
@@ -79,5 +83,5 @@ def carried_jobs(broker: Broker, queues: Collection[str] = ()) -> CarriedJobs:
     Raises:
         FeatureMissing: the broker is a store.
     """
-    need(broker, Feature.DRAIN, "taking out what is carried")
+    need(broker, Feature.DRAIN, "taking carried jobs out")
     return cast(_Carries, broker).contents(queues)

@@ -1,12 +1,12 @@
 """The part of the contract that reports leases before they are durable.
 
-A lease that a crash loses costs at most a second run of its job. If the holder of the lease is lost
-in the same crash, even that does not happen: a client whose connection breaks knows that its job
-now belongs to another client. An owner of such clients need not wait for the disk before it hands
-out its leases. Verdicts that its clients send meanwhile may join the same commit.
+If a crash loses a lease, its job runs a second time at worst. Often the same crash also breaks the
+connection of the client that holds the lease. Then the client knows that it no longer has the job.
+So an owner that serves such clients need not wait for the disk before it hands out leases. Verdicts
+that its clients send during the commit may join the same commit.
 
-An owner whose clients outlive a crash must wait for the disk. Tokens that were not committed are
-given out again, and a client with an old token could settle the job of another client.
+An owner whose clients outlive a crash must wait for the disk. After a crash the store uses
+uncommitted tokens again, so a client with an old token could settle the job of another client.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from tidemill.core.job import Lease, Verdict
 __all__ = ["EarlyLeases", "LeaseCallback"]
 
 LeaseCallback = Callable[[Sequence[Lease]], Sequence[Verdict]]
-"""Receives leases inside the step that makes them; returns verdicts that came meanwhile."""
+"""Receives leases inside the step that makes them; returns verdicts to settle in this step."""
 
 
 @runtime_checkable
 class EarlyLeases(Protocol):
-    """A broker whose commit takes far longer than the rest of a step."""
+    """A broker whose commits take far longer than the rest of a step."""
 
     def exchange_early(self, step: Step, heard: LeaseCallback) -> Reply:
         """Exchange for a consumer, and call ``heard`` before the step is durable.
 
-        ``heard`` receives the leases, also when there are none. It must return soon, since the
-        store is locked. Its verdicts are settled in the same step, and ``settled`` lists them
-        behind the verdicts of the step. Any thread may call it while the caller waits.
+        ``heard`` receives the leases, even if the list is empty. It must return soon, since the
+        store is locked. The verdicts that ``heard`` returns are settled in the same step. Their
+        answers come last in ``Reply.settled``. Any thread may call ``heard`` while the caller
+        waits.
 
-        When ``heard`` is called again, or this call raises, the earlier leases are lost and their
-        tokens may be given to others. Verdicts that ``heard`` returned were not settled; return the
-        verdicts that still count again.
+        When ``heard`` is called again, or this call raises, the earlier leases are lost and other
+        leases may get their tokens. The verdicts that ``heard`` returned before were not settled.
+        ``heard`` must return them again if they still count.
         """
         ...

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.schedules import Schedule
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Command, Lease, Note, Verdict
@@ -21,8 +22,8 @@ class Mode(enum.StrEnum):
     """The order in which a want takes from several queues."""
 
     FAIR = "fair"  # every queue gets its turn
-    STRICT = "strict"  # the first is emptied before the second
-    MERGED = "merged"  # priority and age across all as if they were one
+    STRICT = "strict"  # the first queue is emptied before the second
+    MERGED = "merged"  # all queues together, by priority and then by age
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -33,14 +34,16 @@ class Want(msgspec.Struct, frozen=True):
         queues: the queues to take from; none means all.
         mode: the order of the queues.
         tasks, messages: the kinds to take. A worker takes tasks, a consumer takes raw messages.
-        sleep: True when the owner will wait if there is no job; such an owner gets hints.
-        alone: True to take a task that was lost with a worker (``Lease.losses``). Such a task may
-            have killed its worker, so it must run alone (law 6). The first lost task of the queues
-            comes before all other jobs. A reply has at most one lost task.
-        knows: tasks that have jobs set aside (``Outcome.UNKNOWN``) and that the owner knows. Those
-            jobs are leased as if they were ready. Without ``tasks`` only those jobs are leased;
-            those under a limit become ready instead.
-        told: from 0 on, the owner asks for tasks with jobs set aside: see ``Reply.unknown``.
+        sleep: True when the owner will wait if no job is ready. Only a waiting owner gets hints.
+        alone: True to take a lost task: a task whose worker died (``Lease.losses``). A lost task
+            may have killed its worker, so it must run alone (law 6). The first lost task of the
+            queues comes before all other jobs. A reply has at most one lost task.
+        knows: tasks that the owner knows and that have jobs set aside (``Outcome.UNKNOWN``). The
+            owner gets these jobs as if they were ready. If ``tasks`` is False, the owner gets only
+            these tasks. Of these jobs, the jobs with a limit then become ready, and the owner does
+            not get them.
+        told: the highest number of a task that the owner has got in ``Reply.unknown``; -1 when the
+            reply needs no ``unknown``.
     """
 
     count: int
@@ -58,16 +61,21 @@ class Step(msgspec.Struct):
     """One exchange: the results that an owner hands in, and its want.
 
     Attributes:
-        touch: message leases to renew: (token, seconds), 0 seconds for the message's own ttr.
+        touch: leases of messages to renew: (token, seconds). 0 seconds stand for the message's own
+            ttr (time to run).
         take: leases to take from the carrier: (token, id of the job).
-        fires: the number of due schedules that the owner would fire now; 0 for an owner that fires
-            none, and is not told when the next is due.
+        fires: the number of due schedules that the owner would fire now. With 0 the reply
+            has no schedules, and their due times do not count in ``Reply.next_due``.
         serial: the number of the step, for remote owners; it grows from step to step.
-        behalf: True when another process hands in verdicts and touches for a remote owner, which
-            may itself be alive. The step is no sign of life, takes no commands, and has no serial;
-            repeating it hands the same in again.
-        patience: the seconds that the step may wait for other writers; 0 for the broker's choice.
+        behalf: True when another process makes the step for a remote owner, which may itself be
+            alive. The step has only verdicts and touches. It is no sign of life, takes no commands,
+            and has no serial. A repetition of the step hands in the same verdicts and touches.
+        patience: the seconds that the step may wait for other writers; 0 for the default of the
+            broker.
         held: the tokens of all leases of the owner, if it asks for ``Reply.strays``.
+        history: counts to add to rows of history, if the broker has ``Feature.HISTORY``. After
+            ``BrokerUnavailable`` the caller adds the same counts again, with its next history.
+            When the reply says that the owner was given up (:func:`is_lost`), nothing was added.
     """
 
     owner: str
@@ -81,29 +89,33 @@ class Step(msgspec.Struct):
     behalf: bool = False
     patience: float = 0.0
     held: Sequence[int] | None = None
+    history: Sequence[HistoryRow] = ()
 
 
 class Reply(msgspec.Struct):
     """The answer to a step.
 
     Attributes:
-        settled, touched: answers in order; False means that the lease was lost and nothing changed.
+        settled, touched: the answers to verdicts and to ``Step.touch``, in order. False means that
+            the lease was lost and nothing changed.
         leases: new leases.
         commands: commands for the owner.
         next_due: seconds until something in the store becomes due; infinity when nothing will.
         schedules: due schedules, claimed for :data:`~.schedules.CLAIM` seconds.
-        wall: the server's wall time by which they are due; 0 when it is this machine's.
-        more: True when jobs may still be on their way although the reply has none.
-        taken: answers to ``Step.take`` in order; True for a lease that is now the owner's. The
-            lease is as when it was made, but ``leased`` now, and a consumer's ttr starts now.
-            Empty beside the command ``lost``: nothing was taken, and the messages are not stale.
-        unknown: tasks with jobs set aside, numbered above ``Want.told``.
-        told: the highest of these numbers, or 0 when there are none. A long list comes in parts,
-            with ``next_due`` 0 while more follow.
+        wall: the server's wall time by which schedules are due; 0 for this machine's wall time.
+        more: True when jobs may be on their way to the owner, although the reply has no leases.
+        taken: answers to ``Step.take`` in order; True for a lease that now belongs to the owner.
+            The lease begins now: its time ``leased`` is the present time, and a consumer's ttr
+            starts. ``taken`` is empty in a reply with the command ``lost``: nothing was taken, and
+            the messages are not stale.
+        unknown: tasks with jobs set aside. Each task has a number; only tasks with numbers above
+            ``Want.told`` are listed.
+        told: the highest number of the tasks in ``unknown``; ``Want.told`` when ``unknown`` is
+            empty. A long list comes in parts: ``next_due`` is 0 while more parts follow.
         behind: True when the store may have lost steps that it had answered: a replica took over,
             or a backup was restored. The owner then asks for ``strays``.
-        strays: tokens of leases that the store counts as the owner's, but that were neither in
-            ``Step.held`` nor leased since.
+        strays: tokens of leases that the owner does not know. For the store these leases belong to
+            the owner, but they were neither in ``Step.held`` nor leased later.
     """
 
     settled: list[bool] = []
@@ -133,9 +145,9 @@ def is_lost(reply: Reply) -> bool:
 
 
 def late(step: Step, last: int) -> TidemillError:
-    """The error for a step that comes after later steps: its caller no longer waits."""
+    """The error for a step that arrives after later steps: its caller no longer waits."""
     return TidemillError(
-        f"step {step.serial} of owner {step.owner!r} came late: {last} was done before it"
+        f"step {step.serial} of owner {step.owner!r} came late: step {last} was done before it"
     )
 
 

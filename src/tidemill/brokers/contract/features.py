@@ -13,31 +13,35 @@ __all__ = ["Feature", "lacks", "need"]
 class Feature(enum.StrEnum):
     """A capability of a broker beyond put, lease and settle."""
 
-    DURABLE = "durable"  # jobs survive kill -9 of every process
+    DURABLE = "durable"  # stored jobs survive kill -9 of every process
     PROCESSES = "processes"  # several processes may share the broker
     IDS = "ids"  # a caller may choose the id of a job; each id is taken once
     DELAY = "delay"
     PRIORITY = "priority"
     KEYS = "keys"
-    UNIQUE = "unique"  # a succeeded job keeps its key for a period; replacing has a time limit
+    UNIQUE = "unique"  # options of ``Unique``: ``period`` and ``max_wait``
     RESULTS = "results"
     INSPECT = "inspect"
-    FAILED = "failed"  # failed jobs can be listed, kicked and deleted, if no others can
+    FAILED = "failed"  # failed jobs, at least, can be listed, kicked and deleted
     CANCEL = "cancel"
+    ALTER = "alter"  # a job that has not started can get another priority or queue
     PAUSE = "pause"
     MAX_SIZE = "max_size"
     MERGED = "merged"  # Mode.MERGED: one order across queues
     TRANSACTIONS = "transactions"  # txn=
     BACKUP = "backup"
-    FLOWS = "flows"  # jobs that wait for others: chains, groups, callbacks
-    MOVE = "move"  # all jobs can move to another store, or arrive from one
-    DRAIN = "drain"  # the broker only carries jobs; they can be taken out of it into a store
-    SCHEDULES = "schedules"  # records that come due and fire exactly once
+    FLOWS = "flows"  # jobs that wait for other jobs: chains, groups, callbacks
+    MOVE = "move"  # all jobs can move to another store, or arrive from another store
+    DRAIN = "drain"  # a message broker, whose jobs can be moved into a store
+    SCHEDULES = "schedules"  # schedules, each of which fires exactly once for each due time
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
     CARRY = "carry"  # leases may lie with a carrier, which brings them to workers
-    NAMED = "named"  # a job can be leased by its id, and the first jobs of a state be listed
-    UNKNOWN = "unknown"  # jobs of tasks that no worker knows wait aside for a worker that does
-    REMOTE_OWNERS = "elsewhere"  # owners with a lease, serials and nonces: served over HTTP
+    NAMED = "named"  # a job can be leased by its id; the first jobs of a state can be listed
+    UNKNOWN = "unknown"  # jobs of unknown tasks are set aside until a worker knows the task
+    TOPICS = "topics"  # queues bound to patterns; one publish puts a copy into each
+    HISTORY = "history"  # rows of numbers by period, which workers add to
+    RESTORE = "restore"  # a purge can keep its jobs, and the jobs of a purge can be restored
+    REMOTE_OWNERS = "elsewhere"  # owners that reach the store through a job server (``http://``)
 
 
 class _Featured(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Owner, Record, State
 
 __all__ = [
+    "LOOK_MOST",
     "TOTALS",
     "Filter",
     "Inspection",
@@ -35,13 +37,21 @@ class QueueStats(msgspec.Struct, kw_only=True):
     """A queue in numbers. Totals count since the store was made or the queue was deleted.
 
     Attributes:
+        name: the name of the queue.
+        waiting, scheduled, ready, running: jobs in this state now.
+        paused: True when no job of the queue starts.
+        max_size: the most unfinished jobs; 0 for no bound.
+        accepted: jobs that puts have stored.
+        succeeded, failed, cancelled, expired: jobs that ended this way.
+        retried: failed attempts after which the job was tried again.
+        purged: jobs that purges have deleted.
         oldest: the wall time at which the ready job that was accepted first was made; 0 when no job
             is ready. A store may look only at its 256 highest priorities, and skip jobs under a
             limit.
         carried: the number of ready jobs that lie with the carrier (:mod:`.carrier`).
-        consumers: the number of consumers that a server counts, for a broker that cannot look into
-            its queues; else -1. Such a broker also knows ``ready``; its other numbers are 0, and
-            ``unknown`` names them.
+        consumers: the number of consumers by the server's count, for a broker that cannot look into
+            its queues; -1 for other brokers. A broker that cannot look into its queues also knows
+            ``ready``, but not the numbers in ``unknown``, which are 0.
     """
 
     name: str
@@ -82,8 +92,27 @@ class QueueStats(msgspec.Struct, kw_only=True):
         return values
 
 
+LOOK_MOST = 200_000
+"""The most jobs that one page of a search by ``id_suffix`` looks at."""
+
+
 class Filter(msgspec.Struct, kw_only=True, frozen=True):
-    """Conditions on jobs; a job matches when every given condition holds."""
+    """Conditions on jobs; a job matches when every given condition holds.
+
+    Attributes:
+        states: the job has one of these states; an empty set for any state.
+        queue: the queue of the job.
+        task: the name of the job's task.
+        key: the key of the job.
+        tag: one of the job's tags.
+        text: a part of the text that shows the job's arguments.
+        id_prefix: the beginning of the job's id.
+        id_suffix: the ending of the job's id. No store has an index of endings. So the search for a
+            page ends after 200,000 jobs.
+        look: the number of jobs after which the search for a page ends, even if the page is not
+            full; 0 for no bound. Stores read jobs in pieces, so a store may read some thousand jobs
+            more.
+    """
 
     states: frozenset[State] = frozenset()
     queue: str = ""
@@ -92,13 +121,20 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
     tag: str = ""
     text: str = ""
     id_prefix: str = ""
+    id_suffix: str = ""
+    look: int = 0
+
+    @property
+    def look_most(self) -> float:
+        """The number of jobs after which the search for a page ends; infinity for no bound."""
+        return self.look or (LOOK_MOST if self.id_suffix else inf)
 
 
 class Page(msgspec.Struct):
-    """Some records, newest first by acceptance, and the cursor of the next page.
+    """Some records, the latest accepted first, and the cursor of the next page.
 
-    An empty cursor means that there are no more records. A broker refuses a cursor that no page
-    ended with, where it can see that.
+    An empty cursor means that no more records match. Some brokers refuse a cursor that none of
+    their pages had.
     """
 
     records: list[Record]
@@ -115,7 +151,8 @@ TOTALS = (
 def totals_of(rows: Sequence[QueueStats], *, knows: bool) -> dict[str, int | None]:
     """The totals of all queues; None for a number that the broker does not know.
 
-    ``knows`` says whether the broker can look into its queues; there may be no queue yet.
+    ``knows`` is False when the broker cannot look into its queues. Without a queue, ``rows`` do not
+    show this.
     """
     unknown = frozenset() if knows else _UNKNOWN
     return {n: None if n in unknown else sum(getattr(row, n) for row in rows) for n in TOTALS}
@@ -151,6 +188,7 @@ def matches(record: Record, what: Filter) -> bool:
         and (not what.tag or what.tag in e.tags)
         and (not what.text or what.text.lower() in e.text.lower())
         and e.id.startswith(what.id_prefix)
+        and e.id.endswith(what.id_suffix)
     )
 
 
@@ -162,11 +200,11 @@ class Inspection(Protocol):
         ...
 
     def was_here(self, job_id: str) -> bool:
-        """True when a missing job may have been pruned: its id was made since the store began."""
+        """True when a missing job may have been pruned, since its id is younger than the store."""
         ...
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
-        """Records that match, newest first; a page may be short though more follow."""
+        """Records that match, newest first; a page may be short although more pages follow."""
         ...
 
     def stats(self) -> list[QueueStats]:

@@ -1,6 +1,6 @@
-"""The part of the contract for protocols that number jobs (``Feature.NAMED``).
+"""Broker calls for wire protocols that name jobs by number, such as beanstalk (``Feature.NAMED``).
 
-It reserves numbers, leases a job by its id, and lists the first jobs of a queue.
+The calls reserve numbers, lease a job by its id, and list the first jobs of a queue.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.job import Lease, Record, State
 
-__all__ = ["HEAD_STATES", "JobNumbers", "with_job_numbers"]
-
-HEAD_STATES = (State.READY, State.SCHEDULED, State.FAILED)
-"""The states whose jobs are stored in an order that ``head`` can read from its beginning."""
+__all__ = ["JobNumbers", "with_job_numbers"]
 
 
 class JobNumbers(Protocol):
     """A broker that reserves numbers, leases by id, and lists the first jobs of a queue."""
 
     def numbers(self, count: int) -> int:
-        """Reserve ``count`` consecutive numbers, from 1 on, for the caller; return the first.
+        """Reserve ``count`` consecutive numbers for the caller; return the first of these.
 
-        When a lost reply is repeated, the numbers of the first call are skipped.
+        The store's first number is 1. When the caller repeats the call after a lost reply, the
+        numbers of the first call stay unused.
         """
         ...
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue that are ready, scheduled or failed, in order.
 
-        The order is that of leasing, of due times, or of ends. Of the ready jobs under a limit only
-        the next one of each key is listed. Carried jobs are not listed.
+        Ready jobs are in the order of leasing, scheduled jobs by due time, failed jobs by the time
+        of their end. Of the ready jobs under a limit, a broker may list only the next job of each
+        key. Jobs that lie with a carrier (RabbitMQ) are not listed.
         """
         ...
 
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         """Lease ready, scheduled or failed jobs to a consumer, by id.
 
-        A scheduled or failed job becomes ready in the same step, as ``kick`` does it. A paused
-        queue or a queue's limit does not prevent the lease. None stands for a job that is carried,
-        has a limit of its own, or cannot be leased.
+        A scheduled or failed job becomes ready in the same step, as by ``kick``. A paused queue or
+        a queue's limit does not prevent the lease. None stands for a job that lies with a carrier
+        (RabbitMQ), has a limit of its own, or cannot be leased.
         """
         ...
 

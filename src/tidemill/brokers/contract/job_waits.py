@@ -1,4 +1,4 @@
-"""The part of the contract for callers that own nothing and wait for jobs or for room."""
+"""The part of the contract for callers that wait for jobs to end, or for room in a queue."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["JobWaits"]
 
 
 class JobWaits(Protocol):
-    """Waits that lease nothing."""
+    """Waits of callers that lease no jobs."""
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
     ) -> list[Record | None]:
         """Sleep until all jobs have finished or the time is over; return their records.
 
-        With ``first`` sleep until one job has finished. None stands for an id that the store does
-        not have; such a job counts as finished.
+        With ``first`` sleep until one job has finished. None stands for a job that the store does
+        not have. A missing job counts as finished.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The part of the contract that sets and shows limits (``Feature.LIMITS``).
 
-``exchange`` enforces limits: a lease takes a token and the lease's end frees a place, each in the
-step that changes the job's state.
+``exchange`` enforces limits. The step that leases a job takes a token of the job's limit. The step
+that ends the lease frees the job's place in the limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class LimitCalls(Protocol):
     ) -> None:
         """Set the settings of a limit, or of a queue, from now on.
 
-        ``declared`` settings come from code that starts. They are noted, and hold unless other
-        settings were set by hand, before or after. None, by hand, restores the settings declared
-        last. A job's ``JobLimit`` declares its limit when the job is stored. The ``JobLimit`` of a
-        schedule's job, or of a job from another store, declares only an unknown limit. A ready job
-        that may not start yet waits aside; it does not fail.
+        ``declared`` settings come from the app's code, when a process starts. The store keeps these
+        settings. They apply while nobody has set other settings by hand. ``terms=None`` without
+        ``declared`` removes the settings set by hand. Then the last declared settings apply. A
+        job's ``JobLimit`` declares its limit when the job is stored. The ``JobLimit`` of a
+        schedule's job, or of a job from another store, declares its limit only if the limit is
+        unknown. A ready job waits until its limit lets it start; it does not fail.
         """
         ...
 
@@ -42,7 +43,7 @@ class LimitCalls(Protocol):
 
 
 def declare_limit(broker: Broker, claim: JobLimit | None) -> None:
-    """Declare the limit of code to a broker before the first job does."""
+    """Declare a limit of the app's code to a broker, before a job declares the limit."""
     if claim is not None:
         with_limits(broker, "limit=").set_limit(claim.name, claim.terms, declared=True)
 

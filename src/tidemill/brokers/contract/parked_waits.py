@@ -1,9 +1,9 @@
 """The wait of an owner as a generator, so that a few threads can serve thousands of waits.
 
-The generator yields the descriptors and time of its sleep, receives the ready descriptors (none
-when the time is over), and returns the result of ``Broker.wait``. It needs no thread between two
-steps. A step may block, like any call of a broker. Different threads may make the steps, unless one
-of them is the main thread.
+The generator yields the descriptors and the end of its sleep. It receives the ready descriptors, or
+none when the time is over. At its end it returns the result of ``Broker.wait``. During a sleep the
+wait needs no thread. A step of the generator may block, like any call of a broker. Different
+threads may make the steps, but then none of them may be the main thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONG = 86400.0
 
 
 class Until(NamedTuple):
-    """The end of a sleep: a readable descriptor, the hang-up of a ``watched`` one, or the time."""
+    """The end of a sleep: readable ``fds``, a hang-up of ``watched`` descriptors, or the time."""
 
     seconds: float
     fds: Sequence[int]
@@ -34,7 +34,7 @@ Parked = Generator[Until, list[int], list[int]]
 
 @runtime_checkable
 class Parking(Protocol):
-    """A broker whose owners can wait in this way."""
+    """A broker whose waits can run as generators."""
 
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         """The wait of :meth:`Broker.wait` as a generator."""
@@ -47,7 +47,7 @@ def ready_of(until: Until, seconds: float | None = None) -> list[int]:
     for fd in until.fds:
         poll.register(fd, select.POLLIN)
     for fd in until.watched:
-        poll.register(fd, 0)  # reports a hang-up
+        poll.register(fd, 0)  # ``poll`` always reports a hang-up
     left = until.seconds if seconds is None else seconds
     millis = None if left > _LONG else max(0, math.ceil(left * 1000))
     with InterruptibleWait():

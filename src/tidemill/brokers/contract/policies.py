@@ -22,9 +22,9 @@ class ServerPolicies(msgspec.Struct, frozen=True):
     """The policies of a server, as far as they concern jobs.
 
     Attributes:
-        seen: where the policies were read, or why they could not be read.
-        dangers: empty when nothing is known to be wrong.
-        delays: the requirement of delayed jobs on this server; empty when there is none.
+        seen: the place where the policies were read, or the reason why they could not be read.
+        dangers: the dangerous policies that were found.
+        delays: what delayed jobs need on this server; empty when they need nothing.
     """
 
     seen: str

@@ -1,14 +1,14 @@
 """The calls of the contract as messages between a job server and the ``http://`` broker.
 
 A call is ``POST /v1/broker/NAME``. Its body has the arguments, by name, as msgpack; the answer is
-msgpack, too. Both types follow from the signatures in the contract, so neither side repeats them. A
-refusal crosses as the name of its error, with the sentence and the fields.
+msgpack, too. The types of the arguments and the answer follow from the signatures in the contract.
+An error is sent as its name, with the message and the fields.
 
-A call that changes something has a key (:data:`KEY`). When the caller repeats it because the reply
-was lost, the server answers again and does not do the call again. A put has a nonce and a step has
-a serial instead, since the store itself remembers those.
+A call that changes something has a key (:data:`KEY`). When the caller repeats the call because the
+reply was lost, the server answers again, but does not repeat the effects. A put has a nonce, and a
+step has a serial, instead of a key: the store itself remembers nonces and serials.
 
-Scoreboards, forks and ``txn=`` stay on their own side and have no message.
+Scoreboards, forks and ``txn=`` concern either the client or the server alone, and have no message.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ import msgspec
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.carrier import Recall
+from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.schedules import Schedules
+from tidemill.brokers.contract.topics import Topics
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.contract.unknown_tasks import UnknownTasks
 from tidemill.core import errors
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import BrokerUnavailable, TidemillError
 
 __all__ = [
     "CALLS",
@@ -44,13 +46,14 @@ __all__ = [
     "VERSION",
     "Call",
     "Hello",
+    "NotAllowed",
     "Refusal",
     "Role",
     "encode",
 ]
 
 VERSION = "1"
-"""The version of the protocol; a new one for messages that the other side could not read."""
+"""The version of the protocol. It changes when messages become incompatible."""
 
 PATH = "/v1/broker/"
 MEDIA = "application/msgpack"
@@ -78,10 +81,14 @@ class Role:
     ADMIN = "admin"
 
 
-class Hello(msgspec.Struct):
-    """The server's store: its features, and the most bytes of the arguments of one call.
+class NotAllowed(BrokerUnavailable):
+    """The role of the token does not allow the call."""
 
-    ``identity`` is the id of a store that lends leases to carriers; else it is empty.
+
+class Hello(msgspec.Struct):
+    """The features of the server's store, and the most bytes of the arguments of one call.
+
+    ``identity`` is the id of a store that lends leases to carriers; empty for other stores.
     """
 
     features: list[str]
@@ -98,7 +105,7 @@ class Refusal(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, error: TidemillError) -> Refusal:
-        """The message of an error; an error without a public name goes as its public base."""
+        """The message of an error; a private error class is sent as its public base class."""
         names = [kind.__name__ for kind in type(error).__mro__]
         name = next(name for name in names if name in errors.__all__)
         fields = {key: value for key, value in vars(error).items() if isinstance(value, str)}
@@ -187,8 +194,8 @@ _hello.__name__ = "hello"
 async def _sleep(owner_id: str, timeout: float, server: str) -> bool:
     """Wait for an owner's hint; True when something may have happened.
 
-    ``server`` is the id of the server that answered the owner's last exchange: another server
-    knows of no hint.
+    ``server`` is the id of the server that answered the owner's last exchange. Another server has
+    no hints for this owner.
     """
     raise NotImplementedError  # never called: only its signature is read
 
@@ -197,7 +204,7 @@ _sleep.__name__ = "wait"
 
 
 async def _present(owner_ids: list[str], timeout: float) -> bool:
-    """Show that consumers live, until the connection closes. After an answer, call again."""
+    """Show that consumers live, as long as the connection is open. After an answer, call again."""
     raise NotImplementedError  # never called: only its signature is read
 
 
@@ -207,17 +214,20 @@ _READ: tuple[Callable[..., Any], ...] = (
     *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.stats),
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
     *(LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
+    *(Topics.bindings, History.history, History.history_kinds),
 )
 _WAIT = (JobWaits.wait_for, JobWaits.wait_space)
-_WORK = (Broker.put, Broker.exchange, Broker.tick)
+_WORK = (Broker.put, Broker.exchange, Broker.tick, Topics.publish)
 _CHANGE: tuple[Callable[..., Any], ...] = (
     *(Broker.attach, Broker.detach, Broker.release, Recall.recall, Admin.command),
-    *(Admin.cancel, Admin.kick, Admin.delete, Admin.set_queue),
+    *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
+    *(Admin.purge, Admin.purge_kept, Admin.forget_queue),
     *(Schedules.change_schedules, LimitCalls.set_limit),
+    *(Topics.bind, Topics.unbind),
+    *(History.keep_history, History.replace_note, History.act_noted),
 )
 _ADMINISTER: tuple[Callable[..., Any], ...] = (
-    *(Admin.purge, Admin.forget_queue, Admin.backup),
-    *(Transfer.depart, Transfer.stay, Transfer.adopt),
+    *(Admin.backup, Admin.restore, Transfer.depart, Transfer.stay, Transfer.adopt),
 )
 
 CALLS: dict[str, Call] = {

@@ -1,15 +1,18 @@
 """The part of the contract that keeps schedules: a name, a due time, and bytes.
 
-The broker never opens the bytes and knows nothing of cron. It keeps a record under each name and
-hands due records to a worker's supervisor. It changes records by compare-and-set, and puts their
-jobs in the same step. The meaning of the bytes and the next due time are in
-:mod:`tidemill.schedules`.
+The broker never opens the bytes and knows nothing of cron. The broker keeps a record under each
+name and hands due records to a worker's supervisor. A change of a record is a compare-and-set, and
+the same commit puts the jobs of the change. :mod:`tidemill.schedules` writes the bytes and computes
+the next due time.
 
     due ──(handed out)──► claimed, for a second ──(changed: the next due time, the job)──► due
                               └──(the claimant died)──► handed out again
 
-So a schedule fires exactly once for each due time, with any number of workers and no leader: of two
-workers that received the same version, the change of one succeeds.
+So a schedule fires exactly once for each due time, with any number of workers and no leader. If two
+workers received the same version, only the first can change the record.
+
+Declarations of tasks (their options) are records, too (:data:`DECLARATION`). A declaration comes
+due after a long time in which no worker has renewed it (:mod:`tidemill.worker.declarations`).
 """
 
 from __future__ import annotations
@@ -21,18 +24,36 @@ import msgspec
 
 from tidemill.core.job import Envelope
 
-__all__ = ["CLAIM", "Change", "Changed", "LeftOut", "Schedule", "Schedules"]
+__all__ = [
+    "CLAIM",
+    "DECLARATION",
+    "LAST_DECLARATION",
+    "Change",
+    "Changed",
+    "LeftOut",
+    "Schedule",
+    "Schedules",
+]
 
 CLAIM = 1.0
-"""Seconds after which a due schedule that was handed out and not changed is handed out again."""
+"""Seconds after which a due schedule is handed out again, unless it was changed."""
+
+DECLARATION = "\x01"
+"""The beginning of the name of a task's declaration; the name of the task follows.
+
+Names of schedules have no control characters. So declarations are listed before all schedules.
+"""
+
+LAST_DECLARATION = "\x02"
+"""A list that begins after this name has only schedules."""
 
 
 class LeftOut:
-    """The reasons for which a job of a change is not put."""
+    """The reasons why a job of a change is not put."""
 
     ID = "id"  # another job has its id
-    KEY = "key"  # an unfinished job has its key, and is kept as it is or merged with
-    FULL = "full"  # its queue holds max_size jobs
+    KEY = "key"  # another job has its key
+    FULL = "full"  # its queue is full (``max_size``)
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -60,8 +81,9 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
         due, body: the new due time and body.
         gone: True to delete the record.
         jobs: jobs to put in the same step. They wait for no other jobs.
-        instead: the due time and body to store when every job is left out; the record then stays.
-            An empty body changes nothing.
+        instead: the due time and body to store when every job is left out; the record then stays,
+            even with ``gone``. With an empty body in ``instead``, the change is the same with and
+            without its jobs.
     """
 
     name: str
@@ -91,20 +113,21 @@ class Schedules(Protocol):
     """Records of schedules."""
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
-        """The records of these names, all of one moment."""
+        """The records of these names, read at one moment."""
         ...
 
     def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
-        """Records by name (as UTF-8 sorts), from the first one behind ``after`` on."""
+        """Records in the order of their names in UTF-8, from the first name after ``after`` on."""
         ...
 
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
-        """Change records and put their jobs, each change by itself, all as one step.
+        """Make these changes and put their jobs, all in one commit; a refused change stops no
+        other.
 
         A job is left out when its id is taken, its key is held, or its queue is full. The change is
-        made all the same: a schedule must not fall behind, nor fill a queue beyond its
-        ``max_size``. ``max_size`` does not apply to a job whose key an unfinished job holds, since
-        at most one such job is added. Sleeping owners learn of an earlier due time.
+        made even if its jobs are left out: a schedule must not fall behind, nor fill a queue beyond
+        its ``max_size``. ``max_size`` does not apply to a job whose key an unfinished job holds,
+        since at most one such job is added. Sleeping owners learn of an earlier due time.
 
         Raises:
             StoreFull, StoreMoved: nothing was changed.

@@ -1,6 +1,6 @@
 """A broker with all parts of the contract: the type that applications and tools receive.
 
-A broker that lacks a part still has its calls, which raise ``FeatureMissing``.
+A broker that lacks a part still has the calls of the part, which raise ``FeatureMissing``.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ class Departure(msgspec.Struct, array_like=True, frozen=True):
     """The move of a whole store to another store.
 
     Attributes:
-        mark: the id of this departure.
+        mark: the id of this move.
         where: the URL of the target, as errors show it.
-        last: the highest sequence number that the source has used.
-        sealed: True when nothing at all changes in the source any more.
+        last: the highest sequence number of a job in the source.
+        sealed: True when the source changes nothing any more, not even by timers.
     """
 
     mark: str
@@ -30,13 +30,13 @@ class Departure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Transfer(Protocol):
-    """Both ends of a move: the source departs, the target adopts."""
+    """Both ends of a move: the source gives its jobs away, the target adopts them."""
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:
-        """Stop accepting, leasing and changing jobs, since all jobs go to ``where``.
+        """Stop accepting, leasing and changing jobs, since all jobs move to ``where``.
 
         Running jobs still end, and workers get the command ``quiet``. ``seal`` also stops timers
-        and pruning. A second call returns the departure that has begun.
+        and pruning. A second call returns the ``Departure`` of the first call.
 
         Raises:
             StoreMoved: the store is on its way to another target.
@@ -44,7 +44,7 @@ class Transfer(Protocol):
         ...
 
     def stay(self) -> None:
-        """Cancel a departure."""
+        """Cancel the move: the store works again."""
         ...
 
     def adopt(
@@ -54,14 +54,15 @@ class Transfer(Protocol):
         cursor: str,
         schedules: Sequence[Schedule] = (),
     ) -> list[bool]:
-        """Store jobs of a departed store unchanged, together with the cursor, as one step.
+        """Store jobs of the source unchanged, together with the cursor, in one commit.
 
-        The jobs keep their order and come behind the jobs that were here before. Bounds such as
-        ``max_size`` do not apply. No record is running. False: not stored, since the id or the key
-        is taken here. Then the schedules follow, with new versions; False where the name is taken.
+        The jobs keep their order and come after the jobs of this store. Bounds as ``max_size`` do
+        not apply. No job may be running. Schedules are stored with new versions. The reply has an
+        answer for each job, then for each schedule. False means that the job or schedule was not
+        stored, since its id, key or name is taken here.
         """
         ...
 
     def adopted(self, mark: str) -> str:
-        """The cursor of the last ``adopt`` of a departure; empty when there was none."""
+        """The cursor of the last ``adopt`` with this mark; empty when nothing was adopted."""
         ...

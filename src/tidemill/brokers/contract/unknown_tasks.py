@@ -1,6 +1,7 @@
 """The part of the contract that shows jobs of unknown tasks (``Feature.UNKNOWN``).
 
-``exchange`` sets jobs of unknown tasks aside and brings them back.
+A worker that does not know the task of a job hands in the verdict ``Outcome.UNKNOWN``. ``exchange``
+then sets the job aside: the job waits for a worker that knows its task.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_NAMED = 1000
 """The most task names in one reply."""
 
 MOST_COUNTED = 10_000
-"""Counting the jobs of one task stops here."""
+"""The number at which the count of one task's jobs stops."""
 
 
 class UnknownTask(msgspec.Struct):
@@ -62,7 +63,7 @@ def with_unknown_tasks(broker: Broker, option: str) -> UnknownTasks:
 
 
 def as_adopted(record: Record) -> Record:
-    """The record for another store: a job that was set aside arrives there as ready."""
+    """The record for another store: a job that was set aside arrives as a ready job."""
     if not record.unknown:
         return record
     return msgspec.structs.replace(record, state=State.READY, due=0.0, error="", unknown=False)

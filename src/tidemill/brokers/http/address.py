@@ -3,7 +3,7 @@
     http://:TOKEN@host:8333      the token as the password; or ?token_file=PATH, or the environment
     https://host/jobs?ca=PATH    behind a path of a proxy, with a certificate authority of your own
 
-Without a port the URL means the port of its scheme: 80 or 443.
+Without a port, the port is the default of the scheme: 80 or 443.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
                     f"cannot read the token_file {self.token_file!r} of {self.shown}: {error}"
                 ) from error
         elif not token:
-            token = os.environ.get(TOKEN, "")
+            token = os.environ.get(TOKEN, "").strip()  # a secret may end with a newline
         if token and not _TOKEN.fullmatch(token):
             raise BrokerUnavailable(f"the token for {self.shown} has invalid characters")
         return token

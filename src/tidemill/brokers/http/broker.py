@@ -3,7 +3,8 @@
 Each call of the contract is one call of the server (:mod:`tidemill.brokers.contract.rpc`). The
 connections to the server are in :mod:`.connections`, the owners of this process in :mod:`.owners`.
 The calls that only forward their arguments have files of their own: :mod:`.inspect`,
-:mod:`.admin`, :mod:`.limits`, :mod:`.schedules`, :mod:`.transfer` and :mod:`.waits`.
+:mod:`.admin`, :mod:`.limits`, :mod:`.schedules`, :mod:`.topics`, :mod:`.history`,
+:mod:`.transfer` and :mod:`.waits`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from tidemill.brokers.contract.rpc import MOST, Hello
 from tidemill.brokers.http.address import Address, check_url
 from tidemill.brokers.http.admin import Admin
 from tidemill.brokers.http.connections import Server, ServerConnections
+from tidemill.brokers.http.history import History
 from tidemill.brokers.http.inspect import Inspection
 from tidemill.brokers.http.limits import Limits
 from tidemill.brokers.http.owners import Owners
 from tidemill.brokers.http.schedules import Schedules
+from tidemill.brokers.http.topics import Topics
 from tidemill.brokers.http.transfer import Transfer
 from tidemill.brokers.http.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
@@ -40,7 +43,7 @@ def open_url(url: Url) -> HttpBroker:
     return HttpBroker(check_url(url))
 
 
-class HttpBroker(Inspection, Admin, Limits, Schedules, Transfer, Waits):
+class HttpBroker(Inspection, Admin, Limits, Schedules, Topics, History, Transfer, Waits):
     """A broker behind a job server."""
 
     def __init__(self, address: Address) -> None:
@@ -82,7 +85,7 @@ class HttpBroker(Inspection, Admin, Limits, Schedules, Transfer, Waits):
 
     @property
     def boards(self) -> str:
-        """No folder: the process that reads a scoreboard after a death is on another machine."""
+        """Always empty: the server, which would read scoreboards, runs on another machine."""
         return ""
 
     # -- producing ------------------------------------------------------------------------------
@@ -139,12 +142,13 @@ class HttpBroker(Inspection, Admin, Limits, Schedules, Transfer, Waits):
 
     def count_silence(self) -> float:
         self._check_open()
-        return float("inf")  # the server counts, since it hears the owners
+        return float("inf")  # the server counts the silence, since only the server hears the owners
 
     def close(self) -> None:
         if not self._closed:
             for owner_id in self._owners.ids():
-                with contextlib.suppress(BrokerUnavailable):  # the store gives the owner up later
+                # If this fails, the owner's lease ends later.
+                with contextlib.suppress(BrokerUnavailable):
                     self._owners.detach(owner_id, impatient=True)
             self._hang_up()
         self._closed = True

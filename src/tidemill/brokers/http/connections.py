@@ -1,4 +1,4 @@
-"""Connections to the server, and calls over them that are done once however often they are sent."""
+"""Connections to the server, and calls that have one effect even if they are sent again."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ class ServerConnection:
         self._head = b""
         self._socket: socket.socket | None = None
         self._ended = False
-        self._asking = False  # a request was sent, and its answer not read
+        self._asking = False  # True when a request was sent and its answer is not read
 
     def fileno(self) -> int:
-        """The descriptor of the connection, -1 while there is none."""
+        """The descriptor of the connection; -1 without a connection."""
         return self._socket.fileno() if self._socket is not None else -1
 
     def call(self, name: str, body: bytes, key: str = "", extra: float = 0.0) -> Any:
-        """Make a call and return its answer. A broken connection is made again, once.
+        """Make a call and return its answer. A broken connection is replaced once.
 
         ``extra`` seconds are added to the timeout, for calls that wait.
 
@@ -162,7 +162,7 @@ class ServerConnection:
                 raise
             raise unreachable(error, self._server.where) from error
         except BaseException:
-            self.close()  # the answer may still come: no later call may read it
+            self.close()  # close: no later call may read a late answer
             raise
         return self.take(name, response)
 
@@ -172,12 +172,12 @@ class ServerConnection:
         Raises:
             BrokerUnavailable: the call may or may not have happened.
         """
-        if self._asking:  # a signal handler interrupted the last call
+        if self._asking:  # close: a signal handler interrupted the last call
             self.close()
         if self._socket is None:
             self._head = self._server.head()
             self._socket = self._server.connect()
-            if self._ended:  # by another thread, while this thread connected
+            if self._ended:  # another thread ended this connection while this thread connected
                 self.close()
                 raise TidemillError("this broker is closed")
         self._asking = True
@@ -256,15 +256,15 @@ class ServerConnections:
 
     def __init__(self, server: Server, patience: float) -> None:
         self.server = server
-        self.most = MOST  # bytes of the arguments of one call
+        self.most = MOST  # the most bytes of the arguments of one call
         self._patience = patience
         self._spares = Spares(lambda: ServerConnection(server, max(STEP_TIMEOUT, patience)))
 
     def call(self, name: str, /, *, extra: float = 0.0, **arguments: Any) -> Any:
         """Make a call; wait for a server that is away, up to the patience.
 
-        A call that changes something is done once, however often it is sent. ``extra`` seconds are
-        added to the timeout, for calls that wait. The patience begins when the answer is due.
+        A call that changes something has one effect, even if it is sent again. ``extra`` seconds
+        are added to the timeout, for calls that wait. The patience begins when the answer is due.
         """
         call = CALLS[name]
         body = call.write(arguments)

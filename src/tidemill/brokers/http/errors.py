@@ -1,10 +1,10 @@
-"""The errors for answers of the server, or of a proxy in front of it, that are no success."""
+"""The errors for answers without success, of the server or of a proxy in front of it."""
 
 from __future__ import annotations
 
 import msgspec
 
-from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, Refusal
+from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, NotAllowed, Refusal
 from tidemill.brokers.http.response import Response
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 
@@ -12,7 +12,7 @@ __all__ = ["ServerAway", "refusal", "unreachable"]
 
 
 class ServerAway(BrokerUnavailable):
-    """The server is away, perhaps for a moment only: the call is tried again."""
+    """The server is away, perhaps only for a moment: the caller tries again."""
 
 
 class _Problem(msgspec.Struct):
@@ -28,8 +28,10 @@ _PASSING |= {503: "cannot serve now", 504: "does not answer"}
 
 def unreachable(error: Exception, where: str) -> ServerAway:
     """The error for a connection that failed or broke."""
-    said = str(error).strip() or type(error).__name__
-    return ServerAway(f"cannot reach the job server at {where}: {said}")
+    reason = str(error).strip() or type(error).__name__
+    return ServerAway(
+        f"cannot reach the job server at {where}: {reason}; start it, or correct the url"
+    )
 
 
 def refusal(response: Response, where: str) -> TidemillError:
@@ -58,7 +60,7 @@ def refusal(response: Response, where: str) -> TidemillError:
             "or set TIDEMILL_TOKEN"
         )
     if status == 403:
-        return BrokerUnavailable(f"{server} does not allow this{detail}")
+        return NotAllowed(f"{server} does not allow this{detail}")
     if status == 413:
         return InvalidOption(f"{server} refuses a call of this size{detail}; put fewer at once")
     if status >= 500:
@@ -73,7 +75,7 @@ def refusal(response: Response, where: str) -> TidemillError:
 
 def _detail(response: Response) -> str:
     try:
-        said = msgspec.json.decode(response.body, type=_Problem).detail
+        detail = msgspec.json.decode(response.body, type=_Problem).detail
     except msgspec.DecodeError:
         return ""
-    return f": {said[:300].rstrip('.')}" if said else ""
+    return f": {detail[:300].rstrip('.')}" if detail else ""

@@ -1,9 +1,9 @@
 """The owners of this process: attaching, exchanging, sleeping, detaching.
 
-A sleeping owner keeps a request open that the server answers when something may have happened (a
-long poll). The request has a connection of its own, which is polled beside the other descriptors of
-the sleep. The request stays open while the owner works, so no hint is lost between two sleeps. When
-its connection breaks, that counts as a hint.
+A sleeping owner keeps a request open (a long poll): the server answers when there may be a job or
+command for the owner. The request has a separate connection, which is polled with the other
+descriptors of the sleep. The request stays open while the owner works, so no hint is lost between
+two sleeps. A broken connection counts as a hint.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class WakeUpPoll:
     def __init__(self, server: Server, owner_id: str) -> None:
         self._owner_id = owner_id
         self._connection = ServerConnection(server, STEP_TIMEOUT)
-        self._response: Response | None = None  # to the open request, as far as it has come
+        self._response: Response | None = None  # the received part of the answer
         self.late_at = 0.0  # monotonic time after which the request counts as lost
 
     def request(self, server_name: str) -> int:
-        """Send the request, unless it is open already; the descriptor to poll.
+        """Send the request, unless it is open already; return the descriptor to poll.
 
         Raises:
             BrokerUnavailable: the server cannot be reached.
@@ -58,7 +58,7 @@ class WakeUpPoll:
         return self._connection.fileno()
 
     def read(self) -> bool | None:
-        """The answer: True for a hint, False when the time is over; None when it is incomplete."""
+        """Read the answer: True for a hint, False when the time is over, None if incomplete."""
         assert self._response is not None
         try:
             if time.monotonic() >= self.late_at:
@@ -101,7 +101,7 @@ class LocalOwner:
         return self._calls.serial
 
     def exchange(self, step: Step) -> Reply:
-        """One step. When it fails, the next step makes up for it."""
+        """Exchange one step. After a lost reply the next exchange repeats the step."""
         try:
             return self._calls.exchange(step)
         except BrokerUnavailable:
@@ -180,7 +180,8 @@ class Owners:
     def attach(self, owner: Owner) -> None:
         """List an owner as alive, with a lease."""
         before = self._owners.get(owner.id)
-        if before is not None:  # begin a new session; else the server would continue the old one
+        # Begin a new session: without this, the server would continue the old session.
+        if before is not None:
             self.detach(owner.id)
         server = self._connections.server
         remote = msgspec.structs.replace(

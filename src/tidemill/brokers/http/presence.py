@@ -49,7 +49,7 @@ class Presence:
         self._pipe.wake()
 
     def remove(self, owner_id: str) -> None:
-        """Report a consumer no longer."""
+        """Stop reporting a consumer as present."""
         with self._lock:
             self._owner_ids = tuple(known for known in self._owner_ids if known != owner_id)
         self._pipe.wake()
@@ -66,6 +66,13 @@ class Presence:
         self._pipe.close()
 
     def _run(self) -> None:
+        try:
+            self._call_until_closed()
+        except ValueError:  # ``close`` did not wait longer for this thread, and closed the pipe
+            if not self._closed:
+                raise
+
+    def _call_until_closed(self) -> None:
         pause = _PAUSE
         while not self._closed:
             try:
@@ -75,9 +82,6 @@ class Presence:
                 self._connection.close()
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            except ValueError:  # the pipe is closed, since ``close`` waits for so long only
-                if not self._closed:
-                    raise
 
     def _call_once(self, connection: ServerConnection) -> None:
         """Keep a request open until it is answered, or until the consumers change."""

@@ -45,18 +45,18 @@ class Response:
         if not self.status and self._fed > _HEAD_MOST:
             raise ValueError("the head of the response is too long")
         if self.whole:
-            del self._parser  # it refers to this object: no reference cycle is left
+            del self._parser  # the parser refers to this object: leave no reference cycle
         return self.whole
 
     def _end(self) -> None:
         """The connection was closed, which ends a response without a length."""
         if not self._fed:
             raise ValueError(
-                "it closed the connection without a response; if it always does, it may need "
-                "https://, or a client certificate (https://…?cert=PATH&key=PATH)"
+                "the server closed the connection without a response; if this repeats, the server "
+                "may need https://, or a client certificate (https://…?cert=PATH&key=PATH)"
             )
         if not self.status:
-            raise ValueError("no whole head of an answer")
+            raise ValueError("the connection was closed in the middle of the response's head")
         if not self.headers.keys().isdisjoint({"content-length", "transfer-encoding"}):
             raise ValueError("the connection was closed in the middle of a response")
         self._complete()

@@ -1,4 +1,4 @@
-"""Transfer through the server: move all jobs to another store, or take them in."""
+"""Transfer through the server: move all jobs to another store, or adopt its jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of callers that own nothing: for the end of jobs, and for room in a queue."""
+"""Waits of callers that lease no jobs: for the end of jobs, and for room in a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Waits"]
 
 
 class Waits(ServerCalls):
-    """Waits through the server. Each call waits for a while; then the broker repeats it."""
+    """Waits through the server. Each call waits for a while; then the broker repeats the call."""
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
@@ -23,7 +23,7 @@ class Waits(ServerCalls):
         enough = any if first else all
         while True:
             records: list[Record | None] = self._wait("wait_for", until, ids=list(ids), first=first)
-            while len(records) < len(ids):  # they did not fit into one answer
+            while len(records) < len(ids):  # call again when not all records fit into one answer
                 rest = list(ids[len(records) :])
                 records += self._wait("wait_for", 0.0, ids=rest, first=False)
             over = enough(record is None or record.state.finished for record in records)

@@ -1,4 +1,4 @@
-"""``lmdb://``: the default broker, one directory on disk."""
+"""``lmdb://``: the default broker, in one directory on disk."""
 
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.open import open_url, read_url

@@ -1,19 +1,20 @@
 """The order of acceptance, in which lists show jobs, newest first.
 
-The job table is sorted by id. Ids made by tidemill grow with time, so most jobs lie there in the
-order of their numbers too. A job out of this order is *apart*: it has an entry in table ``said``::
+The job table is sorted by id. Ids made by tidemill grow with time, so most jobs of the table are
+also in the order of their numbers. A job out of this order is *apart*. Such a job has an entry in
+the table ``said``::
 
     i·number → id
 
-So two walks downward give all jobs by number: over the job table without the jobs apart, and over
-these entries. A put decides with one comparison. A new job is in order if its id is higher than
-all ids in order, and was made about now. A wrong clock, two producers at once, or an id that only
-looks like ours costs an entry. The order stays exact.
+Two walks downward give all jobs by number: one over the job table without the jobs apart, one over
+these entries. A put decides with one comparison. A new job is in order if its id is higher than all
+ids in order, and was made about now. A wrong clock, two producers at once, or a foreign id that
+looks like an id of tidemill costs an entry. The order is exact in any case.
 
-A release without this index may use the store too. That release makes no entries, but counts its
-jobs in the rows of the queues. The :class:`Mark` counts the jobs that were put with the index.
-While the two differ, lists read the numbers of all jobs, and each tick makes some of the missing
-entries.
+An older release without this index may use the store, too. It makes no entries, but counts jobs in
+the rows of the queues. The :class:`Mark` counts the jobs that were put with the index. While the
+two counts differ, entries are missing. Then lists read the numbers of all jobs, and each tick makes
+some of the missing entries.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Mark(msgspec.Struct, array_like=True):
     """The counts and bounds that tell jobs in order from jobs apart.
 
     Attributes:
-        counted: accepted jobs of all queues that were put with the index.
-        strays: entries of jobs whose ids are as long as ours.
+        counted: the number of jobs that were put with the index, in all queues.
+        strays: the number of entries of jobs whose ids have the length of tidemill's ids.
         bottom, top: the lowest and the highest id that a job in order may have.
     """
 
@@ -78,7 +79,7 @@ class _Work(msgspec.Struct, array_like=True):
     """The progress of making missing entries.
 
     Attributes:
-        missed: accepted jobs that were not counted when this pass began.
+        missed: the number of accepted jobs without the index when this pass began.
         number: the highest number of the jobs in order so far.
         first: the id of the first job in order.
         reached: the last id that the pass has looked at.
@@ -106,7 +107,7 @@ class Order:
 
     @property
     def mark(self) -> Mark:
-        """The mark. A store without a mark gets one, and the pass over its jobs begins."""
+        """The mark. In a store without a mark, make the mark and begin the pass over the jobs."""
         if self._mark is None:
             self._mark = self._load()
         return self._mark
@@ -167,13 +168,13 @@ def _about(second: int) -> tuple[bytes, bytes]:
 
 
 def read_mark(store: Store, txn: lmdb.Transaction[bytes]) -> Mark | None:
-    """The mark as stored, or None."""
+    """The stored mark, or None."""
     data = txn.get(store.key("order"))
     return _MARK.decode(data) if data is not None else None
 
 
 def is_whole(store: Store, txn: lmdb.Transaction[bytes], accepted: int) -> bool:
-    """True when no entry is missing; the queues have accepted ``accepted`` jobs."""
+    """True when no entry is missing. ``accepted``: the number of accepted jobs of all queues."""
     mark = read_mark(store, txn)
     working = txn.get(store.key("ordering")) is not None
     return mark is not None and not working and mark.counted == accepted
@@ -192,10 +193,10 @@ def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: byte
 def arrange(order: Order, most: int) -> bool:
     """Look at up to ``most`` jobs for missing entries; True when there are more to look at.
 
-    The id that was reached is stored, and the next call goes on there.
+    The pass stores the last id that it reached, and the next call goes on there.
     """
     store, txn, key = order.state.store, order.state.txn, order.state.store.key("ordering")
-    stored = read_mark(store, txn)  # like the rows, without the changes of this commit
+    stored = read_mark(store, txn)  # the stored mark, since the rows below are also read as stored
     missing = accepted_in(store, txn) - (stored.counted if stored is not None else 0)
     mark, data = order.mark, txn.get(key)
     if stored is None:
@@ -207,7 +208,7 @@ def arrange(order: Order, most: int) -> bool:
     if not _arrange(order, mark, work, most):
         txn.put(key, _encode(work))
         return True
-    if missing != work.missed:  # an older release has put jobs meanwhile
+    if missing != work.missed:  # since this pass began, an older release has put jobs
         txn.put(key, _encode(_Work(missing)))
         return True
     txn.delete(key)
@@ -217,7 +218,7 @@ def arrange(order: Order, most: int) -> bool:
 
 
 def _arrange(order: Order, mark: Mark, work: _Work, most: int) -> bool:
-    """Walk upward by id: jobs in order stay, the others get entries. True at the end."""
+    """Walk upward by id, and make an entry for each job that is apart. True at the end."""
     cursor = order.state.txn.cursor(order.state.t.job)
     found = cursor.set_range(work.reached + b"\0" if work.reached else b"\0")
     for _ in range(most):
@@ -264,7 +265,7 @@ def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) ->
 def _in_order(
     store: Store, txn: lmdb.Transaction[bytes], mark: Mark, below: int, at: bytes
 ) -> Rows:
-    """The jobs in order, the last first; below the id ``at``, unless ``at`` is empty."""
+    """The jobs in order, the last one first; with ``at``, only those below this id."""
     cursor = txn.cursor(store.tables.job)
     start = min(at or mark.top, mark.top)
     if start == at:
@@ -297,7 +298,7 @@ def _apart(store: Store, txn: lmdb.Transaction[bytes], below: int) -> Rows:
 def scanned(store: Store, below: int) -> Iterator[bytes]:
     """Ids of all jobs with numbers below ``below``, the highest first, by passes over all jobs."""
     while True:
-        # Buffers: bodies are not copied.
+        # A transaction with buffers does not copy the bodies of jobs.
         with store.translating(), store.env.begin(buffers=True) as txn:
             numbers = ((number_in(d), bytes(i)) for i, d in txn.cursor(store.tables.job))
             some = heapq.nlargest(_SCANNED, (row for row in numbers if row[0] < below))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.owner_table import send
@@ -13,19 +14,39 @@ from tidemill.brokers.lmdb.record import (
     CANCELLED,
     SCHEDULED,
     SUCCEEDED,
+    WAITING,
     Flag,
     Stored,
 )
 from tidemill.brokers.lmdb.settle import drop_lease, log
 from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.topics import drop_bindings
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
-from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN
+from tidemill.brokers.lmdb.unknown_tasks import put_aside
+from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN, bloom
 from tidemill.brokers.lmdb.workflows import finish_falls, flow, revive
-from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Command, RunOn, decode_envelope
+from tidemill.core.job import (
+    CANCEL_ASKED,
+    NOT_STARTED,
+    Command,
+    RunOn,
+    altered_text,
+    decode_envelope,
+)
 from tidemill.core.limit_settings import LimitSettings
 
-__all__ = ["cancel", "delete", "forget_queue", "kick", "purge", "set_limit", "set_queue"]
+__all__ = [
+    "act_on",
+    "alter",
+    "cancel",
+    "delete",
+    "forget_queue",
+    "kick",
+    "purge",
+    "set_limit",
+    "set_queue",
+]
 
 _PURGE_MOST = 1000
 """Jobs deleted in one commit."""
@@ -34,7 +55,7 @@ _PURGE_MOST = 1000
 def _each(
     commit: Transitions, ids: Sequence[str], act: Callable[[Stored | None], bool]
 ) -> list[bool]:
-    """Act on each job, and read each job only then: the action before may have changed it."""
+    """Act on each job. Each job is read just before its action: earlier actions may change it."""
     answers = []
     for job_id in ids:
         answers.append(act(commit.load(job_id.encode()) if job_id else None))
@@ -67,7 +88,7 @@ def _cancel(commit: Transitions, stored: Stored | None, holders: Holders, verb: 
 def kick(commit: Transitions, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     """Make jobs ready again.
 
-    With ``force``, also jobs that succeeded, and jobs whose key a success holds.
+    With ``force``, also jobs that succeeded, and jobs whose key a succeeded job holds.
     """
     finish_falls(commit)
     return _each(commit, ids, lambda stored: _kick(commit, stored, force))
@@ -86,12 +107,12 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
         return False
     envelope = decode_envelope(stored.envelope)
     if envelope.links is not None and envelope.links.waits == RunOn.BARRIER:
-        return False  # a barrier never runs
+        return False  # a barrier (a job that stands for a group) never runs
     if envelope.key:
         name = envelope.key.encode()
         key = find_key(commit, name)
         if key is not None and (key.holder or not force):
-            return False  # at most one unfinished job per key
+            return False  # another job has the key
         put_key(commit, name, Key(stored.id, until=key.until if key is not None else 0))
     revive(commit, stored)
     commit.unfinish(stored)
@@ -128,10 +149,67 @@ def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> boo
     return True
 
 
+def act_on(commit: Transitions, act: NotedAct) -> list[bool]:
+    """Act on jobs; the answer says for each job whether the act changed the job."""
+    if act.verb == "kick":
+        return kick(commit, act.job_ids)
+    if act.verb == "delete":
+        return delete(commit, act.job_ids)
+    if act.verb == "alter":
+        return alter(commit, act.job_ids, act.rank, act.queue, same=False)
+    return cancel(commit, act.job_ids, terminate=act.verb == "terminate")
+
+
+def alter(
+    commit: Transitions,
+    ids: Sequence[str],
+    rank: int | None,
+    queue: str | None,
+    *,
+    same: bool = True,
+) -> list[bool]:
+    """Give waiting jobs a new rank, or move them to another queue while this queue has room.
+
+    ``same`` is the answer for a job that has the rank and the queue already.
+    """
+    return _each(commit, ids, lambda stored: _alter(commit, stored, rank, queue, same))
+
+
+def _alter(
+    commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None, same: bool
+) -> bool:
+    if stored is None or stored.head.state >= SUCCEEDED or commit.is_running(stored):
+        return False
+    head, source, text = stored.head, commit.row_of(stored.head.line), altered_text(rank, queue)
+    target = source if queue is None else commit.row(queue)
+    rank = head.rank if rank is None else rank
+    moves = target is not source
+    if moves and head.state != WAITING and 0 < target.max_size <= target.size:
+        return False
+    if not moves and rank == head.rank:
+        return same
+    state, due, flags = head.state, head.due, head.flags
+    commit.unplace(stored)
+    log(commit, stored, text, commit.wall / MICRO)
+    head.rank = rank
+    if moves:
+        stored.move_to(target.lines[bool(flags & Flag.MESSAGE)], target.name)
+    if state == WAITING:
+        commit.count(target, WAITING, +1)
+        commit.save(stored)
+    elif flags & Flag.UNKNOWN:
+        put_aside(commit, stored, stored.tail, due)
+    else:
+        commit.place(stored, due if state == SCHEDULED else 0, flags & Flag.WALL)
+    if moves and source.max_size:
+        commit.store.wakeups.ring(SPACE, bloom([source.name]))
+    return True
+
+
 def set_queue(
     commit: Transitions, queue: str, *, paused: bool | None, max_size: int | None
 ) -> None:
-    """Change a queue's settings, and wake everybody whom the old settings kept waiting."""
+    """Change a queue's settings, and wake all callers that the old settings kept waiting."""
     row = commit.row(queue)
     row.paused = row.paused if paused is None else int(paused)
     row.max_size = row.max_size if max_size is None else max_size
@@ -142,7 +220,7 @@ def set_queue(
 def set_limit(
     commit: Transitions, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
-    """Change the settings of a limit or a queue, and wake everybody who waited for the old ones."""
+    """Change the limit of a queue or of a name; wake all callers that the limit kept waiting."""
     if queue:
         commit.limiters.set_queue(commit.row(name), terms, declared=declared)
     else:
@@ -152,7 +230,7 @@ def set_limit(
 def purge(commit: Callable[[Callable[[Transitions], int]], int], store: Store, queue: str) -> int:
     """Delete the jobs of a queue that do not run, in several commits; return their number."""
     removed, unready = 0, unready_ids(store, queue)
-    # Unready jobs go first: the purge of a job must not cancel the jobs behind it.
+    # Unready jobs go first. Otherwise the purge of a job would cancel the jobs that wait for it.
     while unready:
         some, unready = unready[:_PURGE_MOST], unready[_PURGE_MOST:]
         removed += commit(partial(_purge_some, queue=queue, unready=some))
@@ -183,4 +261,5 @@ def forget_queue(commit: Transitions, queue: str) -> bool:
     if row is not None:
         commit.order.mark.counted -= row.accepted
         row.forget()
+    drop_bindings(commit, queue)
     return True

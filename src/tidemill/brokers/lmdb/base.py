@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import lmdb
 
+from tidemill.brokers.lmdb.disk_reserve import FOR_UPKEEP
 from tidemill.brokers.lmdb.due import come_due
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.owners import Owners
@@ -19,6 +20,7 @@ from tidemill.brokers.lmdb.transfer import check_here
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.workflows import FALL_MOST, flow
+from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.core.errors import StoreFull, TidemillError
 from tidemill.core.retention import Retention
 
@@ -42,7 +44,7 @@ class StoreCalls:
         self._enter()
 
     def _enter(self) -> None:
-        """Begin in this process, which may be a fork of the process that opened the broker."""
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
         store = self._store
         self._pid = os.getpid()
         self._owners = Owners(store, self._commit)
@@ -54,7 +56,7 @@ class StoreCalls:
             store.room.keep_ballast()
 
     def after_fork_child(self) -> None:
-        """Drop owners and sleepers in a forked child: they are the parent's."""
+        """Drop owners and sleepers in a forked child: they belong to the parent."""
         self._owners.after_fork_child()
         self.waits.after_fork_child()
 
@@ -75,26 +77,50 @@ class StoreCalls:
         /,
         last: bool = False,
         patience: float | None = None,
+        kept: float = FOR_UPKEEP,
     ) -> T:
-        """Commit work that must go on when the disk is full: the ballast is kept for such work."""
+        """Commit work that must go on when the disk is full: such work may use the ballast.
+
+        ``kept`` is the part of the ballast that this work must leave to other work.
+        """
         self._check_open()
+
+        lost: list[LostJob] = []
 
         def whole(commit: Transitions) -> T:
             value = apply(commit)
             if commit.ended:
                 flow(commit)
+            lost[:], commit.lost = commit.lost, []
             return value
 
+        value = self._commit_with_room(whole, last, patience, kept)
+        if lost:
+            log_lost(lost)
+        return value
+
+    def _commit_with_room(
+        self, whole: Callable[[Transitions], T], last: bool, patience: float | None, kept: float
+    ) -> T:
+        """Commit. If the disk is full, make room and commit again."""
+
         run = functools.partial(self._store.commits.run, self._transitions, patience=patience)
+        room = self._store.room
+        if room.is_tight:
+            room.free_pages(run)
         try:
             return run(whole, last=last)
-        except StoreFull:
-            if not self._store.room.give_ballast(run):
-                raise
-            return run(whole, last=last)
+        except StoreFull as error:
+            full = error
+            room.note_refusal()
+        for make_room in (functools.partial(room.give_ballast, kept=kept), room.free_pages):
+            if make_room(run):
+                with contextlib.suppress(StoreFull):
+                    return run(whole, last=last)
+        raise full
 
     def _act(self, apply: Callable[[Transitions], T], /) -> T:
-        """Commit, unless the store moves to another; then commit the rest of a long fall."""
+        """Commit, unless the jobs move to another store; then count down remaining dependents."""
         last: list[Transitions] = []
 
         def here(commit: Transitions) -> T:
@@ -107,7 +133,8 @@ class StoreCalls:
             come_due(commit)
 
         value = self._commit(here)
-        while last[0].fallen >= FALL_MOST:  # others may write in between
+        # Each piece is a commit of its own: other processes may write between the pieces.
+        while last[0].fallen >= FALL_MOST:
             self._commit(go_on)
         return value
 

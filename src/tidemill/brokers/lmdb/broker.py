@@ -1,16 +1,17 @@
 """``lmdb://``: the broker of one directory on disk. Durable, many processes, no server.
 
-This file has the core of the contract. The calls beside the core are in :mod:`.calls`, the commits
-in :mod:`.base`. Each call becomes one commit: :mod:`.transitions` has the changes of a commit,
-and :mod:`.exchange` holds the step of an owner. The owners of this process are in :mod:`.owners`,
-and its waiters in :mod:`.waits`.
+This file has the core of the contract. All other calls are in :mod:`.calls`, the commits in
+:mod:`.base`. Each call becomes one commit: :mod:`.transitions` has the changes of a commit, and
+:mod:`.exchange` holds the step of an owner. The owners of this process are in :mod:`.owners`, and
+its waiters in :mod:`.waits`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import lmdb
@@ -22,18 +23,24 @@ from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.lmdb.acceptance_order import arrange
 from tidemill.brokers.lmdb.calls import (
     AdminCalls,
+    HistoryCalls,
     InspectionCalls,
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
+    TopicCalls,
     TransferCalls,
 )
+from tidemill.brokers.lmdb.disk_reserve import FOR_UPKEEP, FOR_VERDICTS
 from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.exchange import exchange, hear_behalf
 from tidemill.brokers.lmdb.handoff import hand_over
-from tidemill.brokers.lmdb.idempotency import put_once, sweep_nonces
+from tidemill.brokers.lmdb.history import prune_history
+from tidemill.brokers.lmdb.idempotency import Puts, put_once, sweep_nonces
 from tidemill.brokers.lmdb.put import may_refuse, put
+from tidemill.brokers.lmdb.small_steps import fit, split
 from tidemill.brokers.lmdb.store import PREFIX, store_around
+from tidemill.brokers.lmdb.topics import read_bindings
 from tidemill.brokers.lmdb.transfer import check_here
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.wakeup import RESULT, bloom
@@ -48,7 +55,14 @@ _TICK = 30.0
 
 
 class LmdbBroker(
-    InspectionCalls, AdminCalls, LimitCalls, JobNumberCalls, ScheduleCalls, TransferCalls
+    InspectionCalls,
+    AdminCalls,
+    LimitCalls,
+    JobNumberCalls,
+    ScheduleCalls,
+    TopicCalls,
+    HistoryCalls,
+    TransferCalls,
 ):
     """A broker in an LMDB environment."""
 
@@ -62,7 +76,7 @@ class LmdbBroker(
 
     @property
     def identity(self) -> str:
-        """The identity that tells this store from every other."""
+        """The identity of this store; no other store has the same."""
         return self._time.identity
 
     @property
@@ -81,17 +95,24 @@ class LmdbBroker(
         let_go: Collection[str] = (),
         nonce: str = "",
     ) -> list[Put]:
-        self._check_open()
-
         def accept(commit: Transitions) -> list[Put]:
-            check_here(commit)
-            # Overdue jobs end first: they must not refuse a new job.
-            if may_refuse(commit, jobs) and commit.next_due() <= 0:
-                come_due(commit)
-            commit.hand_over = hand_over
-            return put(commit, jobs, hold, let_go)
+            return _accept(commit, jobs, hold, let_go)
 
-        apply = put_once(nonce, jobs, accept) if nonce else accept
+        return self._put(put_once(nonce, jobs, accept) if nonce else accept, txn)
+
+    def publish(
+        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
+    ) -> list[Put] | None:
+        def accept(commit: Transitions) -> list[Put] | None:
+            check_here(commit)
+            if read_bindings(self._store, commit.txn).version != version:
+                return None
+            return _accept(commit, jobs)
+
+        return self._put(put_once(nonce, jobs, accept) if nonce else accept, txn)
+
+    def _put(self, apply: Callable[[Transitions], Puts], txn: Any) -> Puts:
+        self._check_open()
         if txn is None:
             return self._store.commits.run(self._transitions, apply)
         with self._store.nested(txn) as inner:
@@ -118,9 +139,24 @@ class LmdbBroker(
             return lost(step)
         commits, worker = self._store.commits, local_owner.owner.kind == "worker"
         most = commits.brisk if worker else min(step.patience or commits.patience, commits.patience)
-        reply = self._commit(lambda commit: exchange(commit, local_owner, step), patience=most)
+        wants = step.want.count if step.want else 0
+        parts, step = split(self._store, step)
+        settled = [
+            done
+            for part in parts
+            for done in self._commit(partial(exchange, local_owner=local_owner, step=part)).settled
+        ]
+        step = fit(self._store, local_owner, step)
+        kept = FOR_VERDICTS if step.want and step.want.count else FOR_UPKEEP
+        reply = self._commit(
+            lambda commit: exchange(commit, local_owner, step), patience=most, kept=kept
+        )
         if step.serial and is_lost(reply) and (anew := self._owners.anew(local_owner)):
             return self._commit(lambda commit: exchange(commit, anew, step))
+        reply.settled = settled + reply.settled
+        given = step.want.count if step.want else 0
+        if (wants and not given and step.verdicts) or (wants > given > 0 and reply.leases):
+            reply.next_due = 0.0  # exchange again at once: leases come in a step of their own
         return reply
 
     def exchange_early(self, step: Step, heard: LeaseCallback) -> Reply:
@@ -135,7 +171,8 @@ class LmdbBroker(
         local_owner = self._owners[owner_id]
         until_tick = max(0.0, self._next_tick - time.monotonic())
         ready = yield from self._owners.parked(local_owner, min(timeout, until_tick), fds)
-        with contextlib.suppress(BrokerUnavailable):  # the next housekeeping makes up for it
+        # If this fails, the next housekeeping does this.
+        with contextlib.suppress(BrokerUnavailable):
             if time.monotonic() >= self._next_tick:
                 self.tick()
         return ready
@@ -167,6 +204,7 @@ class LmdbBroker(
             more = commit.partitions.sweep(_PRUNE_MOST) or commit.limiters.catch_up() or more
             more = sweep_nonces(commit) or more
             more = arrange(commit.order, _PRUNE_MOST) or more
+            more = prune_history(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
             return prune(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
 
         while self._commit(keep_time, patience=self._store.commits.brisk):
@@ -197,3 +235,17 @@ class LmdbBroker(
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
         return self.waits.for_space(queue, timeout)
+
+
+def _accept(
+    commit: Transitions,
+    jobs: Sequence[Envelope],
+    hold: Collection[str] = (),
+    let_go: Collection[str] = (),
+) -> list[Put]:
+    check_here(commit)
+    # Overdue jobs end first. Then they do not count against ``max_size`` or hold a key.
+    if may_refuse(commit, jobs) and commit.next_due() <= 0:
+        come_due(commit)
+    commit.hand_over = hand_over
+    return put(commit, jobs, hold, let_go)

@@ -1,15 +1,19 @@
-"""The calls beside the core: inspection, administration, limits, schedules and transfer."""
+"""The calls outside the core: inspection, administration, limits and the other parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tidemill.brokers.contract.admin import KeptPurge
+from tidemill.brokers.contract.history import NotedAct
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
-from tidemill.brokers.lmdb import admin, job_numbers
+from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges, topics
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.base import StoreCalls
 from tidemill.brokers.lmdb.carrier import recall
@@ -24,10 +28,12 @@ from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = [
     "AdminCalls",
+    "HistoryCalls",
     "InspectionCalls",
     "JobNumberCalls",
     "LimitCalls",
     "ScheduleCalls",
+    "TopicCalls",
     "TransferCalls",
 ]
 
@@ -41,7 +47,7 @@ class InspectionCalls(StoreCalls):
         return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of several jobs, all of one moment."""
+        """The records of several jobs, read in one transaction."""
         self._check_open()
         return self._inspection.get(ids)
 
@@ -92,6 +98,12 @@ class AdminCalls(StoreCalls):
         ids = list(job_ids)
         return self._act(lambda commit: admin.delete(commit, ids))
 
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        ids = list(job_ids)
+        return self._act(lambda commit: admin.alter(commit, ids, rank, queue))
+
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
@@ -99,6 +111,13 @@ class AdminCalls(StoreCalls):
 
     def purge(self, queue: str) -> int:
         return admin.purge(self._act, self._store, queue)
+
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        return kept_purges.purge_kept(self._act, self._store, queue, purge_id)
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        ids = list(job_ids)
+        return self._act(lambda commit: kept_purges.restore(commit, ids, purge_id))
 
     def forget_queue(self, queue: str) -> bool:
         return self._act(lambda commit: admin.forget_queue(commit, queue))
@@ -117,7 +136,8 @@ class AdminCalls(StoreCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := self._act(lambda commit: recall(commit, _RECALL_MOST))):
-            given += batch  # bounded: returned jobs may be carried again already
+            # Bounded by the count at the start: returned jobs may go to the carrier again.
+            given += batch
         return given
 
 
@@ -131,7 +151,7 @@ class LimitCalls(StoreCalls):
             lambda commit: admin.set_limit(commit, name, terms, queue=queue, declared=declared)
         )
         while not queue and self._act(lambda commit: commit.limiters.go_on(name)):
-            pass  # others may write in between
+            pass  # one commit for each piece: other processes may write between the pieces
 
     def limits(self) -> list[LimitStats]:
         self._check_open()
@@ -175,6 +195,57 @@ class ScheduleCalls(StoreCalls):
 
         if any(change.jobs for change in changes):
             self._owners.as_waiting()
+        return self._act(apply)
+
+
+class TopicCalls(StoreCalls):
+    """See :mod:`~tidemill.brokers.contract.topics`."""
+
+    def bind(self, queue: str, pattern: str) -> bool:
+        return self._act(lambda commit: topics.bind(commit, queue, pattern))
+
+    def unbind(self, queue: str, pattern: str) -> bool:
+        return self._act(lambda commit: topics.unbind(commit, queue, pattern))
+
+    def bindings(self, *, txn: Any = None) -> Bindings:
+        self._check_open()
+        if txn is None:
+            with self._store.reading_txn() as reading:
+                return topics.read_bindings(self._store, reading)
+        with self._store.nested(txn) as inner:
+            return topics.read_bindings(self._store, inner)
+
+
+class HistoryCalls(StoreCalls):
+    """See :mod:`~tidemill.brokers.contract.history`."""
+
+    def history(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
+        self._check_open()
+        with self._store.reading_txn() as txn:
+            return history.read_history(self._store, txn, kind, span, since, until, name)
+
+    def history_kinds(self) -> list[tuple[str, int]]:
+        self._check_open()
+        with self._store.reading_txn() as txn:
+            return history.kinds_of_history(self._store, txn)
+
+    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        # Added rows need room: the disk reserve is for verdicts.
+        if any(row.counts or row.sample for row in rows):
+            self._store.room.check(sum(64 + len(row.name) + len(row.sample) for row in rows))
+        self._commit(lambda commit: history.keep_history(commit, rows))
+
+    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        return self._commit(lambda commit: history.replace_note(commit, before, rows))
+
+    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
+        def apply(commit: Transitions) -> list[bool] | None:
+            if not history.replace_note(commit, before, [after]):
+                return None
+            return admin.act_on(commit, act)
+
         return self._act(apply)
 
 

@@ -1,4 +1,4 @@
-"""Hand leases to the carrier, take leases from it, recall leases: see :mod:`.carrier_table`."""
+"""Give leases to the carrier (a message broker), and take them back: see :mod:`.carrier_table`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["carry", "recall", "take"]
 
 
 def carry(commit: Transitions, lease: bytes, token: int) -> bool:
-    """Give a lease, removed by the caller, to the carrier; False when it should go back instead."""
+    """Give the carrier a lease that the caller has removed.
+
+    Returns False when the job must go back to its queue.
+    """
     job_id = lease[LEASE_VALUE.size :]
     data = commit.txn.get(job_id, db=commit.t.job)
     assert data is not None
@@ -29,7 +32,9 @@ def carry(commit: Transitions, lease: bytes, token: int) -> bool:
     charged = commit.now - commit.wall + leased
     if row.has_limit:
         commit.limiters.hold(row, charged)
-    if flags & Flag.LIMITED:  # its ready key had the turn of its partition
+    # The key of this lease ends with a turn of the partition. The carrier has the job under its own
+    # sequence number.
+    if flags & Flag.LIMITED:
         stored = Stored(job_id, data)
         commit.partitions.hold(stored, token, charged)
         key = stored.head.ready_key
@@ -43,7 +48,10 @@ def carry(commit: Transitions, lease: bytes, token: int) -> bool:
 def take(
     commit: Transitions, owner: int, leases: Sequence[tuple[int, str]], *, deadlines: bool
 ) -> list[bool]:
-    """Move leases, named by token and id, from the carrier to the owner; False: not found there."""
+    """Move leases, named by token and id, from the carrier to the owner.
+
+    The answer for a lease is False when the carrier has no such lease.
+    """
     departs = bool(leases) and departure_of(commit) is not None
     return [_take_one(commit, owner, *lease, deadlines, departs) for lease in leases]
 

@@ -1,8 +1,8 @@
 """The table of leases that lie with the carrier.
 
-The table has the same keys as the ready table. So a job's header tells where its lease is, and the
-leases of a line are one range. The row of a queue counts carried jobs among the running jobs, as
-limits do. The row also has the number of carried jobs by itself.
+The table has the same keys as the ready table. So the key of a lease follows from the header of its
+job, and the leases of a line are one range. The row of a queue counts carried jobs among the
+running jobs, as limits do, and has a separate count of carried jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["carried_in", "is_carried", "leave_carrier"]
 
 
 def is_carried(state: CommitState, stored: Stored) -> bool:
-    """True when the carrier has the lease of a ready job, which is then on no line."""
+    """True when the carrier has the lease of a ready job; no line has such a job."""
     head = stored.head
     if not state.row_of(head.line).carried:
         return False
@@ -28,7 +28,7 @@ def is_carried(state: CommitState, stored: Stored) -> bool:
 
 
 def leave_carrier(partitions: Partitions, stored: Stored, row: Row) -> bool:
-    """Take a job from the carrier, as if it had never been leased; False if it is not there."""
+    """Take a job from the carrier, as if never leased; False if the carrier has no such job."""
     state = partitions.state
     value = state.txn.pop(stored.head.ready_key, db=state.t.carried)
     if value is None:
@@ -45,7 +45,7 @@ def leave_carrier(partitions: Partitions, stored: Stored, row: Row) -> bool:
 def carried_in(
     txn: lmdb.Transaction[bytes], tables: Tables, lines: Sequence[int] | None = None
 ) -> Iterator[bytes]:
-    """Ids of carried jobs: of all lines, or of some."""
+    """Ids of carried jobs, of all lines or of some lines."""
     for prefix in [b""] if lines is None else [READY_KEY.pack(n, 0, 0)[:4] for n in lines]:
         cursor = txn.cursor(tables.carried)
         found = cursor.set_range(prefix) if prefix else cursor.first()

@@ -1,7 +1,8 @@
 """Choose the jobs that an owner gets, and lease them.
 
-A *line* is the ready tasks of one queue, or its ready messages. Jobs of a line are in the order of
-priority, then age. A queue's lines are served as if they were one line.
+A *line* is the ready tasks of one queue, or its ready messages. A line has its jobs by priority,
+then by age. An owner that takes tasks and messages gets the jobs of both lines of a queue in one
+order.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from tidemill.core.job import DEFAULT_TTR, Lease
 __all__ = ["Leasing", "put_deadline"]
 
 _HEAD = HEADER.size
-_LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # tested for every job
-_LEASED = struct.Struct(">QQ")  # behind the ready key in a lease: leased, deadline
+_LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # plain numbers: each job is tested for these flags
+_LEASED = struct.Struct(">QQ")  # follows the ready key in a lease: leased, deadline
 
 
 def put_deadline(commit: Transitions, deadline: int, owner: int, token: int) -> None:
-    """Note that the lease ends at this store time."""
+    """Add the entry of the due table that ends the lease at this store time."""
     key = DUE_KEY.pack(0, deadline, DUE_LEASE, token)
     commit.txn.put(key, LEASE_KEY.pack(owner, token), db=commit.t.due)
     commit.untimed = True
@@ -43,7 +44,7 @@ class Leasing:
     def __init__(
         self, commit: Transitions, owner: int, *, deadlines: bool, leases: list[Lease] | None = None
     ) -> None:
-        """``leases`` are the new leases that the owner has already; they count towards its want."""
+        """``leases`` are new leases that the owner already has; they count towards its want."""
         self.leases = [] if leases is None else leases
         self.last_queue = 0  # the last queue that a fair want took from
         self._transitions = commit
@@ -89,7 +90,7 @@ class Leasing:
         return list(queues.values())
 
     def _lost_lines(self, want: Want) -> list[int]:
-        """The wanted lines of tasks that are to run alone; nearly always none."""
+        """The wanted lines of tasks that must run alone; usually none."""
         commit = self._transitions
         lines = [line for line in commit.ready_lines(LOST) if not commit.row_of(line).paused]
         if not want.queues:
@@ -150,7 +151,7 @@ class Leasing:
         found = cursor.set_range(prefix)
         key = job_id = b""
         claims = PartitionClaims(commit, line)
-        held = claims.held  # next jobs of partitions, which are not in the table yet
+        held = claims.held  # the next jobs of partitions, which are not in the ready table yet
         while count > 0:
             claim = None
             if found:
@@ -169,7 +170,7 @@ class Leasing:
             row.dirty = True
             lent = self.lend(row, key, job_id, data, claims, claim)
             count -= lent
-            if not lent or claims.moved:  # other jobs may have become ready
+            if not lent or claims.moved:  # look again if leasing has made other jobs ready
                 claims.moved = False
                 claims.close()
                 commit.sync()
@@ -187,9 +188,9 @@ class Leasing:
         claims: PartitionClaims | None = None,
         claim: PartitionClaim | None = None,
     ) -> bool:
-        """Lease a job that was taken off its line; False when it had expired, and was ended.
+        """Lease a job that was taken off its line; end it and return False when it has expired.
 
-        ``claims`` take the jobs of partitions.
+        ``claims`` is told of each job that belongs to a partition.
         """
         commit = self._transitions
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (

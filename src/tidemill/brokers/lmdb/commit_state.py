@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import lmdb
 
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, LOST, NUMBER, READY_KEY, Row
 from tidemill.brokers.lmdb.record import STATES, Flag, Stored, Tail
 from tidemill.brokers.lmdb.store import Store
@@ -25,7 +26,9 @@ class CommitState:
     Attributes:
         now: the store's time, microseconds.
         wall: wall time, microseconds.
-        untimed: a due time was added, or a sleeper left, since a sleeper last set its timer.
+        untimed: True when somebody must look at the next due time: a due time was added, or a
+            sleeper left.
+        history: the sums that this commit adds to rows of history, by key.
     """
 
     def __init__(self, store: Store, txn: lmdb.Transaction[bytes], now: int, wall: int) -> None:
@@ -39,6 +42,7 @@ class CommitState:
         self._rows_by_number: dict[int, Row] = {}
         self._seq = self._first_seq = self._read_number("seq")
         self._rings: dict[tuple[str, int], int] = {}
+        self.history: dict[bytes, HistoryRow] = {}
 
     # -- numbers and rows -----------------------------------------------------------------------
 
@@ -57,11 +61,11 @@ class CommitState:
         return self._seq
 
     def skip_numbers(self, count: int) -> None:
-        """Leave the next numbers of the sequence to jobs that bring their own."""
+        """Skip numbers of the sequence, for jobs that keep the order of another store."""
         self._seq += count
 
     def count_up(self, name: str) -> int:
-        """The next number of a counter that seldom moves."""
+        """The next number of a counter that seldom changes."""
         number = self._read_number(name) + 1
         self.txn.put(self.store.key(name), NUMBER.pack(number))
         return number
@@ -83,10 +87,10 @@ class CommitState:
 
     def _load_limiter(self, row: Row) -> None:
         """Read the limiter of a queue that has a limit."""
-        raise NotImplementedError  # Transitions has the limiters, a floor above
+        raise NotImplementedError  # the subclass Transitions has the limiters
 
     def row_of(self, line: int) -> Row:
-        """The row of the queue a line belongs to."""
+        """The row of the queue to which a line belongs."""
         number = (line & ~LOST) >> 1
         row = self._rows_by_number.get(number)
         if row is None:
@@ -96,7 +100,7 @@ class CommitState:
         return row
 
     def existing_row(self, name: str) -> Row | None:
-        """A queue's row, or None when nothing was ever put there."""
+        """A queue's row, or None when the store does not know the queue."""
         if name in self._rows or self.txn.get(self.store.key("q/" + name)):
             return self.row(name)
         return None
@@ -115,7 +119,7 @@ class CommitState:
         return Stored(job_id, data) if data is not None else None
 
     def save(self, stored: Stored, tail: Tail | None = None) -> None:
-        """Write a job back, with the given tail, or with the tail that is there."""
+        """Write a job, with the given tail or, without one, with its present tail."""
         self.txn.put(stored.id, stored.packed(tail), db=self.t.job)
 
     def forget_more(self, job_id: bytes, flags: int) -> None:
@@ -126,13 +130,13 @@ class CommitState:
             self.txn.delete(job_id, db=self.t.wait)
 
     def left(self, due: int, wall: int) -> int:
-        """Microseconds until a due time; 0 or less when it has come."""
+        """Microseconds until a due time; 0 or less for a time that has come."""
         return due - (self.wall if wall else self.now) if due else 0
 
     # -- where jobs stand -----------------------------------------------------------------------
 
     def ready_lines(self, first: int = 0) -> Iterator[int]:
-        """The lines with ready jobs, by one seek each; lines of lost tasks, from LOST on, last."""
+        """The lines with ready jobs, found by one seek each; the lines of lost tasks come last."""
         cursor = self.txn.cursor(self.t.ready)
         found = cursor.set_range(READY_KEY.pack(first, 0, 0))
         while found:
@@ -153,7 +157,7 @@ class CommitState:
         self.untimed = True
 
     def write_rows(self) -> None:
-        """Write the rows and the sequence, where they changed."""
+        """Write the rows and the sequence that have changed."""
         put, key = self.txn.put, self.store.key
         for row in self._rows.values():
             if row.dirty:

@@ -1,4 +1,4 @@
-"""Time: entries that come due, and finished jobs that were kept for long enough."""
+"""Due times: entries that come due, and finished jobs to prune."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ from tidemill.brokers.lmdb.layout import (
     DUE_TERMS,
     DUE_UNKNOWN,
     FIN_KEY,
-    LEASE_KEY,
     MICRO,
     NUMBER,
 )
-from tidemill.brokers.lmdb.owner_table import name_of
-from tidemill.brokers.lmdb.record import EXPIRED, FAILED, READY, TOO_LATE, Flag, flags_of
+from tidemill.brokers.lmdb.leases import expire_lease
+from tidemill.brokers.lmdb.record import (
+    EXPIRED,
+    FAILED,
+    READY,
+    SUCCEEDED,
+    TOO_LATE,
+    Flag,
+    flags_of,
+)
 from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
-from tidemill.brokers.lmdb.settle import settle
 from tidemill.brokers.lmdb.transfer import is_sealed
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import sweep
 from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, go_on, is_needed
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.retry import BY_POLICY
 
 __all__ = ["come_due", "prune"]
 
 _PROMOTE_MOST = 5000
-"""Jobs that become ready in one commit, some 40 ms; a job that ends counts for ``_END`` of them."""
+"""The most jobs that become ready in one commit, which takes some 40 ms. A job that ends counts as
+``_END`` jobs."""
 
 _END = 10
 
 
 def come_due(commit: Transitions) -> bool:
-    """Handle all due entries; True when that is more than one step should do."""
+    """Handle due entries, as many as one step should; True when more are left."""
     if is_sealed(commit):
         return False
     cursor = commit.txn.cursor(commit.t.due)
@@ -64,7 +69,7 @@ def come_due(commit: Transitions) -> bool:
 def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -> None:
     """Handle one entry of the due table, which is deleted already."""
     if kind == DUE_LEASE:
-        _time_out(commit, reference, number)
+        expire_lease(commit, reference, number)
     elif kind == DUE_FALL:
         go_on(commit, reference)
     elif kind == DUE_TERMS:
@@ -77,18 +82,10 @@ def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -
         _job_due(commit, reference, kind)
 
 
-def _time_out(commit: Transitions, lease_key: bytes, token: int) -> None:
-    owner = LEASE_KEY.unpack(lease_key)[0]
-    ended = commit.wall / MICRO
-    error = "ttr passed without an ack"
-    verdict = Verdict(token, Outcome.RETRY, delay=BY_POLICY, error=error, ended=ended)
-    settle(commit, owner, name_of(commit.txn, commit.t, owner), verdict)
-
-
 def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
-    """Make a scheduled job ready, expire a job, or fail a job whose task nobody knew in time.
+    """Make a scheduled job ready, end an expired job, or fail a job of an unknown task.
 
-    An old entry changes nothing.
+    An entry that is no longer right for its job changes nothing.
     """
     stored = commit.load(job_id)
     if stored is None or stored.head.state > READY:
@@ -117,7 +114,7 @@ def prune(commit: Transitions, most: int) -> int:
 
 
 def _part_from_flows(commit: Transitions, most: int) -> None:
-    """Look at finished jobs of flows again: each stays as long as a job behind it needs it."""
+    """Look again at finished jobs of flows; a job stays while a dependent needs its result."""
     cursor = commit.txn.cursor(commit.t.fin)
     unfinished: dict[str, bool] = {}
     for _ in range(most):
@@ -134,7 +131,7 @@ def _part_from_flows(commit: Transitions, most: int) -> None:
 
 
 def _prune_class(commit: Transitions, kept: int, most: int) -> int:
-    """Forget jobs from the oldest on, until a job may stay. The hot path."""
+    """Forget jobs, the oldest first, until a job may stay. The hot path."""
     count, now, retention = commit.kept, commit.now, commit.retention
     cursor = commit.txn.cursor(commit.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
@@ -153,6 +150,9 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
         cursor.delete()
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]
+        if kept == KEPT_OTHER and _is_stale(commit, job_id, prune, seq):
+            count[kept] -= 1
+            continue
         data = commit.txn.pop(job_id, db=commit.t.job)
         if strays or len(job_id) != OURS:
             commit.order.forget(seq, job_id)
@@ -161,3 +161,15 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
         count[kept] -= 1
         pruned += 1
     return pruned
+
+
+def _is_stale(commit: Transitions, job_id: bytes, prune: int, seq: int) -> bool:
+    """True when this entry is stale: its job was made ready again, or has a newer entry.
+
+    An older release looks for the entry of a purged job among those of cancelled jobs.
+    """
+    stored = commit.load(job_id)
+    if stored is None:
+        return False
+    head = stored.head
+    return head.state < SUCCEEDED or (head.prune, head.seq) != (prune, seq)

@@ -1,8 +1,8 @@
-"""The LMDB environments of this process: each is opened once, and shared by the stores in it.
+"""The LMDB environments of this process. The stores in an environment share one open object.
 
 LMDB must not open the same files twice in one process, nor use an environment after a fork. So
-tidemill finds an open environment again by its files. Either tidemill opened it by a URL, or the
-caller passed it. In a forked child, our environments are opened anew when first needed.
+tidemill looks up an open environment by its files, whether tidemill opened it by a URL or a caller
+passed it. In a forked child, tidemill opens its own environments again when the child needs them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.files import keep_from_children, take_standard_descriptors
 
-__all__ = ["Environment", "folder_of", "translated"]
+__all__ = ["Environment", "folder_of", "no_inode", "translated"]
 
 MAX_DBS = 64
 MAX_READERS = 4096
@@ -41,9 +41,9 @@ _NETWORK_FILESYSTEMS = {
 
 
 class Environment:
-    """One LMDB environment: ours, or the caller's when ``env`` is given.
+    """One LMDB environment: tidemill's own, or the caller's when ``env`` is given.
 
-    ``path`` is its directory, or its data file; ``folder`` is where our own files lie beside it.
+    ``path`` is its directory, or its data file; ``folder`` is the folder of tidemill's other files.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Environment:
         self.sync = sync
         self.ours = env is None
         self.folder = folder_of(path)
-        self.users = 0  # stores in this environment
+        self.users = 0  # the number of open stores in this environment
         self.pid = os.getpid()
         self.reading = reading
         self.mode = mode
@@ -153,7 +153,7 @@ class Environment:
         self.pid = os.getpid()
 
     def abandon(self) -> None:
-        """Set the parent's environment aside in a forked child, which must not use it."""
+        """Keep the parent's environment unused and open in a forked child."""
         if self.pid != os.getpid():
             _abandoned[self.path] = self.env
             self.write_lock.abandon()
@@ -162,26 +162,28 @@ class Environment:
         """Close the environment, unless it is the caller's."""
         busy = self.write_lock.busy
         self.write_lock.close()
-        if self.ours and busy:  # closing waits for the writer, which waits for other processes
+        # Do not close: LMDB would wait for our writer, which waits for other processes.
+        if self.ours and busy:
             threading.Thread(target=self.env.close, name="tidemill-close", daemon=True).start()
         elif self.ours:
             self.env.close()
 
 
 def folder_of(path: str) -> str:
-    """The folder of our own files: the environment's directory, or one beside its single file."""
+    """The folder of tidemill's files: the environment's directory, or a folder beside its file."""
     return path + ".tidemill" if os.path.isfile(path) else path
 
 
 def _refused(text: str, path: str) -> BrokerUnavailable:
     """The error for a store that LMDB does not open, with the cause and a remedy."""
     pid = os.getpid()
-    if "Resource temporarily unavailable" in text:  # LMDB locks the byte of its process id
+    # LMDB locks a byte whose place is the process id.
+    if "Resource temporarily unavailable" in text:
         return BrokerUnavailable(
             f"another process with the process id {pid} has the store in {path} open, in another "
             "container: containers that share a store must share one PID namespace (docker run "
             "--pid=container:NAME, pid: in a compose file, shareProcessNamespace in a pod); or use "
-            "a redis:// or postgresql:// broker"
+            "http:// (tidemill server), redis:// or postgresql://"
         )
     hint = "; pass that environment as env=" if "already open" in text else ""
     return BrokerUnavailable(f"cannot open the LMDB store in {path}: {text}{hint}")
@@ -209,14 +211,14 @@ def _refuse_network(folder: str) -> None:
 
 
 def _unescaped(path: str) -> str:
-    """Decode a path of the mounts file, which writes blanks and the like as octal escapes."""
+    """Decode a path of the mounts file, in which blanks and backslashes are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
 
 
 def translated(error: Exception, folder: str) -> Exception:
-    """Translate a driver's error into one of ours; any other error stays as it is."""
+    """Translate an error of LMDB into an error of tidemill; return any other error unchanged."""
     ours: TidemillError
-    if isinstance(error, OSError) and error.errno in _FULL and _no_inode(folder):
+    if isinstance(error, OSError) and error.errno in _FULL and no_inode(folder):
         ours = StoreFull(f"the disk of {folder} has no room for another file; delete some there")
     elif isinstance(error, lmdb.MapFullError) or _no_space(error, folder):
         ours = StoreFull(f"the store in {folder} is full; finish or delete jobs, or make room")
@@ -240,13 +242,13 @@ def _no_space(error: Exception, folder: str) -> bool:
     """
     if not isinstance(error, (lmdb.Error, OSError)):
         return False
-    said = str(error)
-    if any(why in said for why in ("No space", "quota exceeded", "File too large")):
+    text = str(error)
+    if any(why in text for why in ("No space", "quota exceeded", "File too large")):
         return True
-    return "Input/output error" in said and not _takes_more(folder)
+    return "Input/output error" in text and not _takes_more(folder)
 
 
-def _no_inode(folder: str) -> bool:
+def no_inode(folder: str) -> bool:
     """Whether the disk takes no more files. Some file systems do not count files."""
     disk = os.statvfs(folder)
     return disk.f_files > 0 and not disk.f_favail
@@ -267,8 +269,8 @@ def _takes_more(folder: str) -> bool:
         os.close(fd)
 
 
-# Environments of a parent process, by path. They are never closed: closing would free the parent's
-# reader slots, and writers could write over pages that the parent is reading.
+# Environments of a parent process, by path. The child never closes these: closing would free the
+# parent's reader slots, and writers could write over pages that the parent is reading.
 _abandoned: dict[str, lmdb.Environment] = {}
 
 
@@ -276,8 +278,8 @@ _abandoned: dict[str, lmdb.Environment] = {}
 def _beside_a_parents() -> Iterator[None]:
     """Let py-lmdb open files that a parent process had open before the fork.
 
-    py-lmdb refuses to open an environment twice in one process. It takes the parent's environment,
-    which is of no use here, for one of this process.
+    py-lmdb refuses to open an environment twice in one process. For py-lmdb, the parent's
+    environment is an environment of this process, although this process cannot use it.
     """
     guard = lmdb._envid
     keys = guard.env_keys

@@ -12,6 +12,7 @@ from tidemill.brokers.lmdb.carrier import take
 from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
+from tidemill.brokers.lmdb.history import add_history
 from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
 from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, take_commands
 from tidemill.brokers.lmdb.owners import LocalOwner
@@ -33,13 +34,13 @@ from tidemill.core.job import RELAY, Command, Outcome, Verdict
 __all__ = ["exchange", "hear_behalf"]
 
 FRESH = 10
-"""An owner's word is not written again within a tenth (1 / ``FRESH``) of its lease."""
+"""An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""
 
 
 def exchange(
     commit: Transitions, local_owner: LocalOwner, step: Step, heard: LeaseCallback | None = None
 ) -> Reply:
-    """Note, settle, touch, take and lease, in that order; then settle the answer of ``heard``."""
+    """Store notes, settle, touch, take, lease; then settle the verdicts that ``heard`` returns."""
     number = local_owner.number
     local_owner.near = local_owner.near or not step.serial
     if not is_listed(commit, number):
@@ -47,12 +48,12 @@ def exchange(
         reply.settled += [False for _ in heard(())] if heard else []
         return reply
     if step.serial or local_owner.owner.lease:
-        return _hear_elsewhere(commit, local_owner, step)
+        return _hear_remote(commit, local_owner, step)
     return _exchange(commit, local_owner, step, heard)
 
 
 def hear_behalf(commit: Transitions, step: Step) -> Reply:
-    """Apply a report made on behalf of a remote owner, whose own steps go on."""
+    """Apply a report of another process for a remote owner, which still makes its own steps."""
     reply = Reply()
     for number, owner in owner_rows(commit.txn, commit.t):
         if owner.id == step.owner and owner.lease:
@@ -63,24 +64,25 @@ def hear_behalf(commit: Transitions, step: Step) -> Reply:
     return lost(step)
 
 
-def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) -> Reply:
+def _hear_remote(commit: Transitions, local_owner: LocalOwner, step: Step) -> Reply:
     """Answer the step of a remote owner; the owner may repeat a step that was answered."""
-    number, said = local_owner.number, read_last_reply(commit, local_owner.number)
-    if 0 < step.serial <= said.serial:
-        return repeat(commit, number, step, said)
-    local_owner.told = said.told
-    # An owner without a want does not sleep here: by now it may sleep in another process.
-    slot = said.slot if step.want is None else local_owner.sleeper.slot
-    if said.slot not in (0, slot):  # its last step came through another process
-        commit.store.wakeups.unmark(said.slot, number)
+    number, last = local_owner.number, read_last_reply(commit, local_owner.number)
+    if 0 < step.serial <= last.serial:
+        return repeat(commit, number, step, last)
+    local_owner.told = last.told
+    # An owner without a want does not sleep in this process, but maybe in another one.
+    slot = last.slot if step.want is None else local_owner.sleeper.slot
+    if last.slot not in (0, slot):  # the owner's last step came through another process
+        commit.store.wakeups.unmark(last.slot, number)
     found = strays(commit, number, step.held)
     reply = _exchange(commit, local_owner, step)
-    reply.strays, reply.behind = found, said.serial < step.serial - 1
-    if not step.serial and said.slot == slot and not _is_news(reply):
-        fresh = said.at + int(local_owner.owner.lease * MICRO) // FRESH
+    reply.strays, reply.behind = found, last.serial < step.serial - 1
+    if not step.serial and last.slot == slot and not _is_news(reply):
+        fresh = last.at + int(local_owner.owner.lease * MICRO) // FRESH
         if commit.now < fresh:
-            return reply  # a step without a serial is not repeated: not worth a commit
-    now = LastReply(0, step.serial or said.serial, said.told, commit.last_number, slot)
+            # A step without a serial is not repeated, so its reply need not be stored.
+            return reply
+    now = LastReply(0, step.serial or last.serial, last.told, commit.last_number, slot)
     now.settled, now.touched, now.taken = reply.settled, reply.touched, reply.taken
     now.commands = reply.commands
     keep_last_reply(commit, number, now)
@@ -88,7 +90,7 @@ def _hear_elsewhere(commit: Transitions, local_owner: LocalOwner, step: Step) ->
 
 
 def _is_news(reply: Reply) -> bool:
-    """Whether a reply tells of anything that was done."""
+    """True when the step has changed something, or brings something for the owner."""
     return bool(reply.leases or reply.settled or reply.touched or reply.taken or reply.commands)
 
 
@@ -102,7 +104,8 @@ def _exchange(
     departure = departure_of(commit)
     if local_owner.owner.kind == "worker":
         reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
-    if step.take:  # after the fetch of jobs handed over while it slept: they have the newest tokens
+    # Take leases after the fetch of handed-over jobs, which have the newest tokens.
+    if step.take:
         _hand_over(commit, step.take)
         reply.taken = take(
             commit, number, step.take, deadlines=local_owner.owner.kind == "consumer"
@@ -138,9 +141,10 @@ def _hand_over(commit: Transitions, wanted: Sequence[tuple[int, str]]) -> None:
 
 def _hear(commit: Transitions, number: int, worker: str, step: Step, reply: Reply) -> None:
     """Apply an owner's report on its leases: notes, verdicts and touches."""
-    for said in step.notes:
-        note(commit, number, said)
+    for each in step.notes:
+        note(commit, number, each)
     _settle(commit, number, worker, step.verdicts, reply)
+    add_history(commit, step.history)
     if step.touch:
         reply.touched = [touch(commit, number, token, seconds) for token, seconds in step.touch]
 
@@ -160,7 +164,7 @@ def _claim(
     departure: Departure | None,
     reply: Reply,
 ) -> None:
-    """Lease jobs to the owner; a store that has departed leases none."""
+    """Lease jobs to the owner; none while the jobs move to another store."""
     if departure is not None and want.count:
         if local_owner.owner.kind == "consumer":
             raise gone(departure)
@@ -168,7 +172,7 @@ def _claim(
     elif want.count:
         _lease(commit, local_owner, want, reply)
     elif want.tasks or want.messages:
-        commit.ring_rest(want.queues)  # pass on a hint that this owner cannot follow
+        commit.ring_rest(want.queues)  # this owner cannot use its hint: pass the hint on
 
 
 def _lease(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
@@ -195,9 +199,9 @@ def _hand_out(commit: Transitions, fires: int, reply: Reply) -> None:
 
 
 def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
-    """Mark the owner as about to sleep, unless it has something to do."""
+    """Mark the owner as about to sleep, unless the reply has something for the owner."""
     wakeups = commit.store.wakeups
-    if want.sleep and len(reply.leases) < want.count:  # it has room for what comes next
+    if want.sleep and len(reply.leases) < want.count:  # the owner could take more jobs
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
         if want.told >= 0 and (want.knows or not want.tasks):
             kinds |= UNKNOWN
@@ -207,7 +211,8 @@ def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
         terms = terms_of(commit, local_owner, want, len(reply.leases))
         wakeups.mark(local_owner.sleeper, kinds, bits, until, only, terms)
-        commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)  # else it keeps time
+        # A sleeper that takes jobs wakes at the next due time, so somebody watches the due time.
+        commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)
     else:
         wakeups.mark(local_owner.sleeper, 0, 0)
         commit.untimed = True

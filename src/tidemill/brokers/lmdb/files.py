@@ -1,7 +1,7 @@
-"""The two files of an LMDB environment: made with the right owner, and checked.
+"""Make the two files of an LMDB environment with the right owner, and check them.
 
-LMDB follows links and makes missing files with the rights of whoever comes first. So both files are
-made and checked here before LMDB sees them.
+LMDB follows links, and makes missing files with the rights of the first user. So this module makes
+and checks both files before LMDB opens these.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "check_prefix",
     "flush_folders",
     "foreign_files",
+    "make_copy",
     "make_folder",
     "sync_time",
 ]
@@ -33,10 +34,11 @@ Identity = tuple[int, int]
 
 
 class Place:
-    """Where the data file and the lock file of the environment at ``path`` lie."""
+    """The place of the data file and the lock file of the environment at ``path``."""
 
     def __init__(self, path: str) -> None:
-        self.within = os.path.isdir(path)  # a folder that LMDB has for itself
+        # True when ``path`` is a folder, which only the store uses.
+        self.within = os.path.isdir(path)
         if self.within:
             above, self.data, self.lock = path, "data.mdb", "lock.mdb"
         else:
@@ -46,11 +48,11 @@ class Place:
         self.path = os.path.join(above, self.data)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder's descriptor."""
         self.folder.close()
 
     def prepare(self, mode: int) -> Identity:
-        """Make the missing files, with ``mode`` or as the folder gives; return the identity.
+        """Make the missing files, with ``mode`` or the folder's mode; return the identity.
 
         Raises:
             BrokerUnavailable: a name belongs to something else, or this user may not write a file.
@@ -86,10 +88,11 @@ class Place:
 
     @contextlib.contextmanager
     def pinned(self, *, lock: bool) -> Iterator[str]:
-        """Give a path, valid during the block, by which LMDB opens the files that are here now.
+        """Give a path, valid during the ``with`` block, by which LMDB opens the present files.
 
-        LMDB follows links, and writes to the lock file at once. Where root opens the store of
-        another user, the path leads through descriptors, so that user cannot swap the files.
+        LMDB follows links, and writes to the lock file at once. When root opens the store of
+        another user, the path leads through descriptors. Then the other user cannot replace the
+        files.
         """
         if not self.folder.led:
             yield os.path.dirname(self.path) if self.within else self.path
@@ -104,7 +107,7 @@ class Place:
 
     @property
     def has_lock(self) -> bool:
-        """False when nobody can have the environment open: LMDB makes the lock file first."""
+        """False when the lock file is missing: then no process has the environment open."""
         return self._found(self.lock) is not None
 
     def identity(self) -> Identity:
@@ -148,14 +151,37 @@ def make_folder(path: str, mode: int = 0) -> None:
             os.chmod(path, folder_mode(mode))
 
 
+def make_copy(path: str, original: str) -> int:
+    """Make a file with the group and mode of ``original``, and its folder; return a descriptor."""
+    found = os.stat(original)
+    mode = stat.S_IMODE(found.st_mode) & 0o666
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        os.makedirs(os.path.dirname(above), exist_ok=True)
+        os.mkdir(above, 0o700)
+        with contextlib.closing(Folder(above)) as folder:
+            _share(folder.fd, folder_mode(mode), found.st_gid)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    _share(fd, mode, found.st_gid)
+    return fd
+
+
+def _share(fd: int, mode: int, group: int) -> None:
+    """Give a new file a group and a mode; if the group cannot be set, groups get no rights."""
+    with contextlib.suppress(PermissionError):  # fails when this user is not in the group
+        os.fchown(fd, -1, group)
+    os.fchmod(fd, mode if os.fstat(fd).st_gid == group else mode & ~0o070)
+
+
 def flush_folders(path: str) -> None:
     """Flush the entry of a folder to disk: the folder itself, and the folders above it.
 
-    Commits flush the data file alone. A power cut could leave its data on disk under no name.
+    Commits flush only the content of the data file. After a power cut, the entry of the file in its
+    folder could be missing.
     """
     device = os.stat(path).st_dev
     while True:
-        with contextlib.suppress(OSError):  # a folder above that this user may not read
+        with contextlib.suppress(OSError):  # fails for a folder that this user may not read
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 if os.fstat(fd).st_dev != device:
@@ -169,7 +195,7 @@ def flush_folders(path: str) -> None:
 
 
 def foreign_files(folder: str) -> list[str]:
-    """Files of a store that its users may not write, each with its owner.
+    """Files of a store that the store's users may not write, each with the file's owner.
 
     A store's users are the owner of its folder and, where the group may write there, the group.
     """
@@ -178,7 +204,8 @@ def foreign_files(folder: str) -> list[str]:
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
-            with contextlib.suppress(FileNotFoundError):  # removed a moment ago
+            # Fails when the file was removed a moment ago.
+            with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(path)
                 shared = above.st_gid == status.st_gid and status.st_mode & stat.S_IWGRP
                 open_to_all = status.st_mode & stat.S_IWOTH

@@ -1,7 +1,7 @@
-"""Notice that a store's folder was moved or deleted, without looking again and again.
+"""Notice, without polling, that a store's folder was moved or deleted.
 
-The kernel reports through inotify. Owners poll its descriptor beside all others they sleep on.
-Without inotify, the housekeeping of every 30 seconds notices.
+The kernel reports changes through inotify. While owners sleep, they also poll the descriptor of
+inotify. Without inotify, the housekeeping notices a change within 30 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Watch:
 
     def __init__(self, folder: str) -> None:
         self.fds: list[int] = []
-        with contextlib.suppress(OSError, AttributeError):  # no inotify here, or no instance left
+        # The system has no inotify, or no instance is left.
+        with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None, use_errno=True)
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if fd < 0:

@@ -1,25 +1,26 @@
 """Group commit: one leader at a time writes the store for all callers of this process.
 
-A caller appends its request and tries to lead. The leader takes the write lock and begins the
-transaction. The leader takes all requests that have arrived meanwhile, applies each, commits once,
-and wakes the others. When a request fails, the transaction is dropped. Each request is then
-replayed by itself, so that only the culprit sees its error.
+A caller appends its request and tries to become the leader. The leader takes the write lock and
+begins a transaction. The leader applies all requests that have arrived by then, commits once, and
+wakes the other callers. When a request fails, the transaction is dropped. Each request is then
+replayed by itself, so that only the caller of the failing request gets its error.
 
 While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
-waits for the lock and leads in their place. So every caller waits in Python, where a timeout and
-Ctrl-C end the wait.
+waits for the lock and leads in place of the callers. So every caller waits in Python, where a
+timeout or Ctrl-C can end the wait.
 
-A request that reports its changes before they are durable goes ``last``: after this request, hardly
-anything can undo the commit.
+A request that reports its changes before they are durable is applied last. Then no later request
+can fail and undo the commit.
 
-Answered followers are woken together with the next leader. The next leader waits a moment for their
-next requests (:mod:`tidemill.core.commit_delay`). Woken later, they would miss its commit. Woken
-while the leader works, they would take the interpreter lock from it at each of its calls.
+Callers whose requests are done are woken together with the next leader. The next leader waits a
+moment for their next requests (:mod:`tidemill.core.commit_delay`). If the callers woke later, they
+would miss that commit. If they woke while the leader works, they would take the interpreter lock
+from the leader at each of its calls.
 
-A caller that is interrupted while it waits takes its request back, or passes on the lead if it has
-just got it. So no request stays with a thread that has gone. A caller cannot be interrupted
-elsewhere: the end of a task does not reach it (:mod:`tidemill.core.shield`), and signal handlers
-are deferred (:mod:`tidemill.core.signals`).
+A caller that is interrupted while it waits takes its request back. If the caller has just got the
+lead, it passes the lead on. So no request waits for a thread that has gone. Nothing interrupts a
+caller at other times: timeouts wait (:mod:`tidemill.core.shield`), and signal handlers are deferred
+(:mod:`tidemill.core.signals`).
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from tidemill.core.signals import (
 __all__ = ["BRISK", "PATIENCE", "Context", "GroupCommit", "Request", "Writing", "write"]
 
 PATIENCE = 30.0
-"""Seconds that a caller waits for the write lock, unless the URL says otherwise."""
+"""Seconds that a caller waits for the write lock, unless the URL has another value."""
 
 BRISK = 1.0
-"""The same for a supervisor's steps, housekeeping and leaving: they have no time to lose."""
+"""Seconds that the steps of a supervisor, housekeeping and detaching wait for the write lock."""
 
 
 class Context(Protocol):
-    """The object that requests are applied to."""
+    """The object to which requests are applied."""
 
     def finish(self) -> None:
         """Write the gathered changes; called before the commit."""
@@ -73,7 +74,7 @@ T = TypeVar("T")
 
 
 class Request:
-    """One caller's part of a commit."""
+    """The request of one caller."""
 
     __slots__ = ("apply", "done", "error", "last", "leads", "main", "result", "turn")
 
@@ -83,8 +84,9 @@ class Request:
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
-        self.leads = False  # the lead was handed over to its caller
-        self.main = False  # its caller is the main thread, which may be in a signal handler
+        self.leads = False  # True when its caller got the lead
+        # True when its caller is the main thread, which may run a signal handler.
+        self.main = False
         self.turn = threading.Lock()
         self.turn.acquire()
 
@@ -92,7 +94,8 @@ class Request:
 class GroupCommit:
     """The commits of one store, as this process makes them.
 
-    ``translated`` turns a driver's error into one of ours. ``place`` names the store in messages.
+    ``translated`` turns a driver's error into an error of tidemill. ``place`` names the store in
+    messages.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class GroupCommit:
         self.env = env
         self.lock = lock
         self.patience = PATIENCE
-        self.leader = 0  # the thread that has the lead
+        self.leader = 0  # id of the thread that has the lead
         self.lead = threading.Lock()
         self.pending: collections.deque[Request] = collections.deque()
         self._answered: list[Request] = []  # requests that are done, whose callers are to be woken
-        self._gathering = CommitDelay()
+        self._delay = CommitDelay()
         self._translated = translated
         self.place = place
         self._points = points
@@ -119,7 +122,7 @@ class GroupCommit:
 
     @property
     def brisk(self) -> float:
-        """Seconds that a call waits for the write lock if it is made again anyway."""
+        """Seconds that a call waits for the write lock if the caller will repeat the call."""
         return min(BRISK, self.patience)
 
     def run(
@@ -161,7 +164,7 @@ class GroupCommit:
         raise_shield()
         try:
             self.pending.append(request)
-            self._gathering.arrived(len(self.pending))
+            self._delay.arrived(len(self.pending))
             deadline = 0.0
             leads = self.lead.acquire(blocking=False)
             while leads or self._follow(request, deadline, patience):
@@ -175,23 +178,23 @@ class GroupCommit:
     def _try_to_lead(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
     ) -> bool:
-        """With the lead, commit; False: another process has the lock, and the writer was called."""
+        """With the lead, commit; False when another process has the lock: then the writer waits."""
         self.leader = threading.get_ident()
         try:
-            self._gathering.wait(self.pending)
+            self._delay.wait(self.pending)
             if self.lock.take():
                 self._lead(make, request)
                 return True
-            if not self._writer.call():  # no thread can be started: wait here
+            if not self._writer.call():  # no writer thread can start: wait for the lock here
                 self.lock.wait()
                 self._lead(make, request)
                 return True
-        except BaseException:  # Ctrl-C during the commit delay
+        except BaseException:  # for example Ctrl-C during the commit delay
             self._forget(request)
             self.pass_on()
             raise
         self.leader = 0
-        self.lead.release()  # no look for newcomers: the writer thread leads for all
+        self.lead.release()  # new callers need no leader: the writer thread leads for all
         return False
 
     def _forget(self, request: Request) -> None:
@@ -199,7 +202,7 @@ class GroupCommit:
             self.pending.remove(request)
 
     def _follow(self, request: Request, deadline: float, patience: float) -> bool:
-        """Wait for a leader to apply the request; True when the lead is handed over instead."""
+        """Wait until a leader has applied the request; True when this caller gets the lead."""
         try:
             left = max(0.0, deadline - time.monotonic()) if deadline else patience
             begin_interruptible_wait()
@@ -226,17 +229,20 @@ class GroupCommit:
         """Take back a request whose caller stops waiting."""
         try:
             self.pending.remove(request)
-        except ValueError:  # a leader applies it, or has just made us the leader
-            if not request.done and not request.leads:  # else we may have had our turn already
+        # The request is not pending: a leader applies it, or has just made us the leader.
+        except ValueError:
+            # Wait, since a leader is applying the request.
+            if not request.done and not request.leads:
                 request.turn.acquire()
             if request.leads:
                 request.leads = False
                 self.pass_on()
 
     def _write_for_others(self) -> None:
-        """In the writer thread: wait for other processes, then lead for all who came."""
+        """In the writer thread: wait for the lock, then lead for all callers that came."""
         self.lock.wait()
-        if not self.pending or self._make is None:  # all have given up
+        # All callers have given up.
+        if not self.pending or self._make is None:
             self.lock.free()
             return
         self.lead.acquire()
@@ -253,7 +259,7 @@ class GroupCommit:
     def _lead(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], own: Request | None
     ) -> None:
-        """With the lead and the lock, begin a transaction and commit all requests pending then."""
+        """With the lead and the lock, begin a transaction and commit all pending requests."""
         batch: list[Request] = []
         writing, locked = Writing(self.env, self.lock, self.place), True
         try:
@@ -281,7 +287,7 @@ class GroupCommit:
             else:
                 for request in batch:
                     self._answer(request)
-        except BaseException:  # Ctrl-C in the leader
+        except BaseException:  # for example Ctrl-C in the leader
             self._leave_others(own, batch, committed=writing.committed)
             raise
         finally:
@@ -296,7 +302,8 @@ class GroupCommit:
         if committed:
             for request in others:
                 self._answer(request)
-        else:  # nothing happened: the others try again
+        else:
+            # Nothing was committed: the other callers try again.
             self.pending.extendleft(reversed(others))
 
     def _answer_failed(
@@ -307,7 +314,8 @@ class GroupCommit:
         error: Exception,
     ) -> None:
         """After a dropped transaction: a single request gets the error, several are replayed."""
-        if not batch:  # the transaction could not begin: each leader shall see for itself
+        # The transaction could not begin. Only one request gets this error.
+        if not batch:
             with contextlib.suppress(IndexError, ValueError):
                 own = own or self.pending[0]
                 self.pending.remove(own)
@@ -319,14 +327,14 @@ class GroupCommit:
 
     def _drain(self, batch: list[Request]) -> None:
         """Take all pending requests. The deque is never replaced: an append may be under way."""
-        with contextlib.suppress(IndexError):  # a caller has just taken its request back
+        with contextlib.suppress(IndexError):  # fails when a caller has just taken its request back
             batch.extend(self.pending.popleft() for _ in range(len(self.pending)))
         batch.sort(key=_is_last)
 
     def _replay(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], batch: list[Request]
     ) -> None:
-        """Each request in a transaction of its own, so that an error hits only its cause."""
+        """Run each request in a transaction of its own, so that only its caller gets an error."""
         for request in batch:
             try:
                 with Writing(self.env, self.lock, self.place) as txn:
@@ -352,16 +360,17 @@ class GroupCommit:
     def pass_on(self) -> None:
         """Hand the lead to a caller that came during the commit, or give the lead up.
 
-        A caller that fails to take the lead has appended its request before the release here. So
-        the second look at ``pending`` sees the request.
+        A caller that fails to take the lead appended its request before the lead is released here.
+        So the second look at ``pending``, after the release, sees the request.
         """
         while True:
             if self._answered:
-                self._gathering.expect(len(self._answered), len(self.pending))
+                self._delay.expect(len(self._answered), len(self.pending))
                 self._wake()
             next_one = self._next()
             called = next_one is None and bool(self.pending) and self._writer.call()
-            if next_one is None and not called and self.pending:  # no thread can be started
+            # The writer thread was needed and cannot start: a waiting caller leads.
+            if next_one is None and not called and self.pending:
                 with contextlib.suppress(IndexError):
                     next_one = self.pending.popleft()
             self.leader = 0
@@ -374,12 +383,14 @@ class GroupCommit:
                 return
 
     def _next(self) -> Request | None:
-        """The request whose caller leads next; None when nobody came but the main thread.
+        """The request whose caller leads next; None without requests of other threads than main.
 
-        The main thread gets no lead while it waits: it may be inside a signal handler. The handler
-        may last, or enqueue and wait for this very lead. The writer thread leads in its place.
+        The main thread gets no lead while it waits: a signal handler may run inside the wait. The
+        handler may last long, or enqueue a job and wait for this lead. So the writer thread leads
+        in place of the main thread.
         """
-        with contextlib.suppress(IndexError, ValueError):  # nobody waits, or has just gone
+        # Fails when no caller waits, or when a caller has just gone.
+        with contextlib.suppress(IndexError, ValueError):
             request = self.pending.popleft()
             if not request.main:
                 return request
@@ -404,9 +415,9 @@ def write(
     place: str,
     patience: float,
 ) -> T:
-    """Commit the changes of ``apply`` to open a store, apart from all requests.
+    """Commit the changes of opening a store, in a commit of their own.
 
-    This passes no crash point, or tests would have to count how often opening writes.
+    Such a commit passes no crash point, so tests need not count the writes of an opening store.
     """
     commits = GroupCommit(env, lock, translated, place, points=False)
     try:

@@ -1,13 +1,15 @@
 """Direct hand-off: a put leases its jobs to a sleeping worker, in its own commit.
 
-Else two commits stand between a put and the start: the put's and the lease's. The writer leases as
-the sleeper would if it were awake, by the want that the sleeper left with its mark. The sleeper
-gets a hint, and waits for the write lock. Then it finds leases that it was not told of: their
-tokens are higher than any it knows. So the sleeper has nothing to write.
+Without the hand-off, a job starts after two commits: the commit of the put and the commit of the
+lease. A sleeper leaves its want in the store when it goes to sleep. By this want the writer of a
+put leases jobs for the sleeper. The sleeper gets a hint, and waits for the write lock. Then it
+finds leases with tokens higher than all tokens that it knows: these are its new leases. So the
+sleeper writes nothing.
 
-Until the sleeper looks, it holds these leases like prefetched jobs. When it looks, jobs that it can
-no longer use go back. If it dies before, all go back uncounted, as none was on its scoreboard.
-Messages are never handed over: their ttr would run while nobody knows of the lease.
+Until the sleeper looks, it holds these leases like prefetched jobs. When the sleeper looks, jobs
+that it can no longer use go back. If the sleeper dies before it looks, all these jobs go back and
+count no attempt, since its scoreboard shows none of them. Messages are never handed over: their ttr
+(time to run) would begin before anybody knows of the lease.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ _MODES = tuple(Mode)
 
 
 def terms_of(commit: Transitions, local_owner: LocalOwner, want: Want, taken: int) -> SleeperWant:
-    """What a writer may lease to the owner while it sleeps; nothing unless it takes only tasks."""
+    """The want by which a writer may lease to a sleeping owner that takes only tasks."""
     local_owner.asked = want
     if local_owner.owner.kind != "worker" or want.messages or local_owner.owner.lease:
-        return NOTHING  # a remote owner may die unnoticed, and would keep the jobs
+        return NOTHING  # never: a remote owner may die unnoticed with the jobs
     rows = [row for name in want.queues if (row := commit.existing_row(name))]
     numbers = tuple(row.number for row in rows) if want.queues else None
     return SleeperWant(want.count - taken, _MODES.index(want.mode), numbers)
 
 
 def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperWant) -> int:
-    """Lease to a sleeper what it would take if it were awake; return how many jobs.
+    """Lease jobs to a sleeper, by the want that the sleeper left; return their number.
 
-    ``lines`` are the lines that got a job: the other lines have nothing for a sleeper.
+    ``lines`` are the lines that got a job: only these may have a job for a sleeper.
     """
     room, mode, queues = terms
     if not room or queues == () or not is_listed(commit, owner):
@@ -57,7 +59,7 @@ def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperW
         row = commit.row_of(lines[0])
         if not row.paused and (queues is None or row.number in queues):
             leasing.take_line(row.lines[0], room)
-    flow(commit)  # expired jobs were ended on the way
+    flow(commit)  # the leasing has ended expired jobs
     point("store.handed")
     return len(leasing.leases)
 
@@ -81,7 +83,7 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
 
 
 def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
-    """Tokens of leases that the owner was not told of."""
+    """Tokens of leases of which the owner does not know yet."""
     cursor = commit.txn.cursor(commit.t.lease)
     found = cursor.set_range(LEASE_KEY.pack(local_owner.number, local_owner.told + 1))
     tokens = []
@@ -95,7 +97,7 @@ def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
 
 
 def _alike(want: Want, asked: Want | None) -> bool:
-    """Whether ``want`` takes the jobs that a writer leased for ``asked``."""
+    """True when ``want`` takes the jobs that a writer leased by the want ``asked``."""
     return asked is not None and (want.queues, want.mode, want.tasks, want.messages) == (
         asked.queues,
         asked.mode,

@@ -1,13 +1,15 @@
-"""Puts that may be repeated: the answer to each put with a nonce, for ten minutes at least.
+"""Puts that may be repeated: keeps the answer to each put with a nonce for at least ten minutes.
 
-The answers are stored by the time span in which they came, and by nonce. A finished span goes as a
-whole, from the start of the table. A nonce that grows like an id is added at the table's end.
+The key of an answer is its time span and its nonce. The answers of an old span are deleted
+together, from the start of the table. Nonces that grow with time, like ids, are added at the end of
+the table.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -16,33 +18,38 @@ from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.job import Envelope, Placed, Put
 
-__all__ = ["put_once", "sweep_nonces"]
+__all__ = ["Puts", "put_once", "sweep_nonces"]
 
-_KEY = struct.Struct(">cI")  # then the nonce
+_KEY = struct.Struct(">cI")  # the nonce follows
 _NONCES = b"n"
 _SPAN = 300 * MICRO
-_SPANS = 2  # finished spans that are kept beside the current one
+_SPANS = 2  # the number of past time spans that are kept
 _SWEEP_MOST = 20_000
+
+Puts = TypeVar("Puts", list[Put], list[Put] | None)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Put]).decode
 
 
 def put_once(
-    nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], list[Put]]
-) -> Callable[[Transitions], list[Put]]:
-    """A put that gets its first answer again when it is repeated."""
+    nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], Puts]
+) -> Callable[[Transitions], Puts]:
+    """Put, or return the answer to an earlier put with this nonce. None is not remembered."""
     check_nonce(nonce)
     name = nonce.encode()
 
-    def once(commit: Transitions) -> list[Put]:
+    def once(commit: Transitions) -> Puts:
         span = commit.now // _SPAN
         for earlier in range(_SPANS + 1):
             data = commit.txn.get(_KEY.pack(_NONCES, span - earlier) + name, db=commit.t.said)
             if data is not None:
-                return _decode(data) if data else [Put(job.id, Placed.CREATED) for job in jobs]
+                created = [Put(job.id, Placed.CREATED) for job in jobs]
+                return _decode(data) if data else created  # pyright: ignore[reportReturnType]
         puts = accept(commit)
-        # An empty value stands for jobs that were all just created.
+        if puts is None:
+            return puts
+        # An empty value means that all jobs of the put were created.
         plain = all(put.placed is Placed.CREATED for put in puts)
         commit.txn.put(
             _KEY.pack(_NONCES, span) + name, b"" if plain else _encode(puts), db=commit.t.said
@@ -53,7 +60,7 @@ def put_once(
 
 
 def sweep_nonces(commit: Transitions) -> bool:
-    """Forget answers of long ago; True when there are more than one commit should forget."""
+    """Forget old answers, as many as one commit should; True when more are left."""
     first = _KEY.pack(_NONCES, max(0, commit.now // _SPAN - _SPANS))
     cursor = commit.txn.cursor(commit.t.said)
     found = cursor.set_range(_NONCES)

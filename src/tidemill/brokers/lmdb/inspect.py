@@ -1,16 +1,22 @@
-"""Inspection of jobs: records, queues and facts of one moment, each from one read transaction."""
+"""Inspection: each call reads records, queues or facts in one read transaction."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches
+from tidemill.brokers.contract.inspection import (
+    Filter,
+    Page,
+    QueueStats,
+    matches,
+)
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.lmdb import unknown_tasks as unknown
+from tidemill.brokers.lmdb.files import make_copy
 from tidemill.brokers.lmdb.layout import (
     CARRIED_VALUE,
     LEASE_KEY,
@@ -39,15 +45,17 @@ from tidemill.brokers.lmdb.transfer import departure_in
 from tidemill.brokers.lmdb.workflows import counts_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State, decode_envelope
+from tidemill.core.progress import whole_progress
 from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = ["Holders", "Inspection"]
 
 _SCAN = 2000
-"""Jobs looked at in one read transaction: a reader held long makes the file grow for good."""
+"""The most jobs that one read transaction looks at. A long read transaction makes the file grow,
+and a file never shrinks."""
 
-_RANKS_MOST = 256  # priorities looked into for the oldest job; -100 to 100 are people's
-_ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
+_RANKS_MOST = 256  # priorities in which the oldest job is sought; people use -100 to 100
+_ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 
 class Inspection:
@@ -58,7 +66,7 @@ class Inspection:
         self._time = time
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of jobs, all of one moment."""
+        """The records of jobs, read in one transaction."""
         with self._store.reading_txn() as txn:
             holders = Holders(txn, self._store.tables)
             return [self._record(txn, job_id.encode(), holders) for job_id in ids]
@@ -84,7 +92,7 @@ class Inspection:
             due=self._due(head),
             expires=self._time.on_wall(head.expires) if head.expires else 0.0,
             finished=head.finished / MICRO,
-            result=tail.result,
+            raw_result=tail.result,
             error=tail.error,
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
@@ -92,24 +100,27 @@ class Inspection:
         )
         if record.state is State.READY and self._is_running(txn, stored):
             record.state = State.RUNNING
-            record.worker, record.leased = holders.name_and_time(stored.id)
+            lease = holders.lease(stored.id)
+            record.worker, record.leased, record.token = lease.owner, lease.leased, lease.token
+            record.lease_ends = self._time.on_wall(lease.deadline) if lease.deadline else 0.0
         if head.flags & Flag.LINKED:
             record.pending, record.failures = counts_of(txn, self._store.tables, stored.id)
         if head.flags & Flag.NOTED:
             data = txn.get(stored.id, db=self._store.tables.note)
             if data:
                 notes = NOTES.decode(data)
-                record.progress, record.log = notes.progress, notes.log
+                record.log, record.progress_text = notes.log, notes.text
+                record.progress = whole_progress(*notes.progress) if notes.progress else None
         return record
 
     def _is_ready(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """Whether a job with a ready header is on a line: it neither runs nor is carried."""
+        """True when a job with a ready header is on a line: the job neither runs nor is carried."""
         if stored.head.flags & Flag.LIMITED:
             return is_parked(txn, self._store.tables, stored)
         return txn.get(stored.head.ready_key, db=self._store.tables.ready) is not None
 
     def _is_running(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """Whether a job with a ready header runs: neither a line nor the carrier has it."""
+        """True when a job with a ready header runs: neither a line nor the carrier has the job."""
         if self._is_ready(txn, stored):
             return False
         return txn.get(stored.head.ready_key, db=self._store.tables.carried) is None
@@ -124,7 +135,8 @@ class Inspection:
         found = list[Record]()
         with self._store.reading_txn() as txn:
             finding = Finding(self._store, txn, what, cursor)
-        while len(found) < limit:
+        total = 0
+        while len(found) < limit and total < what.look_most:
             with self._store.reading_txn() as txn:
                 holders = Holders(txn, self._store.tables)
                 looked = 0
@@ -138,6 +150,7 @@ class Inspection:
                                 break
                 if not looked:
                     return Page(found)
+                total += looked
         return Page(found, finding.cursor)
 
     def unknown_tasks(self) -> list[UnknownTask]:
@@ -216,7 +229,7 @@ class Inspection:
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
     def _oldest(self, txn: lmdb.Transaction[bytes], row: Row) -> float:
-        """When the ready job accepted first was made: that job is the first of some priority."""
+        """The creation time of the oldest ready job, which is the first job of its priority."""
         lines, tables = (*row.lines, row.lost_line), self._store.tables
         firsts: list[tuple[int, bytes]] = []
         for line in lines if row.ready else ():
@@ -260,11 +273,19 @@ class Inspection:
 
     def backup(self, target: str) -> None:
         """A compacted copy that can be opened as a store."""
-        os.makedirs(target, exist_ok=True)
-        if os.path.exists(os.path.join(target, "data.mdb")):
+        copy = os.path.join(target, "data.mdb")
+        if os.path.exists(copy):
             raise InvalidOption(f"{target} holds a store already; name an empty directory")
-        with self._store.translating():
-            self._store.env.copy(target, compact=True)
+        fd = make_copy(copy, self._store.environment.data)
+        try:
+            with self._store.translating():
+                self._store.env.copyfd(fd, compact=True)
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(copy)
+            raise
+        finally:
+            os.close(fd)
 
 
 def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]]:
@@ -278,29 +299,39 @@ def _firsts(cursor: lmdb.Cursor[bytes], line: int) -> Iterator[tuple[int, bytes]
         found = cursor.set_range(READY_KEY.pack(line, rank, 2**64 - 1))
 
 
+class HeldLease(NamedTuple):
+    """The lease of a running job: the owner's name, token, wall time of the lease, deadline."""
+
+    owner: str
+    token: int
+    leased: float
+    deadline: int
+
+
 class Holders:
-    """The holders of jobs, found by one walk over the leases at the first question."""
+    """The holders of jobs; the first call finds all of them by one walk over the leases."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables) -> None:
         self._txn = txn
         self._tables = tables
-        self._rows: dict[bytes, tuple[int, int, int]] | None = None
+        self._rows: dict[bytes, tuple[int, int, int, int]] | None = None
 
     def lease_of(self, job_id: bytes) -> tuple[int, int]:
         """(owner, token) of the lease of a running job."""
-        owner, token, _ = self._find(job_id)
+        owner, token, _, _ = self._find(job_id)
         return owner, token
 
-    def name_and_time(self, job_id: bytes) -> tuple[str, float]:
-        """(name of the owner, wall time of the lease) of a running job."""
-        owner, _, leased = self._find(job_id)
-        return name_of(self._txn, self._tables, owner), leased / MICRO
+    def lease(self, job_id: bytes) -> HeldLease:
+        """The lease of a running job."""
+        owner, token, leased, deadline = self._find(job_id)
+        name = name_of(self._txn, self._tables, owner)
+        return HeldLease(name, token, leased / MICRO, deadline)
 
-    def _find(self, job_id: bytes) -> tuple[int, int, int]:
+    def _find(self, job_id: bytes) -> tuple[int, int, int, int]:
         if self._rows is None:
             self._rows = {}
             for key, value in self._txn.cursor(self._tables.lease):
                 owner, token = LEASE_KEY.unpack(key)
-                leased = LEASE_VALUE.unpack_from(value)[3]
-                self._rows[value[LEASE_VALUE.size :]] = owner, token, leased
+                leased, deadline = LEASE_VALUE.unpack_from(value)[3:]
+                self._rows[value[LEASE_VALUE.size :]] = owner, token, leased, deadline
         return self._rows[job_id]

@@ -43,12 +43,12 @@ def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
         assert stored is not None
     head, row = stored.head, commit.row_of(stored.head.line)
     if head.state != READY or not commit.txn.delete(head.ready_key, db=commit.t.ready):
-        return None  # it runs, has ended, or lies with the carrier
+        return None  # the job runs, has ended, or lies with the carrier (RabbitMQ)
     row.ready -= 1
     row.dirty = True
     leasing = Leasing(commit, owner, deadlines=True)
     if not leasing.lend(row, head.ready_key, stored.id, stored.packed()):
-        return None  # it had expired
+        return None  # the job had expired
     if row.has_limit:
         commit.limiters.take(row, 1)
     return leasing.leases[0]

@@ -1,6 +1,7 @@
 """The layout of the LMDB environment. Keys are big-endian: their byte order is number order.
 
     main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
+           · bindings of queues to topics · rows of history (history.py)
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
                                               the top bit marks tasks that must run alone; of a
@@ -23,9 +24,9 @@
                                               j, t, u: unknown tasks, see unknown_task_index.py;
                                               i: ids out of order, see acceptance_order.py
 
-A lease does not rewrite the job's header, which still says ready. A missing ready entry and an
-existing lease say that the job runs. A carried job is ready, as its header says. Times are
-microseconds as unsigned 64-bit integers.
+A lease does not rewrite the header of its job, which still says ready. A job runs if it has a lease
+and no entry in the ready table. A carried job (it lies with the carrier) counts as ready, as its
+header says. Times are microseconds as unsigned 64-bit integers.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ FORMAT = 2
 MICRO = 1_000_000
 
 NUMBER = struct.Struct(">Q")
-READY_KEY = struct.Struct(">IIQ")  # line, rank, seq
+READY_KEY = struct.Struct(">IIQ")  # line, rank, sequence
 LOST = 1 << 31
-"""The bit that marks a queue's line of tasks that were lost with their worker."""
+"""The bit that marks the line of a queue's tasks whose worker died."""
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
@@ -79,22 +80,22 @@ DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
 DUE_PARTITION, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
 HELD, UNUSED = 2, 3
-"""The clocks of entries for which nobody needs to be woken."""
+"""The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
 _ACCEPTED = struct.Struct(">41xQ")  # the field ``accepted`` of a row
 _CARRIED = struct.Struct(">Q")
-_MORE = struct.Struct(">QQB")  # carried, purged, forgotten; behind a row that has any of them
+_MORE = struct.Struct(">QQB")  # carried, purged, forgotten; at the end of a row unless all are 0
 
 
 class Named(Protocol):
-    """A store, whose keys in the main database have one prefix."""
+    """A store; its keys in the main database begin with its prefix."""
 
     def key(self, name: str) -> bytes: ...
 
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
-"""Totals of a row since the store was made, or the queue forgotten."""
+"""The totals in a row. They begin when the store was made or the queue was forgotten."""
 
 
 def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
@@ -110,7 +111,8 @@ def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
 class Row:
     """One queue: settings, jobs by state, totals. Kept exact by every transaction.
 
-    ``ready`` counts jobs on its lines, ``running`` leased jobs; ``carried`` of these show as ready.
+    ``ready`` counts the jobs on its lines, ``running`` the leased jobs. Of the leased jobs,
+    ``carried`` jobs lie with the carrier; users see these as ready.
     """
 
     __slots__ = (
@@ -179,19 +181,19 @@ class Row:
 
     @property
     def is_listed(self) -> bool:
-        """False for a queue that was forgotten, and not used since."""
+        """False for a queue that was forgotten and not used again."""
         used = (self.size, self.paused, self.max_size, *(getattr(self, n) for n in TOTALS))
         return not self.forgotten or any(used)
 
     def forget(self) -> None:
-        """Reset the counters and settings. The number stays: finished jobs and limits use it."""
+        """Reset the counters and settings; finished jobs and limits still use the number."""
         for total in TOTALS:
             setattr(self, total, 0)
         self.paused = self.max_size = 0
         self.forgotten, self.dirty = 1, True
 
     def shown(self, state: str) -> int:
-        """The number of jobs in a state, as people see it; a total when the state is an end."""
+        """The number of jobs in a state, as people see it; for an end state, the total."""
         count: int = getattr(self, state)
         return count + {"ready": self.carried, "running": -self.carried}.get(state, 0)
 
@@ -249,7 +251,8 @@ def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
 def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: bytes) -> Tables:
     """Open the named databases in a write transaction, and make the missing ones.
 
-    The driver keeps handles of a write transaction only. By itself, the driver would begin one for
-    each table, and hold the interpreter lock while it waits for other processes.
+    The driver keeps only handles that were opened in a write transaction. Without this function,
+    the driver would begin a write transaction for each table, and hold the interpreter lock while
+    it waits for other processes.
     """
     return Tables(*(env.open_db(prefix + name, txn=txn) for name in _STORED_NAMES))

@@ -1,31 +1,46 @@
-"""The end of an owner that left or died: its leases go back, with causes for the jobs it ran."""
+"""Leases that end without a verdict of their owner.
+
+Such a lease ends when the time to run (ttr) of its message is over, or when its owner leaves or
+dies. The jobs go back. A job that a dead owner ran gets the cause of the death as its error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidemill.brokers.lmdb.owner_table import strike_owner
-from tidemill.brokers.lmdb.reply_cache import forget_said
-from tidemill.brokers.lmdb.settle import leases_of, release_owner
+from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
+from tidemill.brokers.lmdb.owner_table import name_of, strike_owner
+from tidemill.brokers.lmdb.reply_cache import forget_last_reply
+from tidemill.brokers.lmdb.settle import leases_of, release_owner, settle
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.job import RELAY, Owner
+from tidemill.core.backoff import BY_POLICY
+from tidemill.core.job import RELAY, Outcome, Owner, Verdict
 from tidemill.core.scoreboard import read_scoreboard
 
-__all__ = ["causes_of", "strike"]
+__all__ = ["causes_of", "expire_lease", "strike"]
+
+
+def expire_lease(commit: Transitions, lease_key: bytes, token: int) -> None:
+    """End a lease whose time to run has passed: the attempt failed."""
+    owner = LEASE_KEY.unpack(lease_key)[0]
+    ended = commit.wall / MICRO
+    error = "ttr passed without an ack"
+    verdict = Verdict(token, Outcome.RETRY, delay=BY_POLICY, error=error, ended=ended)
+    settle(commit, owner, name_of(commit.txn, commit.t, owner), verdict)
 
 
 def strike(commit: Transitions, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
-    """Take an owner off the list, with its leases and commands; return the number of leases."""
+    """Remove an owner from the list, with its leases and commands; return the number of leases."""
     if causes is None and owner.kind == RELAY:
         causes = {}
     held = release_owner(commit, number, owner.name, causes)
     strike_owner(commit, number)
-    forget_said(commit, number)
+    forget_last_reply(commit, number)
     return held
 
 
 def causes_of(commit: Transitions, number: int, owner: Owner) -> dict[int, str] | None:
-    """Causes by token for the jobs that a dead owner ran; None when nobody can tell.
+    """Causes by token for the jobs that a dead owner ran; None when its scoreboard is missing.
 
     A worker's scoreboard tells which jobs ran; a consumer runs all jobs that it has taken.
     """

@@ -5,9 +5,9 @@ is such a record, and counts the running jobs. When a limiter is closed and only
 due table holds the time.
 
 Changed settings of a named limit reach its partitions in pieces, in the order of their names. A
-partition keeps the older settings until its piece comes. The limit's record holds the name that was
-reached, and the older settings behind that name. An entry in the due table makes the next step of
-any owner go on with the next piece.
+partition keeps the older settings until its piece is done. The record of the limit has the name of
+the last changed partition, and the older settings, which apply to the partitions after this name.
+An entry in the due table makes the next step of any owner do the next piece.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ QUEUE_LIMITS, LIMITS = "g/", "l/"
 
 
 class Limited(msgspec.Struct, array_like=True):
-    """A limit as stored: the settings that hold, and the settings that code declared last.
+    """A limit as stored: the settings that apply, and the settings that code declared last.
 
     Attributes:
         limiter: the limiter of a queue; a named limit has a limiter in each of its partitions.
-        due: the time of its entry in the due table, 0 for none.
+        due: the time of its entry in the due table; 0 without an entry.
         by_hand: a person made the settings, not the code.
-        behind: names and older settings, for partitions that the change has not reached. Each pair
-            holds behind its name, up to the next name. Empty when all partitions go by ``terms``.
+        behind: pairs of a name and older settings, for partitions that the change has not reached.
+            The settings of a pair apply to the partitions after its name, up to the name of the
+            next pair. Empty when all partitions have the settings ``terms``.
     """
 
     terms: LimitSettings = LimitSettings()
@@ -74,7 +75,7 @@ class Limited(msgspec.Struct, array_like=True):
     behind: list[tuple[bytes, LimitSettings]] = []
 
     def terms_of(self, partition: bytes) -> LimitSettings:
-        """The settings that hold for a partition."""
+        """The settings that apply to a partition."""
         terms = self.terms
         for after, older in self.behind:
             if partition <= after:
@@ -83,9 +84,9 @@ class Limited(msgspec.Struct, array_like=True):
         return terms
 
     def reach(self, partition: bytes) -> None:
-        """Note that all partitions up to this one go by ``terms``."""
+        """Record that all partitions up to this partition have the settings ``terms``."""
         rows = [(max(after, partition), older) for after, older in self.behind]
-        # Of several settings behind the same partition, the last hold.
+        # If several settings begin after the same partition, the last settings apply.
         self.behind = list(dict(rows).items())
 
 
@@ -104,11 +105,11 @@ class Limiters:
     def __init__(self, state: CommitState) -> None:
         self._state = state
         self._queues: dict[str, tuple[Row, Limited]] = {}
-        self._closed: set[str] = set()  # queues that let nothing start before this commit
+        self._closed: set[str] = set()  # queues whose limits let no job start before this commit
         self._names: dict[str, Limited] = {}
         self._dirty: set[str] = set()
         self.change_partitions: Callable[[str, Limited], bytes] = _no_partitions
-        self.pieces = 0  # how many pieces of partitions got other settings
+        self.pieces = 0  # the number of pieces of partitions that got other settings
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Limiters:
             self._closed.add(row.name)
 
     def room(self, row: Row, most: int) -> int:
-        """How many jobs of a queue with a limiter may start now."""
+        """The number of jobs of a queue with a limiter that may start now."""
         limited = self._queues[row.name][1]
         return room(limited.terms, limited.limiter, row.running, self._state.now, most)
 
@@ -133,13 +134,13 @@ class Limiters:
             self._dirty.add(QUEUE_LIMITS + row.name)
 
     def hold(self, row: Row, charged: int) -> None:
-        """Note that a lease of the queue, charged at ``charged``, goes to the carrier."""
+        """Account for a lease, made at the time ``charged``, that goes to the carrier."""
         limited = self._queues[row.name][1]
         hold(limited.terms, limited.limiter, charged)
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def let_go(self, row: Row, *, starts: bool) -> None:
-        """Note that a job of the queue has left the carrier; with ``starts``, to run."""
+        """Account for a job that leaves the carrier; with ``starts`` the job runs now."""
         limited = self._queues[row.name][1]
         let_go(limited.limiter)
         if starts:
@@ -147,7 +148,7 @@ class Limiters:
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def ended(self, row: Row, outcome: int, back: int) -> None:
-        """Note the end of a lease; ``back`` is the time of the lease, if the job never ran."""
+        """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
         limited = self._queues[row.name][1]
         if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
             well = outcome == Outcome.SUCCESS
@@ -157,12 +158,12 @@ class Limiters:
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def came_due(self, row: Row) -> None:
-        """Note that the queue's entry in the due table came up, and is gone."""
+        """Handle a queue whose entry in the due table came due and was deleted."""
         self._queues[row.name][1].due = 0
         self._dirty.add(QUEUE_LIMITS + row.name)
 
     def sync(self) -> None:
-        """Hint sleepers about limiters that opened, and set the due times of closed ones."""
+        """Hint sleepers about limiters that opened, and set the due times of closed limiters."""
         for name, (row, limited) in self._queues.items():
             when = opens(limited.terms, limited.limiter, row.running, self._state.now)
             if not when and name in self._closed:
@@ -207,7 +208,7 @@ class Limiters:
     # -- limits by name -------------------------------------------------------------------------
 
     def terms(self, partition: bytes) -> LimitSettings:
-        """The settings that hold for a partition of a limit that some job has brought along."""
+        """The settings that apply to a partition of a limit that a job has declared."""
         limited = self._named(partition[: partition.index(0)].decode())
         assert limited is not None
         return limited.terms_of(partition)
@@ -221,13 +222,13 @@ class Limiters:
         return limited
 
     def declare(self, job_limit: JobLimit, *, anew: bool = True) -> None:
-        """Declare the limit of a job that is stored; without ``anew``, a known limit stays."""
+        """Declare the limit of a job that is stored; without ``anew``, only if it is unknown."""
         limited = self._named(job_limit.name)
         if limited is None or (anew and limited.declared != job_limit.terms):
             self.set_named(job_limit.name, job_limit.terms, declared=True)
 
     def set_named(self, name: str, terms: LimitSettings | None, *, declared: bool) -> None:
-        """Apply these settings to a limit, in some of its partitions at once."""
+        """Apply these settings to a limit: to some partitions now, to other partitions later."""
         limited = self._named(name)
         if limited is None:
             limited = self._names[name] = Limited()
@@ -242,7 +243,7 @@ class Limiters:
             self._call(name)
 
     def go_on(self, name: str) -> bool:
-        """Change more partitions of a limit; True when some still have older settings."""
+        """Change further partitions of a limit; True when some partitions still remain."""
         limited = self._named(name)
         if limited is None or not limited.behind:
             return False
@@ -257,21 +258,24 @@ class Limiters:
         return bool(limited.behind)
 
     def _call(self, name: str) -> None:
-        """Have the next caller go on. The reference ends with a zero byte, unlike ids of jobs."""
+        """Have the next step continue the change, by an entry in the due table.
+
+        The reference of the entry ends with a zero byte, unlike ids of jobs.
+        """
         state = self._state
         key = DUE_KEY.pack(0, state.now, DUE_TERMS, state.next_number())
         state.txn.put(key, name.encode() + b"\0", db=state.t.due)
         state.untimed = True
 
     def called(self, reference: bytes) -> None:
-        """Go on with a limit whose entry in the due table came up, and is gone."""
+        """Continue the change of a limit whose entry in the due table came due and was deleted."""
         name = reference[:-1].decode()
         if self.go_on(name):
             self._call(name)
 
     def catch_up(self) -> bool:
-        """Go on with a limit whose entry an older release took; True when there is more to do."""
-        if self.pieces:  # enough for one commit
+        """Continue the change of a limit whose entry an older release deleted; True if not done."""
+        if self.pieces:  # this commit has already changed a piece
             return True
         for name in names_of(self._state.store, self._state.txn, LIMITS):
             limited = self._named(name)
@@ -290,7 +294,7 @@ class Limiters:
 
 
 def _no_partitions(name: str, limited: Limited) -> bytes:
-    """Stand in for the partitions of a commit until they are made."""
+    """The placeholder for ``Partitions.change_some`` until a commit has made its partitions."""
     return b""
 
 
@@ -335,5 +339,5 @@ def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
 
 
 def seconds_until(when: int, now: int) -> float:
-    """Seconds until a limiter opens; infinity when no time alone opens it."""
+    """Seconds until a limiter opens; infinity when only the end of a job opens the limiter."""
     return (when - now) / MICRO if when < NEVER else float("inf")

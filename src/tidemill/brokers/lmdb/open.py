@@ -1,4 +1,4 @@
-"""Opening an ``lmdb://`` URL, to use the store or only to look at it."""
+"""Opening an ``lmdb://`` URL, to use the store or only to read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.settings import check_url
 from tidemill.brokers.lmdb.store import open_store
 from tidemill.core.config import Url
-from tidemill.core.errors import InvalidOption
+from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["open_url", "read_url"]
 
@@ -17,7 +17,7 @@ def open_url(url: Url) -> LmdbBroker:
 
 
 def read_url(url: Url) -> LmdbBroker:
-    """Open the store to look at it: no file is made, no job is changed, no worker is woken."""
+    """Open the store for reading: this makes no file, changes no job and wakes no worker."""
     return _open(url, reading=True)
 
 
@@ -34,5 +34,8 @@ def _open(url: Url, *, reading: bool) -> LmdbBroker:
             reading=reading,
         )
     except OSError as error:
-        raise InvalidOption(f"cannot use {asked.folder} as a store: {error.strerror}") from error
+        raise BrokerUnavailable(
+            f"cannot use {asked.folder} as a store: {error.strerror}; name a folder that this user "
+            "may write"
+        ) from error
     return LmdbBroker(url.text, store, asked.retention, reading=reading)

@@ -14,6 +14,7 @@ __all__ = [
     "is_listed",
     "list_owner",
     "name_of",
+    "owner_of",
     "owner_rows",
     "send",
     "strike_owner",
@@ -29,10 +30,16 @@ def owner_rows(txn: lmdb.Transaction[bytes], tables: Tables) -> list[tuple[int, 
     return [(NUMBER.unpack(key)[0], _OWNER.decode(row)) for key, row in txn.cursor(tables.owner)]
 
 
-def name_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> str:
-    """The name the trail shows for an owner; empty when it is off the list."""
+def owner_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> Owner | None:
+    """The owner on the list with this number, or None."""
     data = txn.get(NUMBER.pack(number), db=tables.owner)
-    return _OWNER.decode(data).name if data else ""
+    return _OWNER.decode(data) if data else None
+
+
+def name_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> str:
+    """The name of an owner for the trails of jobs (their attempts); empty if not listed."""
+    owner = owner_of(txn, tables, number)
+    return owner.name if owner else ""
 
 
 def is_listed(commit: Transitions, number: int) -> bool:
@@ -41,14 +48,14 @@ def is_listed(commit: Transitions, number: int) -> bool:
 
 
 def list_owner(commit: Transitions, number: int, owner: Owner) -> None:
-    """Add an owner, and hint the others: the ring in which owners watch each other has changed."""
+    """Add an owner, and hint the other owners, since each watches its neighbours in the list."""
     if not owner.lease:
         commit.store.wakeups.ring_others(number)
     commit.txn.put(NUMBER.pack(number), encode(owner), db=commit.t.owner)
 
 
 def strike_owner(commit: Transitions, number: int) -> None:
-    """Take an owner off the list, with its commands."""
+    """Delete an owner and its commands."""
     commit.txn.delete(NUMBER.pack(number), db=commit.t.owner)
     take_commands(commit, number)
 

@@ -1,6 +1,6 @@
-"""The owners of this process in the store: they come, go, and notice who died.
+"""The owners of this process in the store: attaching, detaching, sleeping, detecting deaths.
 
-:mod:`tidemill.brokers.shared.liveness` tells who is alive. :mod:`.owner_table` has the list.
+:mod:`tidemill.brokers.shared.liveness` tells which owners live. :mod:`.owner_table` has the list.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.lmdb.group_commit import BRISK
 from tidemill.brokers.lmdb.leases import causes_of, strike
-from tidemill.brokers.lmdb.owner_table import list_owner, owner_rows
+from tidemill.brokers.lmdb.owner_table import list_owner, owner_of, owner_rows
 from tidemill.brokers.lmdb.reply_cache import heard, note_attached
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
 from tidemill.brokers.lmdb.wakeup import Sleeper, WakeUps
 from tidemill.brokers.shared.liveness import Liveness, neighbours
-from tidemill.brokers.shared.remote_owners import Silence
+from tidemill.brokers.shared.remote_owners import Silence, Turns
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable, StoreGone, TidemillError
 from tidemill.core.job import Owner
@@ -35,7 +35,7 @@ _Ended = tuple[list[int], bool]
 
 
 class LocalOwner:
-    """An owner of this process: its number, and where it sleeps."""
+    """An owner of this process: its number, and its place to sleep."""
 
     __slots__ = (
         *("asked", "wakeups", "epoch", "last_queue", "near", "number", "owner", "sleeper"),
@@ -47,18 +47,18 @@ class LocalOwner:
         self.number = number
         self.wakeups = wakeups
         self.sleeper = sleeper
-        self.asked: Want | None = None  # the want that it left when it went to sleep
-        self.told = 0  # the highest token it may know
-        self.epoch: object = None  # the state of the list by which it watches others
+        self.asked: Want | None = None  # the want that the owner left when it went to sleep
+        self.told = 0  # the highest token that the owner may know
+        self.epoch: object = None  # the state of the list when the owner chose its neighbours
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
         self.last_queue = 0  # the last queue that a fair want took from
-        self.near = False  # its steps have no serials: their caller attached it here
+        self.near = False  # its caller is in this process, so steps need no serials
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
 
-        Returns the readable descriptors, and whether an owner that it watches has died.
+        Returns the readable descriptors, and True when a watched owner has died.
         """
         if self.owner.lease:
             timeout = min(timeout, self.owner.lease / 3)
@@ -73,11 +73,11 @@ class LocalOwner:
         return [fd for fd in ready if fd in fds], died
 
     def wake(self) -> None:
-        """End its sleep, from any thread."""
+        """End the sleep of the owner, from any thread."""
         self.sleeper.wake()
 
     def end_wait(self) -> None:
-        """End all its waits: the place where it sleeps is to be given up."""
+        """End all waits of the owner, before its place to sleep is given up."""
         self.sleeper.asleep.end(self.sleeper.wake)
 
 
@@ -90,17 +90,17 @@ class Owners:
         self._owners: dict[str, LocalOwner] = {}
         try:
             self._liveness = Liveness(store.folder_of("owners"))
-        except FileNotFoundError:  # of a store that is only read: no owner was ever here
+        except FileNotFoundError:  # the store never had an owner, and this process only reads
             self._liveness = Liveness(None)
         self._watching = threading.Lock()
-        self._joining = threading.Lock()
+        self._turns = Turns()
         self._silence: Silence[int] = Silence()
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """An attached owner; a remote owner may have been in another process.
+        """An attached owner. The calls of a remote owner may have come to another process before.
 
         Raises:
-            TidemillError: the owner is not attached, or not here.
+            TidemillError: the owner is not attached, or is attached in another process.
         """
         local_owner = self._owners.get(owner_id) or self._go_on(owner_id)
         if local_owner is None:
@@ -108,7 +108,7 @@ class Owners:
         return local_owner
 
     def find(self, owner_id: str) -> LocalOwner | None:
-        """An attached owner, or None."""
+        """The attached owner with this id, or None."""
         return self._owners.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
@@ -116,7 +116,7 @@ class Owners:
         return list(self._owners)
 
     def as_waiting(self) -> None:
-        """Count this process's workers as waiting: one that fires a schedule looks right after."""
+        """Mark this process's workers as waiting: a worker that has fired schedules takes jobs."""
         for local_owner in list(self._owners.values()):
             if local_owner.owner.kind == "worker":
                 local_owner.wakeups.set_waiting(local_owner.sleeper, True)
@@ -145,7 +145,7 @@ class Owners:
         sleepers: list[Sleeper] = []
 
         def enlist(commit: Transitions) -> None:
-            if not sleepers:  # a replay has taken it already
+            if not sleepers:  # if the request is replayed, the sleeper exists already
                 sleepers.append(self._store.wakeups.take(number))
             self._liveness.hold(number)
             list_owner(commit, number, owner)
@@ -153,7 +153,7 @@ class Owners:
         try:
             self._commit(enlist)
             self._owners[owner.id] = LocalOwner(owner, number, self._store.wakeups, sleepers[0])
-        except BaseException:  # if the owner is listed by now, others see that it is gone
+        except BaseException:  # if the owner is listed, other owners notice that it is gone
             self._liveness.let_go(number)
             for sleeper in sleepers:
                 self._store.wakeups.give_up(sleeper)
@@ -162,21 +162,20 @@ class Owners:
         self._watch(self._owners[owner.id])
 
     def detach(self, owner_id: str, patience: float = BRISK) -> None:
-        """Take an owner off the list; what it held goes back uncounted."""
-        local_owner = self._owners.pop(owner_id, None)
-        if local_owner is None:
-            if self._number_elsewhere(owner_id, new=False):
+        """Take an owner off the list. Its leases go back, and no attempt is counted."""
+        if (local_owner := self._owners.pop(owner_id, None)) is None:
+            if self._remote_number(owner_id, new=False):
                 self.release(owner_id, {})
             return
         local_owner.end_wait()
 
         def apply(commit: Transitions) -> None:
             strike(commit, local_owner.number, local_owner.owner, {})
-            commit.ring_rest()  # pass on a hint that it did not follow
+            commit.ring_rest()  # pass on a hint that the owner has not used
             self._store.wakeups.give_up(local_owner.sleeper)
             commit.untimed = True
 
-        try:  # where this fails, others see that the owner is gone
+        try:  # if this fails, other owners notice that the owner is gone
             self._commit(apply, patience=patience)
         finally:
             self._liveness.let_go(local_owner.number)
@@ -187,7 +186,7 @@ class Owners:
     def leave(self) -> None:
         """Take local owners off the list when the broker closes; remote owners stay.
 
-        Where the list cannot be written, others see that the owners are gone.
+        If the list cannot be written, other owners notice that these owners are gone.
         """
         patience = BRISK
         for owner_id in self.ids():
@@ -195,32 +194,32 @@ class Owners:
                 try:
                     self.detach(owner_id, patience)
                 except BrokerUnavailable:
-                    patience = 0.0  # the next call would wait for the same process
-        elsewhere, self._owners = self._owners, {}
+                    patience = 0.0  # do not wait again for the process that has the lock
+        remote, self._owners = self._owners, {}
         with contextlib.suppress(BrokerUnavailable):
-            self._give_up(elsewhere.values())
+            self._give_up(remote.values())
 
-    def _give_up(self, members: Collection[LocalOwner]) -> None:
+    def _give_up(self, local_owners: Collection[LocalOwner]) -> None:
         """Give up the places where these owners slept."""
-        for local_owner in members:
+        for local_owner in local_owners:
             local_owner.end_wait()
 
         def apply(commit: Transitions) -> None:
-            for local_owner in members:
+            for local_owner in local_owners:
                 commit.store.wakeups.give_up(local_owner.sleeper)
-            commit.ring_rest()  # pass on hints that they did not follow
+            commit.ring_rest()  # pass on hints that these owners did not follow
             commit.untimed = True
 
         try:
-            if members:
+            if local_owners:
                 self._commit(apply, patience=BRISK)
         finally:
-            for local_owner in members:
+            for local_owner in local_owners:
                 self._store.wakeups.close_sleeper(local_owner.sleeper)
 
     # -- remote owners --------------------------------------------------------------------------
 
-    def _number_elsewhere(self, owner_id: str, *, new: bool) -> int:
+    def _remote_number(self, owner_id: str, *, new: bool) -> int:
         """The number of a remote owner on the list; else a ``new`` number, or 0."""
         with self._store.reading_txn() as txn:
             rows = owner_rows(txn, self._store.tables)
@@ -232,14 +231,13 @@ class Owners:
     def _go_on(self, owner_id: str, owner: Owner | None = None) -> LocalOwner | None:
         """Make the calls of a remote owner in this process from now on.
 
-        The owner attaches as ``owner``, perhaps once more, or is on the list; else None.
+        With ``owner`` the owner attaches, perhaps again. Without it, the owner must be on the list.
         """
-        with self._joining:
+        with self._turns.of(owner_id):
             here = self._owners.get(owner_id)
             if here is not None and owner is None:  # another thread was faster
                 return here
-            number = self._number_elsewhere(owner_id, new=owner is not None)
-            if not number:
+            if not (number := self._remote_number(owner_id, new=owner is not None)):
                 return None
             wakeups, sleepers = self._store.wakeups, list[Sleeper]()
             if here is not None and here.number == number:
@@ -251,10 +249,10 @@ class Owners:
                 if owner is not None:
                     list_owner(commit, number, owner)
                     note_attached(commit, number, owner)
-                current = dict(owner_rows(commit.txn, commit.t)).get(number)
-                if not sleepers and current is not None:  # a replay has taken it already
+                current = owner_of(commit.txn, commit.t, number)
+                if not sleepers and current is not None:  # as in ``attach``
                     sleepers.append(wakeups.take(number))
-                    commit.ring_rest()  # a hint may have died with the process it went to
+                    commit.ring_rest()  # a hint may have gone to a process that died
                     commit.untimed = True
                 if here is not None and current is not None and here.sleeper is not sleepers[0]:
                     wakeups.give_up(here.sleeper)
@@ -262,7 +260,7 @@ class Owners:
 
             try:
                 current = self._commit(apply)
-                if current is None:  # given up meanwhile
+                if current is None:  # the owner was given up meanwhile
                     return None
                 local_owner = LocalOwner(current, number, wakeups, sleepers[0])
             except BaseException:
@@ -270,31 +268,32 @@ class Owners:
                 for sleeper in sleepers:
                     wakeups.give_up(sleeper)
                 raise
-            local_owner.wake()  # its first wait looks: something may have happened
+            local_owner.wake()  # end its first wait at once, since it may have missed a hint
             self._owners[owner_id] = local_owner
         self._watch(local_owner)
         return local_owner
 
     def anew(self, local_owner: LocalOwner) -> LocalOwner | None:
-        """A remote owner that is lost here, if it attached anew through another server."""
-        if self._number_elsewhere(local_owner.owner.id, new=False) in (0, local_owner.number):
+        """The remote owner, read again if it was lost and attached again through another server."""
+        if self._remote_number(local_owner.owner.id, new=False) in (0, local_owner.number):
             return None
-        with self._joining:
+        with self._turns.of(local_owner.owner.id):
             if self._owners.get(local_owner.owner.id) is local_owner:
                 del self._owners[local_owner.owner.id]
                 self._give_up([local_owner])
         return self._go_on(local_owner.owner.id)
 
     def count_silence(self, now: int) -> float:
-        """Give up remote owners that were silent for their lease; see the contract."""
+        """Give up remote owners that were silent for the length of their lease."""
         with self._store.reading_txn() as txn:
             words = heard(txn, self._store.tables, now)
         silent, again = self._silence.look(words)
 
         def apply(commit: Transitions) -> None:
-            rows, said = owner_rows(commit.txn, commit.t), heard(commit.txn, commit.t, commit.now)
+            rows = owner_rows(commit.txn, commit.t)
+            heard_now = heard(commit.txn, commit.t, commit.now)
             for number, owner in rows:
-                if number in silent and said.get(number) == words[number]:
+                if number in silent and heard_now.get(number) == words[number]:
                     self._store.wakeups.ring_owner(number)
                     strike(commit, number, owner, None)
             commit.ring_rest()
@@ -305,32 +304,35 @@ class Owners:
         return again
 
     def _forget(self) -> None:
-        """Give up the places of remote owners that are off the list, whoever removed them.
+        """Give up the sleeping places of remote owners that are no longer listed.
 
-        These owners may never call again. A sleeping owner is woken, and forgotten another time. An
-        owner that is ``near`` is kept, to be told that it is lost.
+        These owners may never call again. A sleeping owner is only woken, and forgotten later. An
+        owner that is ``near`` is kept: its next step learns that the owner is lost.
         """
-        with self._joining:
-            away = [m for m in list(self._owners.values()) if m.owner.lease and not m.near]
-            with self._store.reading_txn() as txn:
-                listed = {number for number, _ in owner_rows(txn, self._store.tables)}
-            gone = [one for one in away if one.number not in listed]
-            left = [one for one in gone if one.sleeper.asleep.end_if_empty()]
-            for local_owner in gone:
-                local_owner.wake()
-            with self._watching:
-                for local_owner in left:
-                    self._owners.pop(local_owner.owner.id, None)
-                self._unwatch()
-            self._give_up(left)
+        away = [m for m in list(self._owners.values()) if m.owner.lease and not m.near]
+        with self._store.reading_txn() as txn:
+            listed = {number for number, _ in owner_rows(txn, self._store.tables)}
+        left = [one for one in away if one.number not in listed and self._forget_one(one)]
+        with self._watching:
+            self._unwatch()
+        self._give_up(left)
+
+    def _forget_one(self, gone: LocalOwner) -> bool:
+        """Forget an owner; False if it sleeps, or has attached again."""
+        with self._turns.of(gone.owner.id):
+            if self._owners.get(gone.owner.id) is gone and gone.sleeper.asleep.end_if_empty():
+                del self._owners[gone.owner.id]
+                return True
+        gone.wake()
+        return False
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Take an owner of any process off the list; how many leases it had."""
+        """Remove an owner of any process from the list; return the number of its leases."""
 
         def apply(commit: Transitions) -> int:
             for number, owner in owner_rows(commit.txn, commit.t):
                 if owner.id == owner_id:
-                    self._store.wakeups.ring_owner(number)  # if it lives, it learns of this
+                    self._store.wakeups.ring_owner(number)  # wake the owner: it may be alive
                     return strike(commit, number, owner, causes)
             return 0
 
@@ -338,8 +340,7 @@ class Owners:
 
     def wake(self, owner_id: str) -> None:
         """End an owner's sleep, from any thread."""
-        local_owner = self._owners.get(owner_id)
-        if local_owner:
+        if local_owner := self._owners.get(owner_id):
             local_owner.wake()
 
     # -- deaths ---------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ class Owners:
         """Sleep as an owner, and give back the jobs of owners that died meanwhile."""
         with local_owner.sleeper.asleep.inside() as may:
             if not may:
-                return []  # it was given up a moment ago, or attached again
+                return []  # the owner was given up or attached again a moment ago
             watched = self._store.watched()
             ready, died = yield from local_owner.parked(timeout, [*fds, *watched])
         if watched and watched[0] in ready:
@@ -379,7 +380,7 @@ class Owners:
             local_owner.watched_fds, gone = self._liveness.watch(numbers)
             local_owner.watched = numbers
             self._unwatch()
-        if gone:  # it died before it could be watched
+        if gone:  # a neighbour died before it could be watched
             self._reap_soon()
         else:
             local_owner.epoch = epoch
@@ -400,7 +401,7 @@ class Owners:
     def reap(self) -> int:
         """Give back the jobs of owners that died; return the number of these owners.
 
-        A store that is gone is left alone: its liveness files may be another store's by now.
+        Does nothing to a store that is gone: its files may now belong to another store.
 
         Raises:
             StoreGone: the store was deleted, or another was put in its place.
@@ -415,13 +416,13 @@ class Owners:
         reaped: list[Owner] = []
 
         def apply(commit: Transitions) -> None:
-            reaped.clear()  # a replay begins anew
+            reaped.clear()  # if the request is replayed, begin with an empty list
             for number, owner in owner_rows(commit.txn, commit.t):
                 if number in gone and not self._liveness.alive(number):
                     strike(commit, number, owner, causes_of(commit, number, owner))
                     point("store.reaping")
                     reaped.append(owner)
-            commit.ring_rest()  # pass on hints that they did not follow
+            commit.ring_rest()  # pass on hints that these owners did not follow
 
         self._commit(apply, patience=self._store.commits.brisk)
         point("store.reaped")
@@ -431,19 +432,19 @@ class Owners:
         return len(reaped)
 
     def sweep(self, commit: Transitions) -> None:
-        """Remove the files of owners that are no longer on the list, whoever left them behind."""
+        """Remove the files of owners that are no longer listed."""
         rows = owner_rows(commit.txn, commit.t)
         self._liveness.sweep({number for number, _ in rows})
         boards = self._store.folder_of("boards")
         sweep_scoreboards(boards, {os.path.basename(o.board) for _, o in rows})
 
     def after_fork_child(self) -> None:
-        """Drop all owners in a forked child, as they are the parent's; close our copies at once.
+        """Drop all owners in a forked child: they belong to the parent. Close the copies at once.
 
         A child that keeps these copies would make its dead parent seem alive.
         """
         self._liveness.after_fork_child()
-        self._watching, self._joining = threading.Lock(), threading.Lock()
+        self._watching, self._turns = threading.Lock(), Turns()
         for local_owner in list(self._owners.values()):
             os.close(local_owner.sleeper.fd)
         self._owners = {}

@@ -1,9 +1,9 @@
 """Leasing from partitions: the jobs that one step takes from the partitions of a line.
 
-The ready table holds the first job of each partition; the partition's own table holds the jobs
-behind it. The next job of each partition stays in memory, and is written to the ready table only if
-this step does not take it. The tokens of all jobs of a partition are taken from its limiter
-together.
+A partition has the ready jobs of one key of a limit (:mod:`.partitions`). The ready table has the
+first job of each partition, a separate table has all its jobs. A step keeps the next job of each
+partition in memory. It writes this job to the ready table only if it does not lease the job. The
+step takes the tokens of all jobs of a partition from the limiter together.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PartitionClaim:
 
     Attributes:
         terms: the settings of the partition's limit.
-        keyed: whether the partition is one of many.
+        keyed: True when the limit has keys, and so several partitions.
         cost: the cost of the job that is being leased.
-        spent: tokens that were taken, and are not yet noted in the limiter.
-        left: how many more jobs that cost 1 may start, as far as is known.
+        spent: tokens of leased jobs that the limiter does not know yet.
+        left: the number of jobs of cost 1 that may still start, as far as the step knows.
         opening: the earliest start of its next job, if that job may not start now.
     """
 
@@ -55,11 +55,11 @@ class PartitionClaim:
 
 
 class PartitionClaims:
-    """The claims of a step on the partitions of one line; ``held`` is a heap of their next jobs."""
+    """The claims of a step on the partitions of one line; ``held``: a heap of their next jobs."""
 
     def __init__(self, commit: Transitions, line: int) -> None:
         self.held: list[tuple[bytes, bytes, PartitionClaim]] = []
-        self.moved = False  # the ready table has changed in other ways too
+        self.moved = False  # True when the step has to read the ready table again
         self._transitions = commit
         self._line = line
         self._claims: dict[bytes, PartitionClaim] = {}
@@ -83,17 +83,17 @@ class PartitionClaims:
             self._cursor.delete()
 
     def dropped(self, claim: PartitionClaim) -> None:
-        """Note that the job that was removed is not leased."""
+        """Go on after a removed job that is not leased."""
         claim.partition.lines[self._line] = None
         self._transitions.partitions.stale(claim.name)
 
     def start(self, claim: PartitionClaim, token: int) -> None:
-        """Note that the job that was removed is leased."""
+        """Go on after a removed job that is leased."""
         partition = claim.partition
         claim.spent += claim.cost
         partition.running += 1
         partition.turn = token
-        if len(partition.lines) > 1:  # the first jobs of other lines may change too
+        if len(partition.lines) > 1:  # the first jobs of the other lines may change
             partition.lines[self._line] = None
             self.close()
             self._transitions.partitions.look_again(claim.name)
@@ -101,7 +101,7 @@ class PartitionClaims:
             return
         self._transitions.partitions.lent[token] = claim.name, claim.cost
         assert self._cursor is not None
-        key, value = self._cursor.item()  # the job behind the leased one
+        key, value = self._cursor.item()  # the job that follows the leased job
         number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
         if number != partition.number or line != self._line:
             del partition.lines[self._line]
@@ -118,7 +118,7 @@ class PartitionClaims:
         heapq.heappush(self.held, (found, value[COST.size :], claim))
 
     def _opens(self, claim: PartitionClaim) -> bool:
-        """Whether the next job of a partition may start now."""
+        """True when the next job of a partition may start now."""
         self._note(claim)
         partition, terms, now = claim.partition, claim.terms, self._transitions.now
         if claim.cost == 1:

@@ -1,12 +1,13 @@
-"""Partitions: each key of each named limit, inside one commit.
+"""Partitions: the state of each key of each named limit, inside one commit.
 
-All ready jobs of a partition lie in a table of their own, in order. For each line in which the
-partition has jobs, its first job also stands in the ready table if the limiter lets it start. So a
-claim finds the jobs that may start among all others, and never walks over jobs that may not. Each
-change of a partition makes it *stale*; :meth:`Partitions.sync` then corrects the ready table.
+A separate table has all ready jobs of a partition, in order. For each line, the ready table also
+has the partition's first job, if the limiter lets that job start. So a claim finds the jobs that
+may start, and never walks over jobs that may not start. Each change of a partition makes it
+*stale*; :meth:`Partitions.sync` then corrects the ready table.
 
-Keys take turns. The first job of a partition with a key has another sequence in the ready table:
-the number of the partition's last lease, if that number is higher.
+Keys take turns. A partition's turn is the number of its last lease. In the ready table, the first
+job of a partition has the turn in place of its sequence, if the turn is higher. So a key that has
+just got a lease comes after the other keys.
 """
 
 from __future__ import annotations
@@ -54,21 +55,23 @@ COST = struct.Struct(">d")
 """The cost that precedes the id of a job in the table of partitions."""
 
 CHANGE_MOST = 300
-"""Partitions that get other settings in one commit: some 10 ms."""
+"""The most partitions that get other settings in one commit, which takes some 10 ms."""
 
 Place = tuple[int, int, int]
 
 
 class Partition(msgspec.Struct, array_like=True, gc=False):
-    """One partition as it is stored, under the limit's name, a zero and the key.
+    """A partition as stored. The table's key is the name of the limit, a zero and the key.
 
     Attributes:
         number: the prefix of its jobs' keys.
-        running: how many of its jobs are leased.
+        running: the number of its leased jobs.
         turn: the number of its last lease.
-        clock, due: of its entry in the due table, 0 for none: when it opens, or can be forgotten.
+        clock, due: the clock and time of its entry in the due table; 0 without an entry. At this
+            time the partition opens, or can be forgotten.
         lines: for each line with ready jobs, (rank, turn, sequence) of its job in the ready table,
-            if any. The turn is the job's sequence, or the partition's turn if that is higher.
+            if any. Here turn is the job's sequence, or the partition's turn if the partition's turn
+            is higher.
     """
 
     number: int
@@ -92,14 +95,14 @@ class Partitions:
         limiters.change_partitions = self.change
         self._partitions: dict[bytes, Partition] = {}
         self._stale: set[bytes] = set()
-        self._came: dict[bytes, dict[int, int]] = {}  # number of new jobs, by line
+        self._came: dict[bytes, dict[int, int]] = {}  # the number of new jobs by partition and line
         self._dirty: set[bytes] = set()
         self._cursor: lmdb.Cursor[bytes] | None = None
         self.lent: dict[int, tuple[bytes, float]] = {}  # partition and cost of a lease, by token
 
     @property
     def any(self) -> bool:
-        """True when the commit uses some partition."""
+        """True when the commit uses any partition."""
         return bool(self._partitions)
 
     def _partition(self, name: bytes) -> Partition:
@@ -113,7 +116,7 @@ class Partitions:
         return partition
 
     def stale(self, name: bytes) -> None:
-        """Note that the partition's entries in the ready table may be wrong."""
+        """Have ``sync`` correct the entries of the partition in the ready table."""
         self._dirty.add(name)
         self._stale.add(name)
 
@@ -146,7 +149,7 @@ class Partitions:
         return is_parked(txn, tables, stored, partition)
 
     def ended(self, stored: Stored, token: int, back: int = 0) -> None:
-        """Note the end of a lease; ``back`` is the time of the lease, if the job never ran."""
+        """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
         name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
         partition = self._partition(name)
         partition.running -= 1
@@ -155,16 +158,16 @@ class Partitions:
             give_back(terms, partition.limiter, back, cost)
         self._dirty.add(name)
         if None in partition.lines.values() or not (partition.lines or partition.running):
-            self._stale.add(name)  # else the first jobs stay the same
+            self._stale.add(name)  # only a place that becomes free can change the first jobs
 
     def hold(self, stored: Stored, token: int, charged: int) -> None:
-        """Note that a lease of the partition, charged at ``charged``, goes to the carrier."""
+        """Account for a lease, made at the time ``charged``, that goes to the carrier."""
         name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
         hold(self.limiters.terms(name), self._partition(name).limiter, charged, cost)
         self.stale(name)
 
     def let_go(self, stored: Stored, *, starts: bool) -> None:
-        """Note that a job of the partition has left the carrier; with ``starts``, to run."""
+        """Account for a job that leaves the carrier; with ``starts`` the job runs now."""
         name, cost = _taken_from(stored)
         partition = self._partition(name)
         let_go(partition.limiter, cost)
@@ -181,7 +184,7 @@ class Partitions:
     # -- while jobs are leased: see partition_claim.py ------------------------------------------
 
     def opened(self, name: bytes) -> Partition:
-        """A partition that jobs are about to be leased from."""
+        """The partition, before jobs of it are leased."""
         self._dirty.add(name)
         return self._partition(name)
 
@@ -202,7 +205,7 @@ class Partitions:
     # -- changes --------------------------------------------------------------------------------
 
     def came_due(self, name: bytes) -> None:
-        """Note that the partition's entry in the due table came up, and is gone."""
+        """Handle a partition whose entry in the due table came due and was deleted."""
         partition = self._partition(name)
         partition.due = partition.clock = 0
         self.stale(name)
@@ -210,7 +213,7 @@ class Partitions:
     def change(self, limit: str, limited: Limited) -> bytes:
         """Apply the settings of a limit to some of its partitions with older settings.
 
-        Returns the name of the last of them, or nothing when there are no more.
+        Returns the name of the last changed partition, or nothing when no partition is left.
         """
         after, last = limited.behind[0][0], b""
         stored = partitions_of(self.state.txn, self.state.t, limit, after)
@@ -245,7 +248,7 @@ class Partitions:
         while self._stale:
             name = self._stale.pop()
             self._sync_one(name, self._came.pop(name, {}))
-        while self._came:  # new jobs behind the first jobs of their lines
+        while self._came:  # new jobs that are not the first jobs of their lines
             name, came = self._came.popitem()
             terms, partition = self.limiters.terms(name), self._partitions[name]
             for line, count in came.items():
@@ -283,7 +286,7 @@ class Partitions:
         self._arm(name, partition, opening)
 
     def _ring(self, terms: LimitSettings, partition: Partition, line: int, count: int) -> None:
-        """Hint sleepers for ``count`` jobs of a line, or for as many as the limiter lets start."""
+        """Hint sleepers for ``count`` jobs of a line, at most as many as the limiter lets start."""
         state = self.state
         count = room(terms, partition.limiter, partition.running, state.now, count)
         state.ring(state.row_of(line), line & 1, max(1, count))
@@ -297,7 +300,7 @@ class Partitions:
             state.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=state.t.ready)
 
     def _arm(self, name: bytes, partition: Partition, opening: int) -> None:
-        """Set the one entry in the due table: when it opens, or when it can be forgotten."""
+        """Set the entry in the due table: the time to open or to forget the partition."""
         clock, due = (0, opening) if opening < NEVER else (0, 0)
         if not partition.lines and not partition.running:
             clear = clear_at(self.limiters.terms(name), partition.limiter)
@@ -348,7 +351,7 @@ def _taken_from(stored: Stored) -> tuple[bytes, float]:
 def partitions_of(
     txn: lmdb.Transaction[bytes], tables: Tables, limit: str, after: bytes = b""
 ) -> Iterator[tuple[bytes, Partition]]:
-    """The partitions of a limit, by name, from behind ``after`` on."""
+    """The partitions of a limit, by name, from the first name after ``after`` on."""
     prefix = f"{limit}\0".encode()
     cursor = txn.cursor(tables.partition)
     found = cursor.set_range(after + b"\0" if after else prefix)
@@ -365,7 +368,7 @@ def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partitio
 def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
 ) -> bool:
-    """Whether a job of a partition, ready by its header, is not running."""
+    """True when a job of a partition with a ready header is not running."""
     partition = partition or _read(txn, tables, _name_of(stored))
     if partition is None:
         return False
@@ -376,7 +379,7 @@ def is_parked(
 def parked_in(
     txn: lmdb.Transaction[bytes], tables: Tables, lines: Collection[int] | None = None
 ) -> Iterator[bytes]:
-    """Ids of ready jobs that are in partitions: of all lines, or of some."""
+    """Ids of ready jobs in partitions, of all lines or of some lines."""
     for key, value in txn.cursor(tables.park):
         if lines is None or _LINE.unpack_from(key, NUMBER.size)[0] in lines:
             yield value[COST.size :]

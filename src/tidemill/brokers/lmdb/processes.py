@@ -12,7 +12,7 @@ _STOPPED = ("T", "t")
 def process_of(thread: int, file: str) -> int:
     """The process of a thread that has a file mapped; 0 when no such process can be seen.
 
-    A thread id from another container may be that of an unrelated process here.
+    A thread id of another container may belong to an unrelated process of this one.
     """
     pid = 0
     try:
@@ -29,7 +29,10 @@ def process_of(thread: int, file: str) -> int:
 def described(pid: int) -> str:
     """Name a process, with its state and a remedy."""
     if not pid:
-        return "by a process that cannot be seen from here, perhaps in another container"
+        return (
+            "by a process that cannot be seen from here, perhaps in another container; "
+            "or this machine is very busy"
+        )
     if pid == os.getpid():
         return (
             "by this process itself, for a large batch or for a transaction of your own; inside "

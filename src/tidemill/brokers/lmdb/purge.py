@@ -1,7 +1,8 @@
 """Purging a queue: readers look for its scheduled and waiting jobs, writers delete in pieces.
 
-Scheduled and waiting jobs lie among those of other queues. Looking for them takes no write lock,
-and no read transaction lasts long, so producers and workers go on meanwhile.
+Scheduled and waiting jobs of all queues are in the same tables. The search for the jobs of a queue
+takes no write lock, and uses only short read transactions. So producers and workers go on during a
+purge.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tidemill.brokers.lmdb.unknown_task_index import ASIDE
 __all__ = ["ready_ids", "still_unready", "unready_ids"]
 
 LOOK_MOST = 2000
-"""Entries looked at in one read transaction: a reader held long makes the file grow for good."""
+"""The most entries that one read transaction looks at. A long read transaction makes the file grow,
+and a file never shrinks."""
 
 _Name = Callable[[bytes, bytes], bytes | None]
 
@@ -30,7 +32,7 @@ _Name = Callable[[bytes, bytes], bytes | None]
 def unready_ids(store: Store, queue: str) -> list[bytes]:
     """Ids of the scheduled and waiting jobs of a queue.
 
-    They are in the order of their puts: a flow puts a job before the jobs that it waits for.
+    The ids are in the order of the puts. A flow puts a job before the jobs for which it waits.
     """
     tables = store.tables
     with store.reading_txn() as txn:
@@ -56,13 +58,13 @@ def unready_ids(store: Store, queue: str) -> list[bytes]:
 
 
 def still_unready(commit: Transitions, row: Row, ids: Sequence[bytes]) -> list[bytes]:
-    """The ids of jobs that nobody has moved since they were looked up."""
+    """The ids of the jobs that are still unready and in the queue."""
     jobs = (commit.load(job_id) for job_id in ids)
     return [stored.id for stored in jobs if stored and _is_unready(stored, row.lines)]
 
 
 def ready_ids(commit: Transitions, row: Row, most: int) -> list[bytes]:
-    """Ids of ready jobs of a queue, wherever they lie."""
+    """Ids of ready jobs of a queue: on its lines, in partitions, and with the carrier."""
     lines = *row.lines, row.lost_line
     ids = [job_id for line in lines for job_id in _first(commit, line, most)]
     ids += commit.partitions.jobs_in(lines, most)
@@ -101,7 +103,7 @@ def _load(txn: lmdb.Transaction[bytes], store: Store, job_id: bytes) -> Stored |
 def _pieces(
     store: Store, table: lmdb._Database, prefix: bytes
 ) -> Iterator[tuple[lmdb.Transaction[bytes], list[tuple[bytes, bytes]]]]:
-    """The entries of a table, some from each read transaction."""
+    """The entries of a table, in pieces, each from a read transaction of its own."""
     last = prefix
     while True:
         with store.reading_txn() as txn:

@@ -1,4 +1,4 @@
-"""Accepting new jobs, also when an unfinished job has their key already."""
+"""Accepting new jobs, also jobs whose key an unfinished job already has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def may_refuse(commit: Transitions, jobs: Sequence[Envelope]) -> bool:
     """True when unfinished jobs may cause a refusal: they have a job's key, or fill a queue."""
     if any(job.key for job in jobs):
         return True
-    queues = dict.fromkeys([job.queue for job in jobs])  # in order: new queues are numbered
+    # A dictionary keeps the order, in which new queues get their numbers.
+    queues = dict.fromkeys([job.queue for job in jobs])
     return any(commit.row(queue).max_size for queue in queues)
 
 
@@ -44,7 +45,7 @@ def put(
 ) -> list[Put]:
     """Accept all jobs or none.
 
-    Afterwards, waiting jobs of this put (except ``hold``) and ``also`` get no more parents.
+    After this put, its waiting jobs except ``hold``, and the jobs ``also``, get no more parents.
     """
     commit.store.room.check(sum([OVERHEAD + len(job.body) for job in jobs]))
     commit.linked = bool(also)
@@ -55,21 +56,24 @@ def put(
 
 
 def follow(commit: Transitions, jobs: Sequence[Envelope]) -> None:
-    """Put jobs without failing, since settling must not fail: no limit holds, a taken id stays."""
+    """Put jobs without failing, since settling must not fail.
+
+    ``max_size`` does not apply here. A job is left out if its id is taken.
+    """
     begun = []
     for job in jobs:
         if commit.txn.get(job.id.encode(), db=commit.t.job) is None:
             try:
                 _put_one(commit, job, limited=False)
             except DuplicateJob:
-                continue  # its key rejects it; nothing was written yet
+                continue  # nothing was written: its key is taken
             begun.append(job)
     if any(job.links for job in begun):
         link(commit, begun, strict=False)
 
 
 def put_if_it_fits(commit: Transitions, job: Envelope) -> str:
-    """Put a schedule's job, or say why it was left out."""
+    """Put a schedule's job, or return the reason why it is left out."""
     held = bool(job.key) and find_key(commit, job.key.encode()) is not None
     row = commit.existing_row(job.queue)
     if commit.txn.get(job.id.encode(), db=commit.t.job) is not None:
@@ -99,7 +103,7 @@ def _put_one(commit: Transitions, job: Envelope, *, limited: bool = True) -> Put
 
 
 def _put_beside(commit: Transitions, job: Envelope, key: Key, *, limited: bool) -> Put:
-    """Put a job whose key another job has already."""
+    """Put a job whose key another job already has."""
     if job.on_conflict == Conflict.REJECT:
         raise DuplicateJob.of_key(job.key, job.id)
     if commit.txn.get(job.id.encode(), db=commit.t.job) is not None:
@@ -125,7 +129,7 @@ def _put_beside(commit: Transitions, job: Envelope, key: Key, *, limited: bool) 
 def _put_last(
     commit: Transitions, job: Envelope, key: Key, *, running: bool, limited: bool
 ) -> None:
-    """Store a job that becomes the last in line for its key."""
+    """Store a job as the holder of its key, or as the successor of the running holder."""
     key = key.with_last(commit, job, running)
     latest = 0
     if key.since and job.unique is not None:
@@ -142,11 +146,11 @@ def _displace(commit: Transitions, stored: Stored | None, by: Envelope) -> None:
 
 
 def _merge(commit: Transitions, stored: Stored, job: Envelope) -> None:
-    """Apply pyspider's rule: the higher priority and the earlier time win, the data stay."""
+    """Merge a put into a job: the higher priority and the earlier time win, the body stays."""
     head = stored.head
     due, wall = head.due, head.flags & Flag.WALL
     if head.flags & Flag.UNKNOWN:
-        due = 0  # a worker that does not know its task sets it aside again
+        due = 0  # ready at once: a worker that does not know the task sets the job aside again
     elif head.state == SCHEDULED:
         mine = _due_of(commit, job)
         if commit.left(*mine) < commit.left(due, wall):
@@ -172,9 +176,9 @@ def _id_taken(job: Envelope) -> DuplicateJob:
 def _insert(
     commit: Transitions, job: Envelope, state: int, *, limited: bool, latest: int = 0
 ) -> None:
-    """Write one new job, and place it unless it waits for another. The hot path.
+    """Write one new job, and place it unless it waits for other jobs. The hot path.
 
-    The job is due at ``latest``, even with a longer delay, unless ``latest`` is 0.
+    If ``latest`` is not 0, the job is due at ``latest``, even with a longer delay.
     """
     row = commit.row(job.queue)
     job_id = job.id.encode()

@@ -20,9 +20,9 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> Iterator[bytes]:
-    """Ids of a queue's jobs in a state, in order, perhaps with some in another state.
+    """Ids of a queue's jobs in this state, in order. The caller must check each job's state.
 
-    ``ahead`` is how far wall time is ahead of the store's time.
+    ``ahead``: wall time minus the store's time.
     """
     lines = *row.lines, row.lost_line
     if state is State.READY:
@@ -53,7 +53,7 @@ def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
 
 
 def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[int, bytes]]:
-    """(time, id) of the jobs that are scheduled by a clock."""
+    """(time - ``less``, id) of jobs scheduled on a clock: 0 is the store's, 1 is wall time."""
     cursor = txn.cursor(tables.due)
     more = cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0))
     while more:
@@ -66,7 +66,7 @@ def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[i
 
 
 def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
-    """Ids of a class of finished jobs, by prune time: in the order in which they ended."""
+    """Ids of a class of finished jobs, in the order in which the jobs ended."""
     cursor = txn.cursor(tables.fin)
     more = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
     while more and cursor.key()[0] == kept:

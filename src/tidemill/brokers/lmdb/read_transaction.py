@@ -14,7 +14,7 @@ __all__ = ["Reading"]
 class Reading:
     """A read transaction, as a context manager. An error of LMDB in it is raised as ``translated``.
 
-    No caller holds a read transaction for long: pages that it may read cannot be used again.
+    No caller holds a read transaction for long, since its pages cannot be reused meanwhile.
     """
 
     __slots__ = ("_env", "_translated", "_txn")

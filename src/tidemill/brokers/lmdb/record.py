@@ -1,8 +1,8 @@
-"""One job as it is stored: a header that changes, the envelope that never does, and a tail.
+"""A stored job: a header that changes, an envelope that hardly ever changes, and a tail.
 
 The tail holds error, result and attempts of the job; a job without any of these has no tail. The
-progress and log of a running job lie apart (:class:`Notes`), so that a talkative job does not
-rewrite its record.
+progress and log of a running job have a separate record (:class:`Notes`), so that reports do not
+rewrite the job.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ __all__ = [
 
 STATES = tuple(State)
 WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = range(len(STATES))
-"""The states as they are stored. From ``SUCCEEDED`` on a job is finished; ``RUNNING`` is never
-written, since a lease stands for it."""
+"""The states as they are stored. ``SUCCEEDED`` and the later states are end states. ``RUNNING`` is
+never stored: a running job is a ready job with a lease."""
 
 HEADER = struct.Struct(">BHIIIIIQQQQQddI")
 _PLACE = struct.Struct(">B18xI")
@@ -61,13 +61,13 @@ class Flag:
     CANCELLING = 1
     MESSAGE = 2
     NOTED = 4
-    WALL = 8  # due by wall time
+    WALL = 8  # the due time is wall time
     KEYED = 16
     RESULT_TTL = 32
-    LINKED = 64  # it comes before or after other jobs
-    DROPPED = 128  # it ended because of how its parents ended
-    LIMITED = 256  # it is under a limit, and in a partition
-    UNKNOWN = 512  # it is set aside: scheduled, and in the index by task
+    LINKED = 64  # the job waits for other jobs, or other jobs wait for this job
+    DROPPED = 128  # the job ended because of how its parents ended
+    LIMITED = 256  # the job is under a limit, and in a partition
+    UNKNOWN = 512  # the job is set aside: scheduled, and in the index by task
 
 
 class Header(msgspec.Struct, gc=False):
@@ -91,7 +91,7 @@ class Header(msgspec.Struct, gc=False):
 
     @property
     def ready_key(self) -> bytes:
-        """The key of its entry in the ready table, while it is ready."""
+        """The key of the job in the ready table, while the job is ready."""
         lost = LOST if self.losses and not self.flags & Flag.MESSAGE else 0
         return READY_KEY.pack(self.line | lost, self.rank, self.seq)
 
@@ -125,7 +125,7 @@ class Tail(msgspec.Struct, array_like=True, gc=False):
 
 
 class Stored:
-    """One job read for a change: its header, and the bytes of envelope and tail behind it."""
+    """One job read for a change: its header, and the bytes of its envelope and tail."""
 
     __slots__ = ("data", "head", "id")
 
@@ -145,8 +145,15 @@ class Stored:
         rest = self.data[_HEAD + self.head.size :]
         return _TAIL.decode(rest) if rest else Tail()
 
+    def move_to(self, line: int, queue: str) -> None:
+        """Write another queue, with its line, into the header and the envelope."""
+        envelope = msgspec.structs.replace(decode_envelope(self.envelope), queue=queue)
+        encoded, tail = encode(envelope), self.data[_HEAD + self.head.size :]
+        self.head.line, self.head.size = line, len(encoded)
+        self.data = self.head.pack() + encoded + tail
+
     def packed(self, tail: Tail | None = None) -> bytes:
-        """The job as stored, with the given tail, or with the tail that is there."""
+        """The job as stored, with the given tail or, without one, with its present tail."""
         size = _HEAD + self.head.size
         rest = self.data[size:] if tail is None else encode(tail)
         return self.head.pack() + self.data[_HEAD:size] + rest
@@ -157,6 +164,7 @@ class Notes(msgspec.Struct, array_like=True):
 
     progress: tuple[float, float] | None = None
     log: list[tuple[float, str]] = []
+    text: str = ""
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
@@ -230,7 +238,7 @@ def key_of(stored: Stored) -> bytes:
 
 
 def result_ttl_of(stored: Stored) -> float:
-    """Seconds to keep the job, by its own option; negative without that option."""
+    """Seconds for which the job's own option keeps the job; negative without this option."""
     given = stored.head.flags & Flag.RESULT_TTL
     return _PART.decode(stored.envelope).result_ttl if given else -1.0
 

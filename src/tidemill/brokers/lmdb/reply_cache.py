@@ -1,10 +1,10 @@
 """The last step of each remote owner, and the reply to this step.
 
-The record lies under the owner's number, and is written in the commit of the step. The record has
-the serial, the answers to what the owner handed in, and the range of tokens of its new leases. A
-repeated step is answered from the record. Its leases are looked up, so leases lost meanwhile are
-left out. A sign of life writes the record anew, unless the last writing is fresh. So the count of
-silence (:mod:`tidemill.brokers.shared.remote_owners`) sees that there was a sign.
+The commit of a step writes a record under the owner's number. The record has the serial, the
+answers to the owner's report, and the range of tokens of its new leases. The store answers a
+repeated step from the record. It looks the leases up, so the answer has only leases that still
+exist. A sign of life writes the record again, unless the record is only a moment old. By this
+record the count of silence (:mod:`tidemill.brokers.shared.remote_owners`) sees signs of life.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemill.core.job import Command, Lease, Owner
 
 __all__ = [
     "LastReply",
-    "forget_said",
+    "forget_last_reply",
     "heard",
     "keep_last_reply",
     "note_attached",
@@ -39,8 +39,8 @@ _OWNERS = b"o"
 class LastReply(msgspec.Struct, array_like=True, omit_defaults=True):
     """The last step of an owner; times are the store's, microseconds.
 
-    The owner knows of tokens up to ``told``; this step told it of those beyond ``before``.
-    ``slot`` is the slot in which it was marked as asleep.
+    The reply to the step has the leases with tokens above ``before``, up to ``told``. ``slot`` is
+    the slot in which the owner was marked as asleep.
     """
 
     at: int = 0
@@ -59,51 +59,52 @@ _decode = msgspec.msgpack.Decoder(LastReply).decode
 
 
 def read_last_reply(commit: Transitions, number: int) -> LastReply:
-    """The last step of an owner; a record without a serial for an owner that made none."""
+    """The last step of an owner; a record without a serial when the owner made no step."""
     data = commit.txn.get(_OWNERS + NUMBER.pack(number), db=commit.t.said)
     return _decode(data) if data else LastReply()
 
 
-def keep_last_reply(commit: Transitions, number: int, said: LastReply) -> None:
-    """Keep an owner's last step, made now."""
-    said.at = commit.now
-    commit.txn.put(_OWNERS + NUMBER.pack(number), _encode(said), db=commit.t.said)
+def keep_last_reply(commit: Transitions, number: int, last: LastReply) -> None:
+    """Store the step that an owner makes now as its last step."""
+    last.at = commit.now
+    commit.txn.put(_OWNERS + NUMBER.pack(number), _encode(last), db=commit.t.said)
 
 
 def note_attached(commit: Transitions, number: int, owner: Owner) -> None:
-    """Note that an owner attached, perhaps again: a sign of life, which ends older steps."""
-    said = read_last_reply(commit, number)
-    if owner.serial > said.serial:
-        said = LastReply(0, owner.serial, said.told, said.told, said.slot)
-    keep_last_reply(commit, number, said)
+    """Record that an owner attached, perhaps again: a sign of life. Earlier steps are forgotten."""
+    last = read_last_reply(commit, number)
+    if owner.serial > last.serial:
+        last = LastReply(0, owner.serial, last.told, last.told, last.slot)
+    keep_last_reply(commit, number, last)
 
 
-def forget_said(commit: Transitions, number: int) -> None:
+def forget_last_reply(commit: Transitions, number: int) -> None:
     """Forget the last step of an owner that is off the list."""
     commit.txn.delete(_OWNERS + NUMBER.pack(number), db=commit.t.said)
 
 
-def repeat(commit: Transitions, number: int, step: Step, said: LastReply) -> Reply:
-    """The reply to a step that was done before.
+def repeat(commit: Transitions, number: int, step: Step, last: LastReply) -> Reply:
+    """The reply to a repeated step.
 
     Raises:
         TidemillError: the step is not the last step of the owner.
     """
-    if step.serial < said.serial:
-        raise late(step, said.serial)
-    keep_last_reply(commit, number, said)
-    came = {token for token, _ in step.take}  # came with their messages, not with this reply
+    if step.serial < last.serial:
+        raise late(step, last.serial)
+    keep_last_reply(commit, number, last)
+    # Leases that came with messages of the carrier, not with this reply.
+    came = {token for token, _ in step.take}
     leases = [
         open_lease(commit, number, token)
         for token in _tokens(commit.txn, commit.t, number)
-        if said.before < token <= said.told and token not in came
+        if last.before < token <= last.told and token not in came
     ]
-    answer = said.settled, said.touched, leases, said.commands
-    return Reply(*answer, next_due=0.0, taken=said.taken)
+    answer = last.settled, last.touched, leases, last.commands
+    return Reply(*answer, next_due=0.0, taken=last.taken)
 
 
 def strays(commit: Transitions, number: int, held: Sequence[int] | None) -> list[int]:
-    """Tokens of leases that are the owner's in the store, and that are not in ``held``."""
+    """Tokens of the owner's leases in the store that are not in ``held``."""
     if held is None:
         return []
     has = frozenset(held)
@@ -124,7 +125,7 @@ def _tokens(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> list[i
 
 
 def open_lease(commit: Transitions, number: int, token: int) -> Lease:
-    """A lease that stands, as its owner is told of it."""
+    """A lease in the store, in the form in which its owner gets it."""
     value = commit.txn.get(LEASE_KEY.pack(number, token), db=commit.t.lease)
     assert value is not None
     stored = commit.load(value[LEASE_VALUE.size :])
@@ -137,9 +138,10 @@ def open_lease(commit: Transitions, number: int, token: int) -> Lease:
 
 
 def heard(txn: lmdb.Transaction[bytes], tables: Tables, now: int) -> dict[int, SignOfLife]:
-    """The signs of life by which the silence of remote owners is counted, by number.
+    """The last signs of life of remote owners, by number, for the count of their silence.
 
-    Silence is not counted while the ttr runs of a message that a consumer holds.
+    The silence of a consumer does not count while the ttr (time to run) of one of its messages
+    lasts.
     """
     words: dict[int, SignOfLife] = {}
     for number, owner in owner_rows(txn, tables):

@@ -8,6 +8,7 @@ import lmdb
 
 from tidemill.brokers.lmdb.record import FAILED, SUCCEEDED, Tail
 from tidemill.brokers.lmdb.store import Store
+from tidemill.core.purge_mark import is_purged
 
 __all__ = [
     "KEPT",
@@ -20,8 +21,9 @@ __all__ = [
 ]
 
 KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
-"""Classes of finished jobs: succeeded without a result; succeeded with a result, cancelled or
-expired; failed; and jobs of flows, which get another class once no job behind needs them."""
+"""Classes of finished jobs. In order: succeeded without a result; succeeded with a result,
+cancelled or expired; failed or purged; jobs of flows. A job of a flow gets one of the other classes
+when no later job needs it any more."""
 
 KEPT = struct.Struct(">QQQ")
 """The numbers of jobs in the first three classes, as stored."""
@@ -34,7 +36,10 @@ def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
 
 
 def class_of(state: int, tail: Tail) -> int:
-    """The class of a job. People look at failed jobs; callers may ask for results for a while."""
-    if state == FAILED:
+    """The class of a job.
+
+    Failed and purged jobs are kept for people, and jobs with results for their callers.
+    """
+    if state == FAILED or is_purged(tail.error):
         return KEPT_OTHER
     return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

@@ -1,10 +1,9 @@
 """Schedules: records that come due, are handed out, and change by compare-and-set.
 
-One table holds the records and their order. Under ``n`` and a name lies a record, led by its place
-in the order of time. Under ``d`` lies that order. A schedule that is handed out moves to the time
-when it would be handed out again. A schedule in the order of wall time has clock 1. A schedule that
-was handed out has clock 0, the store's own time: after a change of the wall clock, nobody waits
-longer than that.
+One table has the records, under ``n`` and the name, and an index by time, under ``d``. A record
+begins with its key in that index. The index has the wall time at which a schedule is due (clock 1).
+A schedule that was handed out has a store time in the index (clock 0). At this time it is handed
+out again if nobody has changed it. So a change of the wall clock cannot delay this.
 """
 
 from __future__ import annotations
@@ -47,9 +46,11 @@ def read(
 def page(
     txn: lmdb.Transaction[bytes], table: lmdb._Database, after: str, limit: int
 ) -> list[Schedule]:
-    """Records by name, from behind ``after`` on."""
+    """Records by name, from the first name after ``after`` on."""
     cursor = txn.cursor(table)
-    found = cursor.set_range(_key(after) + b"\0" * bool(after))  # no name has a control character
+    # Names have no control characters, so the key with a zero byte is the first key after this
+    # name.
+    found = cursor.set_range(_key(after) + b"\0" * bool(after))
     records: list[Schedule] = []
     while found and len(records) < limit:
         key, data = cursor.item()
@@ -61,10 +62,11 @@ def page(
 
 
 def change(commit: Transitions, changes: Sequence[Change]) -> list[Changed]:
-    """Make the changes whose schedule is as expected, and put the jobs of these changes."""
+    """Make each change whose schedule has the expected version, and put the change's jobs."""
     size = sum(OVERHEAD + len(job.body) for change in changes for job in change.jobs)
     size += sum(len(change.body) for change in changes if not change.expect)
-    if size:  # to pause and to remove must go on when the disk is full
+    # Only changes that need room are refused: pausing and removing must work on a full disk.
+    if size:
         commit.store.room.check(size)
     return [_change(commit, each) for each in changes]
 
@@ -90,7 +92,7 @@ def _change(commit: Transitions, change: Change) -> Changed:
     if time:
         txn.put(_ORDER.pack(b"d", _WALL, time, version), change.name.encode(), db=table)
         if not change.expect or not before or due < before:
-            commit.store.wakeups.ring_owners()  # an owner must sleep shorter
+            commit.store.wakeups.ring_owners()  # wake owners: the next due time is earlier now
     return Changed(True, version, left_out)
 
 

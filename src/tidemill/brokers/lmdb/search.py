@@ -1,11 +1,11 @@
 """Finding jobs: a walk from the newest on, or ids from the tables of some states.
 
-A search for a rare state must not wait until all jobs were looked at. A walk soon finds jobs that
-are frequent where the walk begins. Otherwise the ids are gathered from the tables that hold the
-jobs of a state anyway, and sorted by number. Ids with a prefix are gathered too, unless many.
+A walk from the newest job on soon finds frequent jobs. For a rare state the walk would look at all
+jobs. So the ids of jobs in rare states are gathered from the tables of these states, and sorted by
+number. Ids with a prefix are also gathered, unless there are many.
 
-The walk is in :mod:`.acceptance_order`. A cursor has the number down to which a list came. A cursor
-also has the id of the last job in order, from which the walk through the job table goes on.
+The walk is in :mod:`.acceptance_order`. A cursor has the number of the last listed job. It also has
+the id of the last job in order, at which the walk through the job table goes on.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from tidemill.core.job import State
 
 __all__ = ["Finding", "queue_rows"]
 
-_FEW = 5000  # ids that are gathered without a walk first
-_LOOK = 20_000  # jobs that are walked before ids are gathered
-_CURSOR = "n:"  # how a cursor begins
-_ID_MOST = 500  # bytes; LMDB refuses to look for longer keys
+_FEW = 5000  # up to this many ids are gathered without a walk before
+_LOOK = 20_000  # the walk looks at this many jobs before ids are gathered
+_CURSOR = "n:"  # the beginning of a cursor
+_ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 _CLASSES = {
     State.SUCCEEDED: (KEPT_PLAIN, KEPT_RESULT),
     State.FAILED: (KEPT_OTHER,),
-    State.CANCELLED: (KEPT_RESULT,),
+    State.CANCELLED: (KEPT_RESULT, KEPT_OTHER),
     State.EXPIRED: (KEPT_RESULT,),
 }
 
@@ -61,10 +61,10 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Finding:
-    """One search, newest first, through as many read transactions as it takes."""
+    """One search, newest first, through as many read transactions as it needs."""
 
     def __init__(self, store: Store, txn: Txn, what: Filter, cursor: str) -> None:
-        self._prefix = what.id_prefix.encode()
+        self._prefix, self._suffix = what.id_prefix.encode(), what.id_suffix.encode()
         self._number, self._at = _where(cursor)
         self._store = store
         self._t = store.tables
@@ -73,8 +73,8 @@ class Finding:
         rows = [row for row in every if what.queue in ("", row.name)]
         self._row = rows[0] if what.queue and rows else None
         self._scheduled = sum(row.scheduled for row in rows)
-        # Rows count unfinished jobs by state, and have counted all finished jobs.
-        self._tables = [s for s in what.states if any(row.shown(s.value) for row in rows)]
+        # The rows of queues count unfinished jobs by state, and count all jobs that ever finished.
+        self._tables = [s for s in what.states if any(_has(row, s) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
         self._looked = 0
@@ -93,7 +93,7 @@ class Finding:
         return f"{_CURSOR}{self._number}:{self._at.decode()}"
 
     def _size(self, txn: Txn, state: State) -> int:
-        """The number of entries to go through for a state; at least the number of its jobs."""
+        """The number of entries to read for a state; at least the number of its jobs."""
         if state in _CLASSES:
             kept = kept_counts(self._store, txn)
             linked = txn.stat(self._t.fin)["entries"] - sum(kept)
@@ -115,7 +115,7 @@ class Finding:
         return txn.stat(table)["entries"] + more + aside
 
     def rows(self, txn: Txn, most: int) -> Rows:
-        """(id, data) of up to ``most`` jobs; no data if a job cannot match; nothing at the end."""
+        """(id, data) of up to ``most`` jobs. A job that cannot match has empty data."""
         if self._none:
             return
         if self._looked >= _LOOK and self._is_better_gathered(txn):
@@ -125,15 +125,17 @@ class Finding:
             self._looked += 1
             if number_in(data) < self._number:
                 self._number = number_in(data)
-            else:  # another job was put under its id meanwhile
+            else:
+                # Since the ids were gathered, another job was put under this id.
                 data = b""
             yield job_id, data if data and self._may_match(job_id, data) else b""
 
     def _may_match(self, job_id: bytes, data: bytes) -> bool:
-        """False when the id and the header alone rule the job out."""
+        """False when the id and the header alone show that the job does not match."""
         state, line = state_and_line(data)
         return (
             job_id.startswith(self._prefix)
+            and job_id.endswith(self._suffix)
             and (not self._states or state in self._states)
             and (self._row is None or line in self._row.lines)
         )
@@ -147,7 +149,7 @@ class Finding:
         )
 
     def _walk(self, txn: Txn) -> Rows:
-        """All jobs below the number reached, the newest first."""
+        """All jobs below the number that the search has reached, the newest first."""
         for _, job_id, data, in_order in newest(self._store, txn, self._number, self._at):
             if in_order:
                 self._at = job_id
@@ -160,7 +162,7 @@ class Finding:
                 yield job_id, data
 
     def _sorted(self, txn: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
-        """Ids of jobs below the number reached, the newest first."""
+        """Ids of jobs below the number that the search has reached, the newest first."""
         rows = ((number_in(data), job_id) for job_id, data in self._fetch(txn, ids))
         below = sorted((row for row in rows if row[0] < self._number), reverse=True)
         return iter([job_id for _, job_id in below])
@@ -195,8 +197,13 @@ class Finding:
         return itertools.chain(ready, *more)
 
 
+def _has(row: Row, state: State) -> bool:
+    """True when a queue may have jobs in a state. Purged jobs are cancelled jobs."""
+    return bool(row.shown(state.value) or (state is State.CANCELLED and row.purged))
+
+
 def _where(cursor: str) -> tuple[int, bytes]:
-    """The number, and the id in the job table, below which a cursor goes on.
+    """The number, and the id in the job table, below which the page of a cursor begins.
 
     Raises:
         InvalidOption: the text is no cursor.

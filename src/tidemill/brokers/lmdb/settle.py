@@ -33,6 +33,7 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
+from tidemill.brokers.shared.lost_jobs import LostJob, lost_text
 from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
     CONSUMER_DIED,
@@ -44,6 +45,7 @@ from tidemill.core.job import (
     Note,
     Outcome,
     Verdict,
+    decode_envelope,
     delay_of,
     run_of,
     was_held,
@@ -66,7 +68,7 @@ _LOG_MOST = 100
 
 
 def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bool:
-    """Close a lease; False when the lease was lost, and nothing changed."""
+    """End a lease by its verdict; False when the lease was lost, and nothing changed."""
     key = LEASE_KEY.pack(owner, verdict.token)
     lease = commit.txn.pop(key, db=commit.t.lease)
     if lease is None:
@@ -97,7 +99,7 @@ def _close_attempt(
 ) -> bool:
     """Count and record the attempt, and place the job or end it. The hot path.
 
-    True when the job is neither placed nor ended: the lease is held.
+    Returns True when the job is neither placed nor ended, since its lease stays.
     """
     head, outcome, tail = stored.head, verdict.outcome, stored.tail
     row = commit.row_of(head.line)
@@ -115,8 +117,8 @@ def _close_attempt(
     elif outcome in _END:
         commit.end(stored, _END[outcome], tail, verdict.error)
     elif head.flags & _CANCELLING:
-        said = {_RELEASE: verdict.error, _UNKNOWN: NOT_STARTED}.get(outcome, "")
-        commit.end(stored, CANCELLED, tail, said or WHILE_RUNNING)
+        reason = {_RELEASE: verdict.error, _UNKNOWN: NOT_STARTED}.get(outcome, "")
+        commit.end(stored, CANCELLED, tail, reason or WHILE_RUNNING)
     elif head.expires and head.expires <= commit.now:
         commit.end(stored, EXPIRED, tail, TOO_LATE)
     elif outcome == _UNKNOWN:
@@ -129,7 +131,8 @@ def _close_attempt(
             if verdict.hold:
                 _hold(commit, stored, tail)
                 return True
-        tail.error = verdict.error if outcome == _SNOOZE else ""  # the reason why it waits
+        # A snoozed job has the reason as its error.
+        tail.error = verdict.error if outcome == _SNOOZE else ""
         commit.place(stored, _due_after(commit, stored, verdict), 0, tail)
     return False
 
@@ -137,9 +140,9 @@ def _close_attempt(
 def _leave_limits(
     commit: Transitions, stored: Stored, tail: Tail, leased: float, verdict: Verdict
 ) -> None:
-    """Free the job's places under its limits. A job that never ran gets its limiter tokens back."""
+    """Free the job's places in its limits; return the tokens of a job that never ran."""
     outcome, row = verdict.outcome, commit.row_of(stored.head.line)
-    back = 0  # the time of the lease, if the job never ran
+    back = 0  # the time of the lease if the job never ran, else 0
     if outcome in _UNSTARTED and not verdict.started and not was_held(tail.attempts, leased):
         back = commit.now - commit.wall + round(leased * MICRO)
     if row.has_limit:
@@ -149,7 +152,7 @@ def _leave_limits(
 
 
 def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict: Verdict) -> int:
-    """Count and record an attempt. Returns the outcome: a retry without an attempt left fails."""
+    """Count and record an attempt. Return the outcome: without an attempt left, RETRY is FAIL."""
     attempts = tail.attempts
     head.attempt += 1
     run = run_of(attempts, head.attempt)
@@ -161,7 +164,7 @@ def _count_attempt(head: Header, tail: Tail, worker: str, leased: float, verdict
 
 
 def _hold(commit: Transitions, stored: Stored, tail: Tail) -> None:
-    """Keep the lease open: the attempt is counted, and the job goes on."""
+    """Keep the lease of a stuck job, whose attempt is counted: the old run is not over yet."""
     commit.row_of(stored.head.line).running += 1
     if stored.head.flags & _LIMITED:
         commit.partitions.goes_on(stored)
@@ -169,7 +172,7 @@ def _hold(commit: Transitions, stored: Stored, tail: Tail) -> None:
 
 
 def _due_after(commit: Transitions, stored: Stored, verdict: Verdict) -> int:
-    """The time at which the job of a closed lease is due again; 0 for at once."""
+    """The time at which a job is due again after its lease; 0 for at once."""
     delay = verdict.delay
     if verdict.outcome == _RETRY and (delay < 0 or stored.head.flags & Flag.MESSAGE):
         delay = delay_of(verdict, envelope_of(stored), stored.head.attempt)
@@ -177,13 +180,13 @@ def _due_after(commit: Transitions, stored: Stored, verdict: Verdict) -> int:
 
 
 def _affordable(commit: Transitions, result: bytes) -> bytes:
-    """The result, or a note that it was not kept: a large result may not use the reserve."""
+    """The result, or a text that says that the disk had no room for a large result."""
     if len(result) <= SMALL_RESULT:
         return result
     try:
         commit.store.room.check(len(result))
     except StoreFull:
-        commit.store.room.say_lost()
+        commit.store.room.log_lost_results()
         return RESULT_NOT_KEPT
     return result
 
@@ -194,7 +197,7 @@ def _attempt(number: int, worker: str, leased: float, verdict: Verdict, run: int
 
 
 def touch(commit: Transitions, owner: int, token: int, seconds: float) -> bool:
-    """Start the ttr of a message's lease anew; False when the lease was lost."""
+    """Restart the ttr (time to run) of a message's lease; False when the lease was lost."""
     key = LEASE_KEY.pack(owner, token)
     lease = commit.txn.get(key, db=commit.t.lease)
     if lease is None:
@@ -220,7 +223,9 @@ def note(commit: Transitions, owner: int, note: Note) -> None:
         return
     fresh = not stored.head.flags & Flag.NOTED
     if note.done >= 0:
-        _keep_notes(commit, stored, progress=(note.done, note.total))
+        notes = _notes_of(commit, stored)
+        notes.progress, notes.text = (note.done, note.total), note.text
+        _keep_notes(commit, stored, notes)
     if note.line:
         log(commit, stored, note.line, note.time)
     if fresh:
@@ -229,22 +234,18 @@ def note(commit: Transitions, owner: int, note: Note) -> None:
 
 def log(commit: Transitions, stored: Stored, line: str, time: float) -> None:
     """Add a line to a job's log; the caller saves the job."""
-    _keep_notes(commit, stored, line=(time, line))
+    notes = _notes_of(commit, stored)
+    notes.log.append((time, line))
+    del notes.log[:-_LOG_MOST]
+    _keep_notes(commit, stored, notes)
 
 
-def _keep_notes(
-    commit: Transitions,
-    stored: Stored,
-    *,
-    progress: tuple[float, float] | None = None,
-    line: tuple[float, str] | None = None,
-) -> None:
+def _notes_of(commit: Transitions, stored: Stored) -> Notes:
     data = commit.txn.get(stored.id, db=commit.t.note)
-    notes = NOTES.decode(data) if data else Notes()
-    notes.progress = progress or notes.progress
-    if line is not None:
-        notes.log.append(line)
-        del notes.log[:-_LOG_MOST]
+    return NOTES.decode(data) if data else Notes()
+
+
+def _keep_notes(commit: Transitions, stored: Stored, notes: Notes) -> None:
     commit.txn.put(stored.id, encode(notes), db=commit.t.note)
     stored.head.flags |= Flag.NOTED
 
@@ -259,7 +260,7 @@ def _leased(commit: Transitions, owner: int, token: int) -> Stored | None:
 
 
 def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> None:
-    """Take a running job from its owner, whose verdict then comes too late."""
+    """Take a running job from its owner; a later verdict of the owner changes nothing."""
     lease = commit.txn.pop(LEASE_KEY.pack(owner, token), db=commit.t.lease)
     if lease:
         deadline = LEASE_VALUE.unpack_from(lease)[4]
@@ -287,7 +288,7 @@ def leases_of(commit: Transitions, owner: int) -> list[int]:
 def release_owner(
     commit: Transitions, owner: int, worker: str, causes: Mapping[int, str] | None
 ) -> int:
-    """Give back the leases of a dead owner, by the witness's account; return their number."""
+    """Give back the leases of a dead owner, by the causes of a witness; return their number."""
     tokens = leases_of(commit, owner)
     for token in tokens:
         if causes is None:
@@ -303,7 +304,7 @@ def release_owner(
 def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
     """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
 
-    A task fails when it was lost as often as it may have attempts.
+    A task fails after as many losses as it has attempts.
     """
     stored = _leased(commit, owner, token)
     if stored is None:
@@ -316,8 +317,10 @@ def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
     head.losses += 1
     if head.limit and head.losses >= head.limit:
         drop_lease(commit, owner, token, stored)
-        commit.end(stored, FAILED, stored.tail, f"lost {head.losses} times with its worker")
+        why = lost_text(head.losses, head.limit)
+        commit.lost.append(LostJob(decode_envelope(stored.envelope), why))
+        commit.end(stored, FAILED, stored.tail, why)
     else:
         commit.save(stored)
-        # It may have run.
+        # Without a witness, nobody knows whether the task ran.
         settle(commit, owner, worker, Verdict(token, Outcome.RELEASE, started=commit.wall / MICRO))

@@ -1,6 +1,6 @@
 """A store: tidemill's tables under one prefix of an LMDB environment, and the files beside it.
 
-A process opens each store once, however often callers ask: by URL, or in their own environment.
+A process opens each store once, by URL or in a caller's environment, however often callers ask.
 Several stores may lie in one environment, with different prefixes. All stores survive a fork: no
 thread is inside a commit while the process is copied. The child opens its own stores when it needs
 them.
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.disk_reserve import Room
+from tidemill.brokers.lmdb.disk_reserve import DiskReserve
 from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
 from tidemill.brokers.lmdb.files import check_prefix, flush_folders, make_folder
 from tidemill.brokers.lmdb.folder_watch import Watch
@@ -34,11 +34,11 @@ from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_sig
 __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
 
 MAP_SIZE = 1 << 38
-"""Address space, not disk: the file is as large as its content."""
+"""Bytes of address space; the file takes only as much disk as its content."""
 
 _LENT_MOST = 50_000
 PREFIX = "tidemill-"
-"""The prefix of our databases' names, unless the caller asks for another."""
+"""The prefix of the names of tidemill's databases, unless the caller asks for another."""
 
 T = TypeVar("T")
 
@@ -61,15 +61,15 @@ class Store:
         self.patience = patience
         self._folders: dict[str, Folder] = {}
         self.users = 0
-        self._held_up = False  # the lead is ours while the process is copied
+        self._held_up = False  # True while the fork holds the lead of the commits
         self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
         self.lent: dict[
             int, tuple[bytes, float] | None
         ] = {}  # token → partition, cost: see partitions.py
         self._wakeups: WakeUps | None = None
-        self.watch: Watch | None = None  # made with the first owner
-        if not self.reading:  # beside a caller's data file there is no folder yet
+        self.watch: Watch | None = None  # the first owner makes it
+        if not self.reading:  # make the folder beside a caller's data file
             above, name = os.path.split(self.folder)
             Folder(above).folder(name, environment.mode)
         self._open()
@@ -99,7 +99,7 @@ class Store:
             ) from error
         except Exception as error:
             raise translated(error, self.folder) from error
-        self.room = Room(self.environment, self.tables, self.prefix)
+        self.room = DiskReserve(self.environment, self.tables, self.prefix)
 
     def _check_format(self) -> None:
         key = self.key("format")
@@ -134,7 +134,7 @@ class Store:
     # -- files ----------------------------------------------------------------------------------
 
     def folder_of(self, name: str) -> Folder:
-        """Open a folder of this store; it is made when missing, and the same from then on.
+        """Open a folder of this store, or make it; later calls return the same folder.
 
         Each store of an environment has folders of its own.
         """
@@ -199,8 +199,8 @@ class Store:
         return key
 
     def remember_lent(self, lent: Mapping[int, tuple[bytes, float]]) -> None:
-        """Remember partition and cost of our leases: else they are decoded from the jobs again."""
-        if len(self.lent) > _LENT_MOST:  # leases that others ended, or that were lost
+        """Remember the partitions and costs of new leases, to save decoding their jobs again."""
+        if len(self.lent) > _LENT_MOST:  # drop leases that other processes ended, or that were lost
             self.lent.clear()
         self.lent.update(lent)
 
@@ -289,7 +289,7 @@ class Store:
 _Place = tuple[int, int]  # device and inode of an environment's directory, or of its single file
 
 _stores: weakref.WeakValueDictionary[tuple[_Place, str], Store] = weakref.WeakValueDictionary()
-_ours: set[Store] = set()  # in environments of ours: they live until the last broker closes them
+_ours: set[Store] = set()  # in our own environments; open until the last broker closes them
 _unopened: dict[_Place, Environment] = {}  # nobody waits for their first commit any more
 _lock = threading.Lock()
 
@@ -305,7 +305,7 @@ def open_store(
     reading: bool = False,
     patience: float = PATIENCE,
 ) -> Store:
-    """The store of a directory: the same one however often a process asks for it.
+    """The store of a directory; a process always gets the same object.
 
     ``mode`` is the mode of new files, 0 for the folder's. With ``reading`` nothing is made.
     ``patience``: seconds that callers wait for the write lock; the last caller's value holds.
@@ -399,7 +399,7 @@ def _store_in(
 
 
 def close_store(store: Store) -> None:
-    """Give a store back; the last user closes it."""
+    """End one use of a store; the last user closes the store."""
     with SignalsDeferred(), _lock:
         store.users -= 1
         if store.users <= 0:

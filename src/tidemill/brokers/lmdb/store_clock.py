@@ -1,9 +1,9 @@
-"""The store's own time, beside wall time. Only this module reads the time for jobs and leases.
+"""The store's own time and wall time. Only this module reads times for jobs and leases.
 
 The store's time is machine time plus an offset that changes only when the machine boots. The
-store's time starts as wall time, and never follows it afterwards: setting the clock moves no delay
-and ends no lease (law 19). After a boot, the store's time goes on by as much as wall time moved
-since the last note, and never goes back.
+store's time starts as wall time, and does not follow wall time afterwards: setting the clock moves
+no delay and ends no lease (law 19). After a boot, the store's time continues from the last stored
+reading, plus the wall time since this reading. The store's time never goes back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["StoreTime"]
 
 
 class _Clock(msgspec.Struct, array_like=True):
-    """The readings of the clocks when they were last noted, in seconds."""
+    """The last stored readings of the clocks, in seconds."""
 
     boot: str
     offset: float
@@ -30,7 +30,7 @@ class _Clock(msgspec.Struct, array_like=True):
 
 
 class StoreTime:
-    """The clocks of one store, as this boot of the machine has them."""
+    """The clocks of one store since the boot of this machine."""
 
     def __init__(self, store: Store) -> None:
         self._key = store.key("clock")
@@ -46,7 +46,7 @@ class StoreTime:
         return _CLOCK.decode(data) if data else None
 
     def _note_boot(self, txn: lmdb.Transaction[bytes]) -> _Clock:
-        """The clock of this boot, which the first process to open the store notes."""
+        """The clock of this boot. The first process that opens the store stores it."""
         clock = self._read(txn)
         if clock is None or clock.boot != self._boot:
             clock = self._after_boot(clock)
@@ -63,7 +63,7 @@ class StoreTime:
         return _Clock(self._boot, offset, wall, machine, last.born)
 
     def save(self, commit: Transitions) -> None:
-        """Note the readings of the clocks, for the time after the next boot."""
+        """Store the readings of the clocks, to continue from these after the next boot."""
         clock = _Clock(self._boot, self._offset, wall_time(), machine_time(), self._born)
         commit.txn.put(self._key, _ENCODE(clock))
 
@@ -72,12 +72,12 @@ class StoreTime:
         return int((machine_time() + self._offset) * MICRO), int(wall_time() * MICRO)
 
     def on_wall(self, store_time: int) -> float:
-        """A store time in microseconds as wall time, by the present difference of the two."""
+        """A store time in microseconds as wall time, by the present difference of the clocks."""
         return store_time / MICRO - (machine_time() + self._offset) + wall_time()
 
     @property
     def identity(self) -> str:
-        """The time when the store was made, to the microsecond: no other was made just then."""
+        """The creation time of the store to the microsecond, which no other store shares."""
         return f"lmdb {self._born!r}"
 
     def was_here(self, job_id: str) -> bool:
@@ -91,7 +91,7 @@ def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
-    except OSError:  # macOS: the boot time serves as well
+    except OSError:  # macOS has no boot id; use the time of the boot
         return str(round(wall_time() - machine_time(), -2))
 
 

@@ -1,9 +1,9 @@
 """The interpreter's switch interval: short while any store of this process is being written.
 
-Each LMDB call gives up the interpreter lock. Beside threads that compute, each call takes a whole
-switch interval (5 ms) to get the lock back. Every other process is locked out of the store
-meanwhile: one busy thread cut 500,000 operations a second to 2,500. So the interval is 10 µs while
-a transaction is open.
+Each LMDB call gives up the interpreter lock. While another thread computes, each call waits a whole
+switch interval (5 ms) to get the lock back. In this time the store is locked for all other
+processes. One busy thread reduced 500,000 operations a second to 2,500. So the interval is 10 µs
+while a transaction is open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BUSY_INTERVAL = 1e-5
 
 
 class _Pace:
-    """A count of this process's writers; the interval is as it was when there are none."""
+    """Counts the writers of this process, and shortens the interval while there are writers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class _Pace:
                 sys.setswitchinterval(self._normal)
 
     def after_fork_child(self) -> None:
-        """Restore the interval in a forked child, where nobody writes yet."""
+        """Restore the interval in a forked child, where no thread writes yet."""
         if self._writers:
             sys.setswitchinterval(self._normal)
         self._lock = threading.Lock()

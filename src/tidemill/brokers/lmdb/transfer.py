@@ -1,4 +1,4 @@
-"""Leaving for another store, and taking in jobs from another store."""
+"""Moving all jobs to another store, and adopting jobs of another store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Arrival(msgspec.Struct, array_like=True):
-    """How far a departed store has been taken in, and the number before its numbers here."""
+    """The cursor of an adopted store, and the number that is added to the numbers of its jobs."""
 
     cursor: str
     first: int
@@ -58,24 +58,24 @@ _ARRIVAL = msgspec.msgpack.Decoder(_Arrival)
 
 
 def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
-    """The departure that has begun; None in an ordinary store."""
+    """The departure (move to another store) that has begun; None without a departure."""
     data = txn.get(store.key("departure"))
     return _DEPARTURE.decode(data) if data is not None else None
 
 
 def departure_of(commit: Transitions) -> Departure | None:
-    """The departure that has begun, seen inside a commit; None in an ordinary store."""
+    """The departure that has begun, as a commit sees it; None without a departure."""
     return departure_in(commit.store, commit.txn)
 
 
 def is_sealed(commit: Transitions) -> bool:
-    """True when the store has left for another: nothing here changes any more."""
+    """True when all jobs have moved to another store, and nothing changes here any more."""
     departure = departure_of(commit)
     return departure is not None and departure.sealed
 
 
 def depart(commit: Transitions, where: str, seal: bool) -> Departure:
-    """Begin the departure, or go on with it."""
+    """Begin a departure, or continue it."""
     known = departure_of(commit) or Departure(new_id(), where)
     if known.where != where:
         raise gone(known)
@@ -86,7 +86,7 @@ def depart(commit: Transitions, where: str, seal: bool) -> Departure:
 
 
 def stay(commit: Transitions) -> None:
-    """Call the departure off."""
+    """Cancel the departure."""
     commit.txn.delete(commit.store.key("departure"))
     _wake_everybody(commit)
 
@@ -97,19 +97,19 @@ def _wake_everybody(commit: Transitions) -> None:
 
 
 def gone(departure: Departure) -> StoreMoved:
-    """The error for a caller that wants something of a store that moves."""
+    """The error for calls of a store whose jobs move to another store."""
     return StoreMoved(f"this store moves to {departure.where}; use that url")
 
 
 def check_here(commit: Transitions) -> None:
-    """Refuse changes of a store that moves to another."""
+    """Refuse changes of a store whose jobs move to another store."""
     departure = departure_of(commit)
     if departure is not None:
         raise gone(departure)
 
 
 def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
-    """The cursor up to which a departed store has been taken in."""
+    """The cursor of the last adopted jobs of a departed store."""
     data = txn.get(store.key("from/" + mark))
     return _ARRIVAL.decode(data).cursor if data is not None else ""
 
@@ -117,7 +117,7 @@ def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
 def adopt(
     commit: Transitions, departure: Departure, records: Sequence[Record], cursor: str
 ) -> list[bool]:
-    """Take in jobs of a departed store."""
+    """Adopt jobs of a departed store."""
     key = commit.store.key("from/" + departure.mark)
     data = commit.txn.get(key)
     if data is not None:
@@ -146,13 +146,14 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
     if envelope.links is not None and envelope.links.waits:
         put_counts(commit, job_id, record.pending, record.failures)
     commit.order.add(head.seq, job_id)
-    tail = Tail(record.error, record.result, record.attempts)
+    tail = Tail(record.error, record.raw_result, record.attempts)
     row = commit.row_of(head.line)
     if head.expires and head.state < SUCCEEDED:
         commit.txn.put(DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq), job_id, db=commit.t.due)
         commit.untimed = True
     if head.flags & Flag.NOTED:
-        commit.txn.put(job_id, encode(Notes(record.progress, record.log)), db=commit.t.note)
+        notes = Notes(record.progress, record.log, record.progress_text)
+        commit.txn.put(job_id, encode(notes), db=commit.t.note)
     if head.state >= SUCCEEDED:
         commit.count(row, head.state, +1)
         commit.keep(stored, tail)
@@ -168,7 +169,7 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
 
 
 def _take_key(commit: Transitions, record: Record) -> bool:
-    """Take the key, or wait for it, as the job did in its store; False when the key is taken."""
+    """Take the key, or wait for the key, as the job did in its store; False if the key is taken."""
     name, job_id = record.envelope.key.encode(), record.envelope.id.encode()
     key = find_key(commit, name)
     if key is None:
@@ -190,10 +191,10 @@ def _until(commit: Transitions, record: Record) -> int:
 
 
 def _header(commit: Transitions, record: Record, first: int) -> Header:
-    """The record's header, on this store's clock and in its numbers."""
+    """The header of a record, with times and numbers of this store."""
     envelope = record.envelope
     state = STATES.index(record.state)
-    ahead = commit.now - commit.wall  # of wall time
+    ahead = commit.now - commit.wall  # difference between store time and wall time
     by_wall = record.due_by_wall
     due = int(record.due * MICRO)
     head = Header(*HEADER.unpack(bytes(HEADER.size)))

@@ -1,9 +1,9 @@
-"""The context of one commit: the steps of which every move of a job consists.
+"""The context of one commit: the elementary changes of a job.
 
 A :class:`Transitions` places jobs and takes them away, and writes rows, numbers and hints when it
 finishes. :mod:`.put`, :mod:`.claim`, :mod:`.settle`, :mod:`.due` and :mod:`.admin` decide which
-jobs change. These modules raise an error before they have written anything, or leave the
-transaction to be dropped.
+jobs change. These modules raise errors before they write anything. If an error comes later, the
+whole transaction is dropped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import lmdb
 from tidemill.brokers.lmdb.acceptance_order import Order
 from tidemill.brokers.lmdb.carrier_table import is_carried, leave_carrier
 from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.history import write_history
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_KEY,
@@ -59,6 +60,7 @@ from tidemill.brokers.lmdb.wakeup import (
     bloom,
     digest,
 )
+from tidemill.brokers.shared.lost_jobs import LostJob
 from tidemill.core.limit_settings import JobLimit
 from tidemill.core.retention import Retention
 
@@ -66,14 +68,15 @@ __all__ = ["Commit", "HandOver", "Transitions", "Told"]
 
 T = TypeVar("T")
 
-_HANDED_MOST = 16  # beyond that many jobs, one more commit costs little beside leasing them
+# The most jobs that a put hands over. For more jobs, the time of a second commit matters little.
+_HANDED_MOST = 16
 _NEVER = float("inf")
 
 
 class Told(Protocol):
-    """An owner, as far as it is told of its leases."""
+    """An owner, by the highest token of a lease in its replies."""
 
-    told: int  # the highest token it may know
+    told: int  # the highest token that the owner may know
 
 
 class Transitions(CommitState):
@@ -86,12 +89,14 @@ class Transitions(CommitState):
         self.retention = retention
         self._kept: list[int] | None = None
         self._first_kept: list[int] = []
-        self.hand_over: HandOver | None = None  # leases the stored jobs of a put to sleepers
-        self.linked = False  # a put has stored jobs with parents or children
+        # A function that leases the jobs of a put to sleepers.
+        self.hand_over: HandOver | None = None
+        self.linked = False  # True when a put has stored jobs with parents or children
         self._told: list[tuple[Told, int]] = []
         self._finished: list[bytes] = []
-        self.fallen = 0  # children that were counted down
+        self.fallen = 0  # the number of children that were counted down
         self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
+        self.lost: list[LostJob] = []  # jobs that failed in a request, lost with their worker
         self._shrunk: set[str] = set()
         self.limiters = Limiters(self)
         self.partitions = Partitions(self, self.limiters)
@@ -109,7 +114,7 @@ class Transitions(CommitState):
         self.forget_more(stored.id, stored.head.flags)
 
     def is_running(self, stored: Stored) -> bool:
-        """True when the header says ready, and a lease stands for the missing ready entry."""
+        """True when the header says ready, and the job has a lease instead of a ready entry."""
         head = stored.head
         if head.state != READY:
             return False
@@ -135,7 +140,7 @@ class Transitions(CommitState):
         self._rings[ring] = self._rings.get(ring, 0) + 1
 
     def place(self, stored: Stored, due: int, wall: int, tail: Tail | None = None) -> None:
-        """Make a job that is in no table scheduled or ready, by its due time, and save it."""
+        """Make a job that is in no table scheduled or ready, by its due time, and save the job."""
         head = stored.head
         row = self.row_of(head.line)
         head.due = due
@@ -150,7 +155,7 @@ class Transitions(CommitState):
         self.save(stored, tail)
 
     def unplace(self, stored: Stored) -> None:
-        """Take a job that does not run out of its table and its count."""
+        """Remove a job that does not run from its table and from the counts of its queue."""
         head, row = stored.head, self.row_of(stored.head.line)
         if head.state == READY and row.carried and leave_carrier(self.partitions, stored, row):
             return
@@ -168,7 +173,7 @@ class Transitions(CommitState):
         self.limiters.sync()
 
     def next_due(self) -> float:
-        """Seconds until something comes due; 0 or less when it is due, infinity for never."""
+        """Seconds until the next due time; 0 or less when it has come, infinity for never."""
         self.sync()
         seconds = _NEVER
         cursor = self.txn.cursor(self.t.due)
@@ -184,7 +189,7 @@ class Transitions(CommitState):
     def end(
         self, stored: Stored, state: int, tail: Tail, error: str = "", *, promote: bool = True
     ) -> None:
-        """Finish a job that is in no table: keep it for a while, or forget an acked message."""
+        """Finish a job that is in no table: keep it, or delete an acknowledged message."""
         head = stored.head
         row = self.row_of(head.line)
         self._leave(stored, row, state, promote=promote)
@@ -198,9 +203,10 @@ class Transitions(CommitState):
         self.keep(stored, tail)
 
     def keep(self, stored: Stored, tail: Tail, *, parted: bool = False) -> None:
-        """Save a finished job, and list it to be pruned in its time.
+        """Save a finished job, and list the job for pruning.
 
-        A job of a flow has a class of its own, until no job behind needs it: then it is ``parted``.
+        A job of a flow has a separate class while a dependent needs the job. With ``parted`` no
+        dependent needs it.
         """
         head = stored.head
         if head.flags & Flag.LINKED and not parted:
@@ -214,7 +220,7 @@ class Transitions(CommitState):
         self.txn.put(key, NUMBER.pack(ended) + stored.id, db=self.t.fin)
 
     def _class_for(self, stored: Stored, tail: Tail) -> tuple[int, int]:
-        """The class of a finished job, and when it ended; also set its prune time, by its class."""
+        """The class of a finished job, and the time of its end; set its prune time by the class."""
         head = stored.head
         kept = class_of(head.state, tail)
         ended = self.now - max(0, self.wall - head.finished)
@@ -222,14 +228,14 @@ class Transitions(CommitState):
         return kept, ended
 
     def vanish(self, stored: Stored) -> None:
-        """Delete an unfinished job that is in no table."""
+        """Delete an unfinished job that no table lists."""
         self._leave(stored, self.row_of(stored.head.line))
         self.forget(stored)
 
     def _leave(
         self, stored: Stored, row: Row, state: int = WAITING, *, promote: bool = True
     ) -> None:
-        """Note that a job is unfinished no more: drop its expiry and key, and tell who waits."""
+        """Drop the expiry and the key of a job that ends or is deleted, and wake its waiters."""
         head = stored.head
         if head.flags & Flag.LINKED:
             self.ended.append((stored, state))
@@ -265,16 +271,18 @@ class Transitions(CommitState):
             key = FIN_KEY.pack(KEPT_LINKED, head.prune, head.seq)
             if self.txn.delete(key, db=self.t.fin):
                 return
-        kept = class_of(head.state, stored.tail)
-        if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
-            self.kept[kept] -= 1
+        # The previous release lists purged jobs of flows as cancelled jobs.
+        for kept in dict.fromkeys((class_of(head.state, stored.tail), KEPT_RESULT)):
+            if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
+                self.kept[kept] -= 1
+                return
 
     # -- the end of the commit ------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Hint sleepers, and write what was counted. Called before the commit.
+        """Hint sleepers, and write the rows and counters. Called before the commit.
 
-        Nothing is written when nothing has changed: then the transaction costs no disk.
+        Without a change nothing is written, so the transaction does not wait for the disk.
         """
         self.sync()
         if self.store.wakeups.anyone():
@@ -284,11 +292,12 @@ class Transitions(CommitState):
         self.limiters.write()
         self.order.write()
         self.write_rows()
+        write_history(self)
         if self._kept is not None and self._kept != self._first_kept:
             self.txn.put(self.store.key("kept"), KEPT.pack(*self._kept))
 
     def tells(self, owner: Told) -> None:
-        """Note that an owner is being told of all the leases it has by now."""
+        """Remember that after this commit the owner knows of all its leases."""
         self._told.append((owner, self._seq))
 
     def committed(self) -> None:
@@ -298,7 +307,7 @@ class Transitions(CommitState):
         self.store.remember_lent(self.partitions.lent)
 
     def ring_rest(self, names: Sequence[str] = ()) -> None:
-        """Pass on a hint for jobs that may be left: in the named queues, or else in all queues."""
+        """Pass on a hint for jobs that may be ready: in the named queues, or else in all queues."""
         if not self.store.wakeups.anyone():
             return
         if names:
@@ -328,12 +337,13 @@ class Transitions(CommitState):
         if self.hand_over and sum(self._rings.values()) <= _HANDED_MOST:
             lines = [self._rows[name].lines[kind] for name, kind in self._rings]
             give = functools.partial(self.hand_over, self, lines)
-        while self._rings:  # handing over may make more ready
+        while self._rings:  # a hand-over may make more jobs ready
             (name, kind), count = self._rings.popitem()
             row = self._rows[name]
             if row.has_limit:
                 count = self.limiters.room(row, count)
-            if row.ready and count and self._stands(row, kind):  # else all are handed over by now
+            # Skip queues whose jobs were all handed over.
+            if row.ready and count and self._stands(row, kind):
                 wakeups.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name), give)
                 self.sync()
         if self._finished:
@@ -346,7 +356,7 @@ class Transitions(CommitState):
 
 
 class HandOver(Protocol):
-    """A function that leases to an owner what it would take if awake, and returns how many."""
+    """A function that leases jobs to a sleeper, by its want, and returns their number."""
 
     def __call__(
         self, commit: Transitions, lines: list[int], owner: int, terms: SleeperWant, /
@@ -354,7 +364,7 @@ class HandOver(Protocol):
 
 
 class Commit(Protocol):
-    """A function that applies another to one commit, and returns the result."""
+    """A function that applies its argument to one commit, and returns the result."""
 
     def __call__(
         self, apply: Callable[[Transitions], T], /, *, patience: float | None = None

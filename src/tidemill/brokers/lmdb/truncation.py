@@ -1,8 +1,8 @@
 """Find data files that lack pages: reading beyond the end would kill the process (SIGBUS).
 
-A sound file may be a few pages shorter than LMDB's last page number says: pages that a transaction
-took and freed again were never written. Such pages are on the list of free pages. So a file is
-truncated if a page beyond its end is not on that list.
+A sound file may have a few pages less than the last page number of LMDB says. LMDB never writes a
+page that a transaction takes and frees again, but lists it as a free page. So a file is truncated
+if a page beyond its end is not on the list of free pages.
 
 The list is an ordinary tree of LMDB's, which py-lmdb does not show. This module reads the list from
 the file, which happens only when a file looks too short. The layout is that of LMDB 0.9, data
@@ -25,8 +25,8 @@ _TREE = struct.Struct("=IHHQQQQQ")  # page size, flags, depth, counts, root
 _LAST = struct.Struct("=QQ")  # last page, transaction
 _NODE = struct.Struct("=HHHH")  # low and high half of a size, flags, size of the key
 _MAGIC = 0xBEEFC0DE
-_BRANCH = 0x01  # a page's flag
-_BIG = 0x01  # a node's flag
+_BRANCH = 0x01  # the flag of a page that is not a leaf
+_BIG = 0x01  # the flag of a node whose value has its own pages
 _NONE = 2**64 - 1
 _TRIES = 20
 _FREE_MOST = 1 << 20  # pages at the end that one transaction may have taken and freed again
@@ -37,7 +37,7 @@ class _Truncated(Exception):
 
 
 def check_length(path: str) -> None:
-    """Refuse a data file that lacks pages; LMDB is yet to fill an empty file.
+    """Refuse a data file that lacks pages. An empty file is accepted: LMDB will fill the file.
 
     Raises:
         BrokerUnavailable: the file is truncated.
@@ -59,9 +59,10 @@ class _File:
         self._page = 4096
 
     def lacking(self) -> str:
-        """Name the needed pages beyond the end of the file; empty when there are none.
+        """Name the needed pages beyond the end of the file; empty when none is missing.
 
-        Others may write meanwhile, and reuse the pages that are read here. Then this looks again.
+        Other processes may write at the same time, and reuse the pages that this method reads. Then
+        it reads the pages again.
         """
         for _ in range(_TRIES):
             try:
@@ -69,7 +70,7 @@ class _File:
             except _Truncated as error:
                 return str(error)
             if before is None:
-                return ""  # not a file of LMDB, and LMDB says so better
+                return ""  # not a file of LMDB: LMDB itself will report this
             try:
                 lacking = self._lacking(*before)
             except (_Truncated, struct.error) as error:
@@ -89,7 +90,8 @@ class _File:
         return max(self._meta(0), self._meta(self._page), key=lambda meta: meta[2])
 
     def _lacking(self, last: int, root: int, _: int) -> str:
-        size = os.fstat(self._fd).st_size  # read after the commit's numbers: files only grow
+        # Read the size after the numbers of the commit, since files only grow.
+        size = os.fstat(self._fd).st_size
         pages = size // self._page
         missing = set(range(pages, min(last + 1, pages + _FREE_MOST)))
         if missing and last + 1 < pages + _FREE_MOST:

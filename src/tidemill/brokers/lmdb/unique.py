@@ -1,7 +1,8 @@
-"""Keys of jobs: an unfinished job has a key, perhaps with a successor, or a success holds it.
+"""Keys of jobs. An unfinished job, which may have a successor, or a succeeded job holds a key.
 
-The times belong to the last job in line. A success holds its key for a time. The key is swept away
-some time later: nobody is woken for the sweep, and every reader checks the time.
+``until`` and ``since`` belong to the successor if there is a successor, else to the holder. A
+succeeded job holds its key until the time ``until``. No timer deletes an old key. Readers ignore
+it, and a later sweep deletes it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _TIMES = struct.Struct(">QQ")  # until, since
 class Key(NamedTuple):
     """A key as stored; times are the store's, microseconds."""
 
-    holder: bytes  # an unfinished job; empty when only a success holds the key
+    holder: bytes  # an unfinished job; empty when only a succeeded job holds the key
     successor: bytes = b""
-    until: int = 0  # a success holds the key up to this time
-    since: int = 0  # when the first job came that this job replaced
+    until: int = 0  # a succeeded job holds the key until this time
+    since: int = 0  # see ``with_last``
     over: bytes = b""  # the job that has succeeded and holds the key
 
     @classmethod
@@ -60,7 +61,12 @@ class Key(NamedTuple):
         return plain + b"\0" + times if self.until or self.since else plain
 
     def with_last(self, commit: CommitState, job: Envelope, running: bool) -> Key:
-        """The key with this job last in line: behind a running job, or else alone."""
+        """The key after a put of this job: as the successor of a running job, or as the holder.
+
+        A job that replaces another job takes over ``since``, the time of the first put. So
+        ``since`` bounds the wait of a key whose job is replaced again and again
+        (``Unique.max_wait``).
+        """
         new, unique = job.id.encode(), job.unique
         key = Key(self.holder, new) if running else Key(new)
         if unique is None:
@@ -91,7 +97,7 @@ def put_key(commit: CommitState, name: bytes, key: Key) -> None:
 
 
 def give_up(commit: CommitState, stored: Stored, state: int) -> bytes:
-    """Release the key of a job that has ended, or was forgotten.
+    """Free the key of a job that has ended or was deleted.
 
     Returns the id of the successor that may start now, or nothing.
     """
@@ -114,7 +120,7 @@ def give_up(commit: CommitState, stored: Stored, state: int) -> bytes:
 
 
 def hold(commit: CommitState, name: bytes, stored: Stored, until: int) -> None:
-    """Have a job that has succeeded hold its key until a time."""
+    """Let a succeeded job keep its key until the time ``until``."""
     put_key(commit, name, Key(b"", until=until, over=stored.id))
     commit.txn.put(DUE_KEY.pack(HELD, until, DUE_HELD, stored.head.seq), name, db=commit.t.due)
 
@@ -140,13 +146,14 @@ def sweep(commit: CommitState, most: int) -> int:
         data = commit.txn.get(name, db=commit.t.key)
         if data is not None:
             key = Key.of(data)
-            if not key.holder and key.until <= commit.now:  # else another job has it by now
+            # Delete the key unless another job has it now.
+            if not key.holder and key.until <= commit.now:
                 commit.txn.delete(name, db=commit.t.key)
         swept += 1
     return swept
 
 
 def successors(txn: lmdb.Transaction[bytes], tables: Tables) -> list[bytes]:
-    """Ids of all jobs that wait for the job with their key."""
+    """Ids of all successors: jobs that wait for the running job with their key."""
     keys = (Key.of(data) for _, data in txn.cursor(tables.key))
     return [key.successor for key in keys if key.successor]

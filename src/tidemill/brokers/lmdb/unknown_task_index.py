@@ -53,7 +53,7 @@ def _key(stored: Stored, task: bytes) -> bytes:
 
 
 def enter(commit: CommitState, stored: Stored, tail: Tail | None, until: int) -> bool:
-    """Write a job into the index; True when it is the first of its task."""
+    """Write a job into the index; True when no other job of its task is in the index."""
     head, name = stored.head, task_of(stored)
     task = task_digest(name)
     head.state, head.due = SCHEDULED, until
@@ -85,7 +85,8 @@ def unschedule(commit: CommitState, stored: Stored) -> None:
         commit.txn.delete(DUE_KEY.pack(0, head.due, DUE_UNKNOWN, head.seq), db=commit.t.due)
     head.flags, head.due = head.flags & ~Flag.UNKNOWN, 0
     cursor, prefix = commit.txn.cursor(commit.t.said), TASK.pack(JOB_PREFIX, task)
-    if not (cursor.set_range(prefix) and cursor.key().startswith(prefix)):  # it was the last
+    # No further job of the task is set aside.
+    if not (cursor.set_range(prefix) and cursor.key().startswith(prefix)):
         number = commit.txn.pop(TASK.pack(_TASK_PREFIX, task), db=commit.t.said)
         assert number is not None
         commit.txn.delete(NAME_PREFIX + number, db=commit.t.said)

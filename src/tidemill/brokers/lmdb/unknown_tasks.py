@@ -35,7 +35,7 @@ Back = tuple[bytes, int]
 def put_aside(commit: Transitions, stored: Stored, tail: Tail, until: int) -> None:
     """Set aside a job that is in no table, and wake owners that may know its task.
 
-    The job fails at the store time ``until``, unless that is 0.
+    The job fails at the store time ``until``, unless ``until`` is 0.
     """
     new = enter(commit, stored, tail, until)
     wakeups = commit.store.wakeups
@@ -47,7 +47,7 @@ def put_aside(commit: Transitions, stored: Stored, tail: Tail, until: int) -> No
 
 
 def bring_back(commit: Transitions, want: Want, room: int) -> list[Back]:
-    """Make the first jobs ready whose task a want knows, in each queue as many as have room."""
+    """Make the first jobs of known tasks ready, in each queue up to the count of the want."""
     lines: dict[int, list[tuple[int, int, bytes]]] = {}
     for name in dict.fromkeys(want.knows):
         for line, rank, seq, job_id in _first_of(commit, task_digest(name), want, room):
@@ -62,7 +62,8 @@ def bring_back(commit: Transitions, want: Want, room: int) -> list[Back]:
             commit.unplace(stored)
             commit.place(stored, 0, 0)
             if not stored.head.flags & Flag.LIMITED:
-                commit.ring(row, 0, -1)  # it is taken, or set aside again
+                # No hint is needed: this step leases the job or sets it aside again.
+                commit.ring(row, 0, -1)
             back.append((job_id, until))
     return back
 
@@ -100,9 +101,9 @@ def _lines_of(commit: Transitions, task: bytes) -> list[int]:
 
 
 def lend(commit: Transitions, leasing: Leasing, back: list[Back], count: int) -> None:
-    """Lease jobs that were brought back, for an owner that takes no others.
+    """Lease jobs that were brought back, for an owner that takes no other jobs.
 
-    Suspects, and jobs under a limit, are left to owners that take ready jobs.
+    Lost tasks, and jobs under a limit, are left to owners that take ready jobs.
     """
     for job_id, _ in back:
         stored = commit.load(job_id)
@@ -131,7 +132,7 @@ def undo(commit: Transitions, want: Want, back: list[Back]) -> None:
 
 
 def tell(commit: Transitions, want: Want, reply: Reply) -> None:
-    """Name the tasks with jobs set aside that are new to an owner that asks for them."""
+    """Name the tasks with jobs set aside that the owner does not know from earlier replies."""
     if want.told < 0:
         return
     cursor, reply.told = commit.txn.cursor(commit.t.said), want.told

@@ -1,4 +1,4 @@
-"""Waits for a condition in the store, for callers that are no owners."""
+"""Waits for a condition in the store, for callers that lease no jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tidemill.core.errors import BrokerUnavailable
 
 __all__ = ["Waits"]
 
-_LONGEST = 30.0  # seconds: the most that a hint lost with a dead process costs
+# Seconds. A hint may be lost with a process that dies, so no sleep is longer.
+_LONGEST = 30.0
 
 
 class Waits:
@@ -42,7 +43,7 @@ class Waits:
         return found
 
     def for_space(self, queue: str, timeout: float) -> bool:
-        """Wait until the queue is below its bound; False when the time is over."""
+        """Wait until the queue has fewer jobs than its bound; False when the time is over."""
 
         def over(commit: Transitions) -> bool:
             row = commit.existing_row(queue)
@@ -58,9 +59,9 @@ class Waits:
         timeout: float,
         alarm: Alarm | None = None,
     ) -> bool:
-        """Sleep until ``over`` holds, looking again at hints of a kind.
+        """Sleep until ``over`` is true; check again at each hint of a kind.
 
-        False when time is up, or the alarm rings.
+        False when the time is over, or the alarm rings.
         """
         fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
@@ -73,7 +74,7 @@ class Waits:
             if over(commit):
                 return True
             next_due = max(0.0, commit.next_due())
-            if sleeper is None:  # a replay has taken it already
+            if sleeper is None:  # a replayed request has a place already
                 sleeper = self._spare.pop() if self._spare else self._store.wakeups.take()
             self._store.wakeups.mark(sleeper, kind, bits)
             return False
@@ -94,7 +95,7 @@ class Waits:
                 self._spare.append(sleeper)
 
     def _look(self, look: Callable[[Transitions], bool], deadline: float) -> bool:
-        """Look once; False also when another writer prevents the look until the time is up."""
+        """Check once; also False when another writer keeps the lock until the time is up."""
         left = max(BRISK, deadline - time.monotonic())
         try:
             return self._commit(look, patience=left if left < PATIENCE else None)
@@ -113,14 +114,15 @@ class Waits:
                     self._store.wakeups.give_up(sleeper)
 
             try:
-                with contextlib.suppress(BrokerUnavailable):  # a place without a reader is free
+                # If this fails, other processes notice that the place has no reader.
+                with contextlib.suppress(BrokerUnavailable):
                     self._commit(free, patience=BRISK)
             finally:
                 for sleeper in spare:
                     self._store.wakeups.close_sleeper(sleeper)
 
     def after_fork_child(self) -> None:
-        """Drop the parent's places in a forked child, and close our copies."""
+        """Drop the parent's places in a forked child, and close the copies."""
         for sleeper in self._spare:
             os.close(sleeper.fd)
         self._spare = []

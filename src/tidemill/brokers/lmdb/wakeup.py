@@ -3,17 +3,17 @@
 A mapped file holds one slot per sleeper. Except for one byte (:meth:`WakeUps.set_waiting`), slots
 change only under the store's write lock. An owner with nothing to do marks its slot and sleeps on a
 FIFO. A writer, still inside its transaction, picks sleepers for its jobs, clears their marks and
-writes one byte to each FIFO. A sleeper that is up before the commit waits for the write lock, so
-the wake-up overlaps with the disk.
+writes one byte to each FIFO. A sleeper that wakes before the commit waits for the write lock, so
+the wake-up overlaps with the write to disk.
 
 A sleeper may leave its :class:`SleeperWant` beside its mark: the jobs it would take if it were
 awake. A writer can then lease in its name (:mod:`.handoff`).
 
-At least one sleeper sleeps no longer than to the next due time of the store
-(:meth:`WakeUps.keep_time`). So due entries are handled, whoever wrote them, without waking all.
+At least one sleeper wakes at the next due time of the store (:meth:`WakeUps.keep_time`). So
+somebody handles due entries, and the other sleepers sleep on.
 
-Nothing here is trusted: a hint may be late, doubled or for nothing. A hint may be lost with a
-process that dies. Then others notice the death (:mod:`tidemill.brokers.shared.liveness`).
+No sleeper trusts a hint, which may be late, doubled or needless. A hint may be lost with a process
+that dies. Then other processes notice the death (:mod:`tidemill.brokers.shared.liveness`).
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ __all__ = [
 ]
 
 TASKS, MESSAGES, RESULT, SPACE, UNKNOWN = 1, 2, 4, 8, 16
-"""Kinds of waits. ``UNKNOWN`` are jobs set aside, of tasks that the sleeper may know."""
+"""Kinds of waits. ``UNKNOWN``: a wait for jobs set aside whose tasks the sleeper may know."""
 ALL = 2**64 - 1
 
 _SLOTS = 2048
-# taken, mask, in its wait, the one queue waited for (0: several, or all), owner, bloom of queues or
-# ids, until; then its terms
+# The fields of a slot: taken, mask of the kinds, 1 while the owner waits, digest of the only queue
+# (0 for several or all), owner, bloom of queues or ids, end of the wait. The want of the owner
+# (``_TERMS``) follows.
 _SLOT = struct.Struct("=BBBxIQQQ")
-_TERMS = struct.Struct("=HBB15I")  # room, mode, how many queues (255: all), their numbers
+_TERMS = struct.Struct("=HBB15I")  # room, mode, number of queues (255: all), queues
 _SIZE = _SLOT.size + _TERMS.size
-_WAITS = 2  # offset in a slot of the byte that says that its owner is in its wait
+_WAITS = 2  # offset in a slot of the byte for an owner in its wait
 _QUEUES, _ALL_QUEUES = 15, 255
-_UNCERTAIN = -1  # in place of a descriptor
-_HEAD = struct.Struct("=II")  # highest slot in use, sleepers (never too few)
+_UNCERTAIN = -1  # stands for a descriptor that this process cannot open
+_HEAD = struct.Struct("=II")  # highest slot in use, number of sleepers (may be too high)
 
 
 def bloom(names: Sequence[str]) -> int:
-    """A 64-bit set of names that may say yes too often, never no."""
+    """A 64-bit set of these names, which may also seem to contain other names."""
     bits = 0
     for name in names:
         bits |= 1 << (zlib.crc32(name.encode()) & 63)
@@ -79,7 +80,7 @@ def digest(name: str) -> int:
 
 
 class SleeperWant(NamedTuple):
-    """What a sleeper would take if it were awake: queues by number, None for all."""
+    """The jobs that a sleeper would take if awake; queues by number, None for all queues."""
 
     room: int
     mode: int
@@ -112,9 +113,9 @@ class Sleeper:
         try:
             os.write(self.fd, b"x")
         except BlockingIOError:
-            pass  # it is full of hints already
+            pass  # the FIFO is full of hints
         except OSError:
-            pass  # it was given up a moment ago
+            pass  # the FIFO was closed a moment ago
 
     def wait(self, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         """Sleep until a hint, a readable descriptor or the timeout (seconds)."""
@@ -153,19 +154,20 @@ class WakeUps:
     # -- all below: under the write lock --------------------------------------------------------
 
     def take(self, owner: int = 0) -> Sleeper:
-        """Take a free slot with its FIFO. Slots whose process is gone are taken over."""
+        """Take a free slot with its FIFO, or a slot whose process is gone."""
         high, _ = _HEAD.unpack_from(self._map)
         for slot in range(1, _SLOTS + 1):
             if slot > high:
                 _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
             else:
-                self._forget_writer(slot)  # a cached writer does not show whether a reader is left
+                # Open it again: a cached descriptor does not show that the reader is gone.
+                self._forget_writer(slot)
                 if self._map[slot * _SIZE] and self._writer(slot) is not None:
                     continue
             try:
                 fd = self._open_fifo(slot)
             except (PermissionError, BrokerUnavailable):
-                continue  # another user's, or no FIFO: the next place serves as well
+                continue  # not our FIFO, or no FIFO: try the next slot
             self._forget_writer(slot)
             self._set_mask(slot, 0)
             _SLOT.pack_into(self._map, slot * _SIZE, 1, 0, 0, 0, owner, 0, 0)
@@ -173,7 +175,7 @@ class WakeUps:
         raise OSError(errno.EMFILE, f"all {_SLOTS} places to wait in the store are taken")
 
     def _open_fifo(self, slot: int) -> int:
-        """Open both ends of the slot's FIFO: so no end-of-file is read when a writer goes."""
+        """Open both ends of the slot's FIFO: with both open, a read never gets an end-of-file."""
         name = self._fifo(slot)
         self._folder.mend(name)
         try:
@@ -182,7 +184,7 @@ class WakeUps:
             return self._folder.make_fifo(name, os.O_RDWR)
 
     def set_waiting(self, sleeper: Sleeper, waiting: bool) -> None:
-        """Say whether the sleeper's owner is in its wait. This needs no lock: it sets one byte."""
+        """Set whether the sleeper's owner is in its wait. This sets one byte, and needs no lock."""
         if sleeper.fd >= 0:
             self._map[sleeper.slot * _SIZE + _WAITS] = waiting
 
@@ -197,7 +199,7 @@ class WakeUps:
 
     @staticmethod
     def close_sleeper(sleeper: Sleeper) -> None:
-        """Close a FIFO, also without the lock: the next look at the slot then finds it free."""
+        """Close a FIFO, also without the lock: others then find that the slot is free."""
         if sleeper.fd >= 0:
             fd, sleeper.fd = sleeper.fd, -1
             os.close(fd)
@@ -211,7 +213,7 @@ class WakeUps:
         only: int = 0,
         terms: SleeperWant = NOTHING,
     ) -> None:
-        """Say what the sleeper waits for: kinds of hint, a bloom of queues or ids, and how long.
+        """Mark a slot as asleep, with the kinds of hint, a bloom of queues or ids, and an end time.
 
         ``only`` is the :func:`digest` of the queue when the sleeper waits for a single queue.
         """
@@ -223,13 +225,14 @@ class WakeUps:
         self._set_mask(sleeper.slot, mask)
 
     def unmark(self, slot: int, owner: int) -> None:
-        """Clear the mark of an owner that sleeps in another slot now; a hint here would be lost."""
+        """Clear the mark of an owner that now sleeps in another slot, and would miss hints here."""
         if _SLOT.unpack_from(self._map, slot * _SIZE)[4] == owner:
             self._set_mask(slot, 0)
 
     def _set_mask(self, slot: int, mask: int) -> None:
-        # The count is raised before a mark is set, and lowered after a mark is cleared. A kill in
-        # between leaves the count too high, which costs a look; too low would cost a wake-up.
+        # The count of sleepers is raised before a mark is set, and lowered after a mark is cleared.
+        # So a kill in between leaves the count too high, which costs only a needless search. A
+        # count that is too low would lose a wake-up.
         at = slot * _SIZE + 1
         before = self._map[at]
         if mask and not before:
@@ -266,12 +269,12 @@ class WakeUps:
         only: int = 0,
         give: Callable[[int, SleeperWant], int] | None = None,
     ) -> int:
-        """Hint up to ``most`` sleepers that wait for this kind and these bits; return how many.
+        """Hint up to ``most`` sleepers that wait for this kind and these bits; return their number.
 
-        With ``only`` the hint is for one queue. A sleeper for a single other queue with the same
-        bit is left alone. A sleeper for several queues is hinted, but not counted: the bit may be
-        another queue's. ``give`` is called with owner and want of each hinted sleeper that is in
-        its wait; ``give`` returns how many jobs that owner got.
+        With ``only`` the hint is for one queue. A sleeper that waits for only one other queue with
+        the same bit gets no hint. A sleeper for several queues gets a hint, but does not count: its
+        bit may stand for another queue. ``give`` is called with the owner and the want of each
+        hinted sleeper that is in its wait. It returns the number of jobs that this owner got.
         """
         high, sleepers = _HEAD.unpack_from(self._map)
         if not sleepers:
@@ -294,7 +297,7 @@ class WakeUps:
         return rung
 
     def keep_time(self, due: int) -> None:
-        """Ensure that somebody who takes jobs sleeps no longer than until ``due``."""
+        """Ensure that at least one sleeper that takes jobs wakes at ``due``."""
         high, _ = _HEAD.unpack_from(self._map)
         late = []
         for slot in range(1, high + 1):
@@ -308,7 +311,7 @@ class WakeUps:
                 return
 
     def ring_owner(self, owner: int) -> None:
-        """Hint every slot of an owner, asleep or not: there is a command for it."""
+        """Hint every slot of an owner, asleep or not: the store has a command for the owner."""
         self._ring_each(lambda whose: whose == owner)
 
     def ring_others(self, owner: int) -> None:
@@ -327,7 +330,7 @@ class WakeUps:
                 self._hint(slot)
 
     def _wake(self, slot: int, mask: int) -> bool:
-        """Hint a sleeper and clear its mark; keep a mark that only other processes can hint."""
+        """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
         self._set_mask(slot, 0)
         hinted = self._hint(slot)
         if not hinted and self._map[slot * _SIZE]:
@@ -337,14 +340,14 @@ class WakeUps:
     def _hint(self, slot: int) -> bool:
         writer = self._writer(slot)
         if writer is None:
-            self._map[slot * _SIZE] = 0  # its process is gone
+            self._map[slot * _SIZE] = 0  # the process of the sleeper is gone
             return False
         if writer == _UNCERTAIN:
             return False
         try:
             write_unkilled(writer, b"x")
         except BlockingIOError:
-            pass  # full of hints already
+            pass  # the FIFO is full of hints
         except OSError:
             self._forget_writer(slot)
             self._map[slot * _SIZE] = 0
@@ -358,8 +361,7 @@ class WakeUps:
     def _writer(self, slot: int) -> int | None:
         """A descriptor that writes to the slot's FIFO; None when nobody reads it.
 
-        ``_UNCERTAIN`` when this process cannot tell: it may not open the FIFO, or is out of
-        descriptors.
+        ``_UNCERTAIN`` when this process may not open the FIFO, or has no descriptor left.
         """
         fd = self._writers.get(slot)
         if fd is None:
@@ -368,7 +370,7 @@ class WakeUps:
             except BrokerUnavailable:
                 return _UNCERTAIN
             except OSError as error:
-                gone = error.errno in (errno.ENXIO, errno.ENOENT)  # no reader; never made
+                gone = error.errno in (errno.ENXIO, errno.ENOENT)  # no reader, or no FIFO
                 return None if gone else _UNCERTAIN
             self._writers[slot] = fd
         return fd

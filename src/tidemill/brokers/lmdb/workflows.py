@@ -1,11 +1,13 @@
-"""Jobs that wait for other jobs: counted down when those end, in the same commit.
+"""Jobs that wait for other jobs: the commit that ends a job counts down the jobs that wait for it.
 
-The counts of a job's parents lie in a table of their own, so that a group's end is counted without
-touching the record. The two counts always tell how the parents stand, also after the job itself has
-ended. So a failed job that is made ready again gives its children another chance.
+A separate table has two counts for each job: its parents that have not ended, and its parents that
+did not succeed. So the end of a group's member changes only counts, and no record of a job. The
+counts stay right even after the waiting job itself has ended. So when a failed job is made ready
+again, its children wait again, too.
 
-A long fall (the head of a chain of many steps is cancelled) goes in pieces. The rest that a commit
-leaves is due at once. So the next caller goes on with it, even if the process of the cause died.
+A *fall* is a long count-down, as when the first job of a chain of many steps is cancelled. Each
+commit does a piece of a fall. For the rest the commit adds an entry to the due table, due at once.
+So the next caller continues the fall, even if the process that began it dies.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.layout import DUE_FALL, DUE_KEY, MICRO, Tables
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_FALL, DUE_KEY, MICRO, Tables
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     EXPIRED,
@@ -43,12 +45,15 @@ __all__ = [
     "finish_falls",
     "flow",
     "go_on",
+    "has_parents",
     "inputs_of",
     "is_needed",
     "is_unfinished",
+    "lacks_success",
     "link",
     "put_counts",
     "revive",
+    "wait_anew",
 ]
 
 _HOW = {FAILED: "failed", CANCELLED: "was cancelled", EXPIRED: "expired"}
@@ -57,7 +62,7 @@ _LEFT = msgspec.msgpack.Decoder(tuple[str, tuple[int, int, str]])
 NO_LINKS = Links()
 
 FALL_MOST = 2000
-"""Jobs that are counted down in one commit: some 0.1 s."""
+"""The most jobs that one commit counts down, which takes some 0.1 s."""
 
 
 def links_of(stored: Stored) -> Links:
@@ -78,9 +83,9 @@ def link(
     *,
     strict: bool = True,
 ) -> None:
-    """Have children wait for the jobs that were put, and give some jobs no more parents.
+    """Have children wait for the jobs that were put, and record which jobs get no more parents.
 
-    Jobs that get no more parents: waiting jobs of this put that are not in ``hold``, and ``also``.
+    Waiting jobs of this put that are not in ``hold``, and the jobs ``also``, get no more parents.
     """
     for name in also:
         if not _is_waiting(commit, name.encode()):
@@ -91,7 +96,7 @@ def link(
         for name in links.next:
             _expect_one_more(commit, name, strict)
         if links.waits:
-            put_counts(commit, job.id.encode(), 1, 0)  # 1 until no more parents can come
+            put_counts(commit, job.id.encode(), 1, 0)  # 1 stands for parents that may still come
             if job.id not in hold:
                 begun.append(job.id)
     for name in begun:
@@ -116,7 +121,7 @@ def _is_waiting(commit: Transitions, job_id: bytes) -> bool:
 
 
 def counts_of(txn: lmdb.Transaction[bytes], tables: Tables, job_id: bytes) -> tuple[int, int]:
-    """How many parents of a job have not ended, and how many did not succeed."""
+    """The numbers of a job's parents that have not ended, and that did not succeed."""
     data = txn.get(job_id, db=tables.wait)
     pending, failures = _COUNTS.unpack(data) if data is not None else (0, 0)
     return pending, failures
@@ -127,7 +132,7 @@ def _counts(commit: Transitions, job_id: bytes) -> tuple[int, int]:
 
 
 def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) -> None:
-    """Store how the parents of a job stand."""
+    """Store the counts of a job's parents."""
     commit.txn.put(job_id, _COUNTS.pack(pending, failures), db=commit.t.wait)
 
 
@@ -135,7 +140,7 @@ def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) 
 
 
 def flow(commit: Transitions) -> None:
-    """Count down the children of all jobs that ended, and of jobs that end because of that."""
+    """Count down the children of all ended jobs, and of jobs that end because of them."""
     while commit.ended:
         ended, commit.ended = commit.ended, []
         counts: dict[str, tuple[int, int, str]] = {}
@@ -190,7 +195,9 @@ def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, w
     pending, failed = max(0, pending - number), failed + failures
     put_counts(commit, job_id, pending, failed)
     if pending and (not failures or failed > failures):
-        return  # nothing follows, or it did from the first failure: a record may be large
+        # Nothing follows: no parent failed now, or an earlier failure has already ended the job. So
+        # the record of the job, which may be large, need not be read.
+        return
     stored = commit.load(job_id)
     if stored is None or stored.head.state != WAITING:
         return
@@ -220,22 +227,42 @@ def _begin(commit: Transitions, stored: Stored, waits: str, failed: int) -> None
         commit.place(stored, due or int(envelope.at * MICRO), wall)
 
 
+def has_parents(commit: Transitions, stored: Stored) -> bool:
+    """True for a job that waits, or has waited, for other jobs."""
+    return commit.txn.get(stored.id, db=commit.t.wait) is not None
+
+
+def lacks_success(commit: Transitions, stored: Stored) -> bool:
+    """True when the job needs the success of all parents, and a parent did not succeed."""
+    return links_of(stored).waits == RunOn.SUCCESS and _counts(commit, stored.id)[1] > 0
+
+
+def wait_anew(commit: Transitions, stored: Stored) -> None:
+    """Make an ended job wait for its parents again, or start it if they have ended."""
+    _wait_again(commit, stored)
+    pending, failed = _counts(commit, stored.id)
+    if not pending:
+        waiting = commit.load(stored.id)
+        assert waiting is not None
+        _begin(commit, waiting, links_of(waiting).waits, failed)
+
+
 def _drop(commit: Transitions, stored: Stored, state: int, why: str) -> None:
-    """End a job because of how its parents ended."""
+    """End a job that cannot start, because of how its parents ended."""
     stored.head.flags |= Flag.DROPPED
     commit.unplace(stored)
     commit.end(stored, state, stored.tail, why)
 
 
 def revive(commit: Transitions, stored: Stored) -> None:
-    """Have jobs wait again that ended because of a job which is to run again."""
+    """Let dependents that ended because of this job wait again, since this job will run again."""
     revived = [stored]
     while revived:
         for name in links_of(revived.pop()).next:
             child = name.encode()
             behind = commit.load(child)
             if behind is None or commit.txn.get(child, db=commit.t.wait) is None:
-                continue  # gone, or another job has its id now
+                continue  # the job is gone, or another job has its id now
             pending, failures = _counts(commit, child)
             failures = max(0, failures - 1)
             put_counts(commit, child, pending + 1, failures)
@@ -252,6 +279,10 @@ def _wait_again(commit: Transitions, stored: Stored) -> None:
     head.state, head.finished, head.prune = WAITING, 0, 0
     head.flags &= ~Flag.DROPPED
     tail.error = ""
+    if head.expires:
+        key = DUE_KEY.pack(0, head.expires, DUE_EXPIRY, head.seq)
+        commit.txn.put(key, stored.id, db=commit.t.due)
+        commit.untimed = True
     commit.count(commit.row_of(head.line), WAITING, +1)
     commit.save(stored, tail)
 
@@ -260,10 +291,10 @@ def _wait_again(commit: Transitions, stored: Stored) -> None:
 
 
 def is_needed(commit: Transitions, stored: Stored, unfinished: dict[str, bool]) -> bool:
-    """True while a job behind this one has not ended: its result must not be pruned.
+    """True while a dependent of this job has not ended, and may need this job's result.
 
-    A job behind a barrier is behind all jobs before the barrier. ``unfinished`` caches the answers,
-    since many jobs may have the same job behind them.
+    A job that waits for a barrier depends on all jobs before the barrier. ``unfinished`` caches the
+    answers, since many jobs may have the same dependent.
     """
     for name in links_of(stored).next:
         if name not in unfinished:
@@ -280,7 +311,7 @@ def is_unfinished(commit: Transitions, job_id: bytes) -> bool:
 
 
 def _goes_on(commit: Transitions, job_id: bytes, unfinished: dict[str, bool]) -> bool:
-    """True while a job has not ended, or is a barrier with such a job behind it."""
+    """True while a job has not ended, or is a barrier for which an unended job waits."""
     if is_unfinished(commit, job_id):
         return True
     stored = commit.load(job_id)
@@ -289,7 +320,7 @@ def _goes_on(commit: Transitions, job_id: bytes, unfinished: dict[str, bool]) ->
 
 
 def inputs_of(commit: Transitions, stored: Stored) -> tuple[Input, ...]:
-    """The ends of the jobs whose results this job is given."""
+    """The outcomes of the jobs whose results this job gets."""
     return tuple(_inputs(commit, links_of(stored).inputs))
 
 

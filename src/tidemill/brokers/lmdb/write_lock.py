@@ -1,21 +1,22 @@
-"""The write lock of an environment, with waits that end and a holder that has a name.
+"""The write lock of an environment. A wait for this lock can end, and errors can name its holder.
 
-LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C as long
-as the holder likes: no timeout, no Ctrl-C, no signal handler. A stopped holder (``SIGSTOP``) would
-stop every process for good. So each process takes a record lock on the data file first, far behind
-the data, and asks LMDB only then. The kernel frees a record lock when its process dies, and tells
-the holder's process id. Children do not inherit a record lock.
+LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C until the
+holder frees the mutex: no timeout, Ctrl-C or signal handler ends the wait. A stopped holder
+(``SIGSTOP``) would stop every process for good. So each process first takes a record lock on a byte
+of the data file, far beyond the data. Only with the record lock does it ask LMDB for the mutex. The
+kernel frees a record lock when its process dies, and tells the holder's process id. Children do not
+inherit a record lock.
 
 - :meth:`WriteLock.take` never waits.
 - :meth:`WriteLock.wait` waits without limit; only a thread that nobody needs calls it
   (:class:`tidemill.brokers.lmdb.group_commit.GroupCommit` has one).
 
-A program may write in the environment without tidemill. That program holds only LMDB's mutex. The
-kernel keeps the thread id of the owner of a robust mutex in the mutex itself. So one look at the
-mapped lock file shows that holder, too.
+A program without tidemill may write in the environment, and then holds only LMDB's mutex. The mutex
+itself contains the thread id of its holder. So this module also finds such a holder, in the mapped
+lock file.
 
-The record lock protects nothing: LMDB's mutex does. Where the lock cannot be had (a file system
-without record locks, a task that closed all descriptors), waits have no limit.
+The record lock protects no data, since LMDB's mutex does. Without a record lock, waits have no
+limit: some file systems have no record locks, and a task may close all descriptors.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from tidemill.brokers.lmdb.processes import described, process_of
 
 __all__ = ["WriteLock"]
 
-_AT = 1 << 62  # the locked byte: far behind the data
+_AT = 1 << 62  # the locked byte, far beyond the data
 _BUSY = (errno.EAGAIN, errno.EACCES)
-_WORD_AT = (64, 128)  # of the mutex in the lock file, for mutexes of 40 bytes and of 48
+_WORD_AT = (64, 128)  # places of the mutex in the lock file: for mutexes of 40 bytes, of 48 bytes
 _OWNER = 0x3FFFFFFF  # the bits of the word that hold the owner's thread id
 
 
@@ -48,10 +49,11 @@ class WriteLock:
         self._locks = path + "-lock" if alone else os.path.join(path, "lock.mdb")
         self._ours = ours
         self._closed = False
-        self._inside = threading.Lock()  # a record lock is the whole process's
+        # For threads, since a record lock belongs to the whole process.
+        self._inside = threading.Lock()
         self._fd = _open(self._data)
         self.looked = False
-        self._address = 0  # of LMDB's mutex in this process
+        self._address = 0  # address of LMDB's mutex in this process; 0 if unknown
         self._memory = -1
         self._word: ctypes.c_uint32 | None = None
 
@@ -61,7 +63,7 @@ class WriteLock:
             return False
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _AT)
-        except (OSError, ValueError) as error:  # ValueError: there is no descriptor
+        except (OSError, ValueError) as error:  # ValueError stands for a missing descriptor
             if isinstance(error, OSError) and error.errno in _BUSY:
                 self._inside.release()
                 return False
@@ -73,14 +75,14 @@ class WriteLock:
             owner = word.value & _OWNER
         else:
             owner = self._owner() if self._memory >= 0 else 0
-        # A caller's own transaction in this very thread: LMDB refuses a second one at once.
+        # This thread has a transaction of the caller, so LMDB refuses a second one at once.
         if owner and owner != threading.get_native_id():
             self.free()
             return False
         return True
 
     def wait(self) -> None:
-        """Take the lock, however long that takes."""
+        """Take the lock; wait for it without limit."""
         self._inside.acquire()
         with contextlib.suppress(OSError, ValueError):
             fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, _AT)
@@ -96,13 +98,27 @@ class WriteLock:
         self._inside.release()
 
     def allocate(self, start: int, size: int) -> None:
-        """Give the data file blocks for these bytes, as far as the disk has some.
+        """Give the data file disk blocks for these bytes, as far as the disk has room.
 
-        This uses the lock's own descriptor: closing another descriptor would end the lock.
+        This uses the descriptor of the lock: closing another descriptor of the file would end the
+        lock.
         """
         if size and hasattr(os, "posix_fallocate"):
             with contextlib.suppress(OSError):
                 os.posix_fallocate(self._fd, start, size)
+
+    def holes(self, end: int) -> list[tuple[int, int]]:
+        """Start and size of the parts of the data file before ``end`` that have no blocks."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        # Fails when no data follows, or the system has no such call.
+        with contextlib.suppress(OSError, AttributeError):
+            while (start := os.lseek(self._fd, place, os.SEEK_HOLE)) < end:
+                place = end
+                with contextlib.suppress(OSError):
+                    place = min(end, os.lseek(self._fd, start, os.SEEK_DATA))
+                found.append((start, place - start))
+        return found
 
     @property
     def busy(self) -> bool:
@@ -112,11 +128,12 @@ class WriteLock:
     def close(self) -> None:
         """Give up the descriptors; the environment is closed after this."""
         self._closed = True
-        if self._inside.acquire(blocking=False):  # else the thread that has the lock closes them
+        # If a thread has the lock, this thread closes the descriptors.
+        if self._inside.acquire(blocking=False):
             self.free()
 
     def abandon(self) -> None:
-        """Close the copies in a forked child, where they are of no use."""
+        """Close the copies in a forked child, which cannot use them."""
         self._forget()
 
     def _forget(self) -> None:
@@ -141,7 +158,7 @@ class WriteLock:
                     self._address = base + at
                     break
             if self._address and not self._ours:
-                self._memory = memory  # such a read is safe when the memory is gone
+                self._memory = memory  # reads through this file are safe when the memory is gone
                 return
             os.close(memory)
             if self._address:
@@ -160,7 +177,7 @@ class WriteLock:
         return max((process_of(owner, self._locks) for owner in owners), default=0)
 
     def _owner(self) -> int:
-        """The thread that has LMDB's mutex; 0 for none, or when that cannot be told."""
+        """The thread that has LMDB's mutex; 0 for no thread, or when it cannot be told."""
         if self._word is not None:
             return self._word.value & _OWNER
         if self._memory >= 0:
@@ -173,7 +190,7 @@ class WriteLock:
         return described(self._holding())
 
     def state(self) -> str:
-        """Say whether a process that can be seen from here has the lock, and which."""
+        """Name the process that has the lock, if this process can see it."""
         pid = self._holding()
         return f"held {described(pid)}" if pid else "free"
 
@@ -186,7 +203,7 @@ class WriteLock:
 
 
 def _open(path: str) -> int:
-    """A descriptor of the data file, never one of 0 to 2; -1 where it cannot be had."""
+    """A descriptor of the data file, never one of 0 to 2; -1 when the file cannot be opened."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -15,7 +15,8 @@ log = logging.getLogger("tidemill")
 class Writer:
     """A thread that runs ``work`` once or more after each :meth:`call`; the first call starts it.
 
-    The thread is a daemon: it may wait for a process that never lets go, and then holds nothing.
+    The thread is a daemon: it may wait forever for another process, and holds nothing while it
+    waits.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -27,7 +28,7 @@ class Writer:
         self._closed = False
 
     def call(self) -> bool:
-        """Have the work done soon; False when no thread can be started."""
+        """Have ``work`` run soon; False when no thread can be started."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -37,7 +38,7 @@ class Writer:
                     except RuntimeError:  # the process may have no more threads
                         return False
                     self._thread = thread
-        with contextlib.suppress(RuntimeError):  # it is called already
+        with contextlib.suppress(RuntimeError):  # the thread was called already
             self._called.release()
         return True
 
@@ -52,7 +53,7 @@ class Writer:
                 log.exception("the writer of a store failed; the next call tries again")
 
     def close(self) -> None:
-        """End the thread, once it is no longer at work."""
+        """End the thread after its present work."""
         self._closed = True
         with contextlib.suppress(RuntimeError):
             self._called.release()

@@ -31,14 +31,14 @@ class Plain:
         self.txn = txn
 
     def finish(self) -> None:
-        """Do nothing: nothing was gathered."""
+        """Do nothing: this context gathers no changes."""
 
     def committed(self) -> None:
-        """Do nothing: nobody is to be told."""
+        """Do nothing after the commit."""
 
 
 class Writing:
-    """A write transaction, as a context manager: committed at its end, undone by an error."""
+    """A write transaction, as a context manager: the end commits it, an error undoes it."""
 
     __slots__ = ("_begun", "_env", "_lock", "_place", "_txn", "committed")
 
@@ -75,8 +75,8 @@ class Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        # This comes before the commit, which gives up the interpreter lock while the disk works:
-        # threads that compute meanwhile need no short interval.
+        # Restore the switch interval before the commit. The commit gives up the interpreter lock
+        # while the disk works, so threads that compute need no short interval.
         try:
             pace.relax()
         finally:
@@ -88,7 +88,7 @@ class Writing:
 
 
 def begin_resized(env: lmdb.Environment, *, write: bool) -> lmdb.Transaction[bytes]:
-    """Begin a transaction; if another process has made the map larger, map it anew first."""
+    """Begin a transaction. If another process has made the map larger, first map the file again."""
     try:
         return env.begin(write=write)
     except lmdb.MapResizedError:
@@ -103,7 +103,7 @@ def nested(
     txn: Any,
     translated: Callable[[Exception], Exception],
 ) -> Iterator[lmdb.Transaction[bytes]]:
-    """Give a transaction inside the caller's; an error in it undoes only its own changes.
+    """Give a transaction inside the caller's. An error in it undoes only its own changes.
 
     Raises:
         InvalidOption: ``txn`` is not an open write transaction of this environment.

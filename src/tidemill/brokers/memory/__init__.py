@@ -1,7 +1,7 @@
 """``memory://``: the executable specification. Dicts, one lock, no cleverness.
 
 All jobs live and die with the process. The conformance suite and a state machine compare every
-other broker with this one, call by call; where two differ, one of them is wrong. The files have the
+other broker with this one, call by call; where two brokers differ, one is wrong. The files have the
 same names as those of the other brokers, so that you can read them side by side.
 
 Read ``broker`` for the calls, ``transitions`` for the states of a job, and then one file for each

@@ -1,17 +1,43 @@
-"""Requests on jobs and queues: cancel, kick, delete, purge. Each reports what it changed."""
+"""Requests on jobs and queues: cancel, kick, delete, purge. Each request reports its changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.history import NotedAct
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.brokers.memory.history import replace_note
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.settle import log
 from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.workflows import flow, revive
-from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Command, RunOn, State
+from tidemill.brokers.memory.workflows import flow, revive, wait_anew
+from tidemill.core.job import (
+    CANCEL_ASKED,
+    NOT_STARTED,
+    WAITING_STATES,
+    Command,
+    Record,
+    RunOn,
+    State,
+    altered_text,
+)
+from tidemill.core.purge_mark import check_purge_id, had_waited, is_of_purge
+from tidemill.core.purge_mark import purged as purged_error
 
-__all__ = ["Admin", "cancel", "delete", "forget_queue", "kick", "purge"]
+__all__ = [
+    "Admin",
+    "act_on",
+    "alter",
+    "cancel",
+    "delete",
+    "forget_queue",
+    "kick",
+    "purge",
+    "purge_kept",
+    "restore",
+]
 
 Send = Callable[[str, Command], object]
 
@@ -19,7 +45,7 @@ _KICKABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
 
 
 def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool) -> bool:
-    """Cancel an unfinished job; a running one through its owner."""
+    """Cancel an unfinished job; a running job through its owner."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state.finished:
         return False
@@ -38,14 +64,15 @@ def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
     With ``force`` the job also takes its key from a succeeded job.
     """
     item = jobs.items.get(job_id)
-    if item is None or item.waits == RunOn.BARRIER:  # a barrier never runs
+    # A barrier (a job that stands for a group) never runs.
+    if item is None or item.waits == RunOn.BARRIER:
         return False
     envelope = item.record.envelope
     again = force and item.record.state is State.SUCCEEDED and envelope.links is None
     if again or item.record.state in _KICKABLE:
         key = envelope.key
         if key and (jobs.keys.get(key) or (jobs.held_by(key) and not force)):
-            return False  # at most one unfinished job per key
+            return False  # another job has the key
         if key:
             jobs.keys[key] = [job_id]
             item.until, item.since = jobs.held.pop(key, (0.0, ""))[0], 0.0
@@ -57,14 +84,14 @@ def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
 
 
 def _begin_anew(jobs: Jobs, item: Item) -> None:
-    """Begin a new run with all its attempts. The history stays."""
+    """Begin a new run with all attempts. The history of the job stays."""
     item.dropped = False
     revive(jobs, item)
     jobs.unfinish(item)
     record = item.record
     record.attempt, item.limit = 0, record.envelope.retries.max_attempts
     record.losses, record.finished, record.cancelling = 0, 0.0, False
-    record.error, record.result = "", b""
+    record.error, record.raw_result = "", b""
     item.expires_machine, record.expires = 0.0, 0.0
 
 
@@ -84,17 +111,101 @@ def delete(jobs: Jobs, job_id: str) -> bool:
     return True
 
 
+def alter(
+    jobs: Jobs, job_id: str, rank: int | None, queue: str | None, *, same: bool = True
+) -> bool:
+    """Give a waiting job a new rank, or move the job to another queue if that queue has room.
+
+    ``same`` is the answer for a job that has the rank and the queue already.
+    """
+    item = jobs.items.get(job_id)
+    if item is None or item.record.state not in WAITING_STATES:
+        return False
+    record, text = item.record, altered_text(rank, queue)
+    rank = record.rank if rank is None else rank
+    queue = record.envelope.queue if queue is None else queue
+    if queue != record.envelope.queue and record.state is not State.WAITING:
+        row = jobs.stats.get(queue)
+        if row is not None and 0 < row.max_size <= row.size:
+            return False
+    if (rank, queue) == (record.rank, record.envelope.queue):
+        return same
+    log(jobs, item, text, jobs.wall)
+    jobs.alter(item, rank, queue)
+    return True
+
+
+def act_on(jobs: Jobs, job_id: str, act: NotedAct, send: Send) -> bool:
+    """Act on one job; the answer says whether the act changed the job."""
+    if act.verb == "kick":
+        return kick(jobs, job_id)
+    if act.verb == "delete":
+        return delete(jobs, job_id)
+    if act.verb == "alter":
+        return alter(jobs, job_id, act.rank, act.queue, same=False)
+    return cancel(jobs, job_id, send, terminate=act.verb == "terminate")
+
+
 def purge(jobs: Jobs, queue: str) -> int:
-    """Delete the waiting, scheduled and ready jobs of a queue; return how many."""
-    waiting = (State.WAITING, State.SCHEDULED, State.READY)
-    records = [item.record for item in jobs.items.values()]
-    gone = [r for r in records if r.envelope.queue == queue and r.state in waiting]
-    jobs.flowing = True  # count dependents down at the end: purged jobs are not cancelled
+    """Delete the waiting, scheduled and ready jobs of a queue; return their number."""
+    gone = _to_purge(jobs, queue)
+    # Count dependents down only at the end, or they would cancel jobs that are purged later.
+    jobs.flowing = True
     purged = sum(delete(jobs, record.envelope.id) for record in gone)
     flow(jobs)
     if purged:
         jobs.queue(queue).purged += purged
     return purged
+
+
+def _to_purge(jobs: Jobs, queue: str) -> list[Record]:
+    records = [item.record for item in jobs.items.values()]
+    return [r for r in records if r.envelope.queue == queue and r.state in WAITING_STATES]
+
+
+def purge_kept(jobs: Jobs, queue: str, purge_id: str) -> int:
+    """Cancel the jobs that ``purge`` would delete, and mark them with the purge."""
+    gone = _to_purge(jobs, queue)
+    # Count dependents down only at the end, or they would end jobs that are purged later.
+    jobs.flowing = True
+    for record in gone:
+        item = jobs.items[record.envelope.id]
+        waited = record.state is State.WAITING and bool(item.waits)
+        jobs.finish(item, State.CANCELLED, purged_error(purge_id, waited=waited))
+    flow(jobs)
+    if gone:
+        row = jobs.queue(queue)
+        row.cancelled -= len(gone)
+        row.purged += len(gone)
+    return len(gone)
+
+
+def restore(jobs: Jobs, job_id: str, purge_id: str) -> bool:
+    """Bring a job of a purge back as it was; False when the job cannot come back."""
+    item = jobs.items.get(job_id)
+    if item is None or item.record.state is not State.CANCELLED:
+        return False
+    record, key = item.record, item.record.envelope.key
+    waits = had_waited(record.error)
+    if not is_of_purge(record.error, purge_id):
+        return False
+    if waits and item.waits == RunOn.SUCCESS and record.failures:
+        return False
+    if key and (jobs.keys.get(key) or jobs.held_by(key)):
+        return False  # another job has the key
+    if key:
+        jobs.keys[key] = [job_id]
+        item.until = item.since = 0.0
+    revive(jobs, item)
+    jobs.unfinish(item)
+    record.error, record.finished = "", 0.0
+    if item.expires_machine:
+        jobs.look_at(item, item.expires_machine)
+    if waits:
+        wait_anew(jobs, item)
+    else:
+        jobs.move(item, record.due, item.due_machine)
+    return True
 
 
 def forget_queue(jobs: Jobs, queue: str) -> bool:
@@ -103,6 +214,7 @@ def forget_queue(jobs: Jobs, queue: str) -> bool:
     if row is not None and row.size:
         return False
     jobs.stats.pop(queue, None)
+    jobs.bindings = jobs.bindings.without_queue(queue)
     return True
 
 
@@ -129,6 +241,24 @@ class Admin(Part):
             self._wake_all()
             return deleted
 
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        with self._lock:
+            self._jobs.check_here()
+            altered = [alter(self._jobs, i, rank, queue) for i in job_ids]
+            self._wake_all()
+            return altered
+
+    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
+        with self._lock:
+            self._jobs.check_here()
+            if not replace_note(self._jobs, before, [after]):
+                return None
+            done = [act_on(self._jobs, job_id, act, self.command) for job_id in act.job_ids]
+            self._wake_all()
+            return done
+
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
@@ -145,6 +275,21 @@ class Admin(Part):
             purged = purge(self._jobs, queue)
             self._wake_all()
             return purged
+
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        check_purge_id(purge_id)
+        with self._lock:
+            self._jobs.check_here()
+            purged = purge_kept(self._jobs, queue, purge_id)
+            self._wake_all()
+            return KeptPurge(purged)
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        with self._lock:
+            self._jobs.check_here()
+            restored = [restore(self._jobs, i, purge_id) for i in job_ids]
+            self._wake_all()
+            return restored
 
     def forget_queue(self, queue: str) -> bool:
         with self._lock:

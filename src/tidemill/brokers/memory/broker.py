@@ -1,4 +1,4 @@
-"""The core calls of the broker. Every call is one step under one lock."""
+"""The core calls of the broker. Every call is atomic: it holds one lock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tidemill.brokers.memory.admin import Admin
 from tidemill.brokers.memory.carrier import recall, take
 from tidemill.brokers.memory.claim import lease
 from tidemill.brokers.memory.due import come_due, prune
+from tidemill.brokers.memory.history import History, add_history, prune_history
 from tidemill.brokers.memory.inspect import Inspection
 from tidemill.brokers.memory.job_numbers import JobNumbers
 from tidemill.brokers.memory.limits import Limits
@@ -22,6 +23,7 @@ from tidemill.brokers.memory.reply_cache import ReplyCache
 from tidemill.brokers.memory.schedules import Schedules, ScheduleTable
 from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.settle import hand_over, note, release_owner, settle, touch
+from tidemill.brokers.memory.topics import Topics
 from tidemill.brokers.memory.transfer import Transfer
 from tidemill.brokers.memory.transitions import Jobs, store_moved
 from tidemill.brokers.memory.unknown_tasks import UnknownTasks
@@ -44,7 +46,9 @@ def open_url(url: Url) -> MemoryBroker:
     return MemoryBroker(url.text, check_url(url))
 
 
-class MemoryBroker(Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedules, Transfer):
+class MemoryBroker(
+    Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedules, Topics, History, Transfer
+):
     """A broker in this process's memory: its core calls, and the parts that it inherits."""
 
     boards = ""
@@ -93,6 +97,16 @@ class MemoryBroker(Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedule
             self._wake_all()
             return puts
 
+    def publish(
+        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
+    ) -> list[Put] | None:
+        with self._lock:
+            known = self._replies.put_before(nonce) if nonce else None
+            if known is None and version != self._jobs.bindings.version:
+                self._jobs.check_here()
+                return None
+            return self.put(jobs, txn=txn, nonce=nonce)
+
     # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
@@ -121,7 +135,7 @@ class MemoryBroker(Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedule
             owner = self._owners.get(step.owner)
             if owner is None and not (step.serial or step.behalf):
                 self._pipe(step.owner)
-            if owner is None:  # given up for dead: all it held is lost
+            if owner is None:  # the owner was given up: all its leases are lost
                 return lost(step)
             if step.behalf or not (owner.lease or step.serial):
                 return self._exchange(owner, step)
@@ -148,16 +162,18 @@ class MemoryBroker(Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedule
         unknown.tell(jobs, step.want, reply)
         self._hand_out_schedules(step.fires, reply)
         if jobs.first_due() != first_due or unknown.came(step):
-            self._wake_all()  # this owner may not come back in time for it
+            # Wake the other owners: this owner may return too late for the new due time.
+            self._wake_all()
         prune(jobs)
         return reply
 
     def _hand_in(self, owner: Owner, step: Step, reply: Reply) -> None:
-        """Note, settle, touch and take."""
+        """Store notes, settle, touch and take."""
         jobs = self._jobs
         for one in step.notes:
             note(jobs, owner.id, one)
         reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
+        add_history(jobs, step.history)
         reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
         hand_over(jobs, self._owners.values(), [token for token, _ in step.take])
         reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
@@ -221,6 +237,7 @@ class MemoryBroker(Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedule
             come_due(self._jobs)
             prune(self._jobs)
             limits.sweep(self._jobs)
+            prune_history(self._jobs)
             self._jobs.let_go_of_keys()
             return 30.0
 

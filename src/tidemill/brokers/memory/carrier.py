@@ -1,4 +1,4 @@
-"""Leases that lie with the carrier: handed over, taken, and recalled."""
+"""Leases that lie with the carrier (a message broker): given to it, taken, and recalled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["may_be_carried", "recall", "take"]
 
 
 def may_be_carried(jobs: Jobs, item: Item) -> bool:
-    """False when the lease must go back instead: the job expires, is cancelled, or moves."""
+    """False when the lease must go back: the job expires, is cancelled, or changes its store."""
     over = item.expires_machine and item.expires_machine <= jobs.now
     return not over and not item.record.cancelling and jobs.departure is None
 
 
 def take(jobs: Jobs, owner: Owner, token: int, job_id: str) -> bool:
-    """Give a carried lease to an owner. False: no carried lease has this token."""
+    """Give a carried lease to an owner; False without such a lease, or when its job went back."""
     item = jobs.carried.get(token)
     if item is None or item.record.envelope.id != job_id:
         return False
@@ -34,7 +34,7 @@ def take(jobs: Jobs, owner: Owner, token: int, job_id: str) -> bool:
 
 
 def recall(jobs: Jobs) -> int:
-    """Give back all carried leases; return how many."""
+    """Give back all carried leases; return their number."""
     carried = list(jobs.carried.values())
     for item in carried:
         _give_back(jobs, item)

@@ -69,13 +69,13 @@ def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
 
 
 def _choose_lost(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
-    """The first task that must run alone, if the want may have one."""
+    """The first task that must run alone, if the want allows such a task."""
     heads = _heads(jobs, owner, want, [LOST]) if want.alone and want.tasks else {}
     return jobs.items[min(heads.values())[2]] if heads else None
 
 
 def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, Ready]:
-    """The first job of these kinds in each queue that is neither paused nor limited."""
+    """The first job of these kinds in each queue that runs and whose limit has room."""
     heads: dict[str, Ready] = {}
     for name in want.queues or sorted({name for name, _ in jobs.ready}):
         if not any(jobs.ready.get((name, kind)) for kind in kinds):

@@ -7,11 +7,12 @@ import heapq
 from tidemill.brokers.memory.settle import close_attempt
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.brokers.memory.workflows import is_needed
+from tidemill.core.backoff import BY_POLICY
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.retry import BY_POLICY
+from tidemill.core.purge_mark import is_purged
 from tidemill.core.verdicts import TOO_LATE
 
-__all__ = ["come_due", "prune"]
+__all__ = ["check_due", "come_due", "prune"]
 
 
 def come_due(jobs: Jobs) -> None:
@@ -22,11 +23,11 @@ def come_due(jobs: Jobs) -> None:
         while heap and heap[0][0] <= now:
             _, _, job_id = heapq.heappop(heap)
             if job_id in jobs.items:
-                _check(jobs, jobs.items[job_id])
+                check_due(jobs, jobs.items[job_id])
 
 
-def _check(jobs: Jobs, item: Item) -> None:
-    """Move one job whose entry came up; its state tells the reason. Stale entries do nothing."""
+def check_due(jobs: Jobs, item: Item) -> None:
+    """Move a job whose entry is due, as the job's state requires. Stale entries do nothing."""
     record, now = item.record, jobs.now
     if record.state is State.RUNNING:
         if item.deadline and item.deadline <= now:
@@ -46,7 +47,7 @@ def _check(jobs: Jobs, item: Item) -> None:
 
 
 def prune(jobs: Jobs) -> None:
-    """Delete finished jobs that are too old or too many."""
+    """Delete finished jobs that are too old, or more than the store keeps."""
     if jobs.sealed:
         return
     now, finished = jobs.now, jobs.finished
@@ -57,18 +58,25 @@ def prune(jobs: Jobs) -> None:
         del jobs.items[finished.pop(0)[1]]
     if len(finished) <= jobs.retention.count:
         return
-    done = [entry for entry in finished if _state(jobs, entry[1]) is not State.FAILED]
+    done = [entry for entry in finished if _counts(jobs, entry[1])]
     surplus = max(0, len(done) - jobs.retention.count)
     plain = [
         (when, job_id)
         for when, job_id in done
-        if _state(jobs, job_id) is State.SUCCEEDED and not jobs.items[job_id].record.result
+        if _state(jobs, job_id) is State.SUCCEEDED and not jobs.items[job_id].record.raw_result
     ]
     old = now - jobs.retention.protect
     results = [e for e in done if e not in plain and jobs.items[e[1]].finished_machine <= old]
     for entry in (plain + results)[:surplus]:
         finished.remove(entry)
         del jobs.items[entry[1]]
+
+
+def _counts(jobs: Jobs, job_id: str) -> bool:
+    """False for failed and purged jobs, which are deleted only by age."""
+    return _state(jobs, job_id) is not State.FAILED and not is_purged(
+        jobs.items[job_id].record.error
+    )
 
 
 def _state(jobs: Jobs, job_id: str) -> State:

@@ -26,6 +26,8 @@ def get(jobs: Jobs, job_id: str) -> Record | None:
         max_attempts=item.limit,
         attempts=list(record.attempts),
         log=list(record.log),
+        token=item.token if record.state is State.RUNNING else 0,
+        lease_ends=jobs.wall + item.deadline - jobs.now if item.deadline else 0.0,
     )
 
 
@@ -48,6 +50,7 @@ def stats(jobs: Jobs) -> list[QueueStats]:
     return [
         msgspec.structs.replace(row, oldest=oldest.get(name, 0.0))
         for name, row in sorted(jobs.stats.items())
+        if isinstance(row, QueueStats)  # always true here; the test is for the type checker
     ]
 
 

@@ -1,10 +1,10 @@
-"""Limits: the ready jobs that may start, counted over all owners.
+"""Limits: choose the ready jobs that may start, counted over all owners.
 
-A job under a limit waits in its ready list with the others, and is passed over while its limit is
-closed. (A store with an index keeps such jobs in a table of their own, so that no claim walks over
-them; it leases the same jobs at the same time.) A *partition* is one key of one limit. In a ready
-list only the first job of each partition can be next. Partitions with a key take turns: after a
-lease, a partition stands behind the partitions that were not served.
+A job under a limit waits in its ready list with the other jobs, and a claim passes over the job
+while its limit is closed. (A store with an index keeps such jobs in a separate table, so that no
+claim walks over these jobs. It leases the same jobs at the same time.) A *partition* is one key of
+one limit. In a ready list only the first job of each partition can be next. Partitions with a key
+take turns: after a lease, a partition comes after the partitions that got no lease.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def set_limit(
 
 
 def declare(jobs: Jobs, claim: JobLimit | None, *, anew: bool = True) -> None:
-    """Declare the limit of a job that is stored; without ``anew`` a known limit stays."""
+    """Declare the limit of a job that is stored; without ``anew``, only if it is unknown."""
     if claim is not None and (anew or claim.name not in jobs.limits):
         set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
 
@@ -133,7 +133,7 @@ def _queue_opens(jobs: Jobs, queue: str) -> int:
 
 
 def _running(jobs: Jobs, queue: str) -> int:
-    """The number of running jobs of a queue; carried jobs count, since they keep their place."""
+    """The number of running jobs of a queue. Carried jobs count, since they keep their places."""
     row = jobs.queue(queue)
     return row.running + row.carried
 
@@ -144,7 +144,7 @@ def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
 
 
 def next_opening(jobs: Jobs) -> float:
-    """Seconds until the next closed limit opens for a ready job; infinity when none will."""
+    """Seconds until a closed limit opens for a ready job; infinity when no time opens a limit."""
     rows = [jobs.queue(name) for name in jobs.queue_limits]
     times = [_queue_opens(jobs, row.name) for row in rows if row.ready > row.carried]
     if jobs.limits:
@@ -158,7 +158,7 @@ def next_opening(jobs: Jobs) -> float:
 
 
 def start(jobs: Jobs, item: Item, number: int) -> None:
-    """Take the tokens of a leased job, and put its partition behind the others."""
+    """Take the tokens of a leased job, and put its partition after the other partitions."""
     envelope, now = item.record.envelope, micros(jobs)
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
@@ -206,7 +206,7 @@ def _limiters_of(jobs: Jobs, item: Item) -> Iterator[tuple[LimitSettings, Limite
 
 
 def _charged(jobs: Jobs, item: Item) -> int:
-    """The time at which its tokens were taken, in the microseconds of limiters."""
+    """The time at which the job's tokens were taken, in the microseconds of limiters."""
     return int((jobs.now - jobs.wall + item.charged) * 1e6)
 
 
@@ -273,7 +273,7 @@ def _seconds(jobs: Jobs, when: int) -> float:
 
 
 def sweep(jobs: Jobs) -> None:
-    """Forget empty partitions whose limiter is as good as new."""
+    """Forget empty partitions whose limiter equals a new limiter."""
     ready = [entry[2] for entries in jobs.ready.values() for entry in entries]
     claims = [jobs.items[job_id].record.envelope.limit for job_id in ready]
     used = {(claim.name, claim.key) for claim in claims if claim}

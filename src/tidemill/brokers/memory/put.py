@@ -43,7 +43,7 @@ def follow(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
 
 
 def put_if_it_fits(jobs: Jobs, job: Envelope) -> str:
-    """Put a schedule's job, or return the reason it is left out."""
+    """Put a schedule's job, or return the reason why it is left out."""
     if job.id in jobs.items:
         return LeftOut.ID
     held = bool(job.key) and bool(job.key in jobs.keys or jobs.held_by(job.key))
@@ -57,7 +57,7 @@ def put_if_it_fits(jobs: Jobs, job: Envelope) -> str:
 
 
 def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
-    """Refuse all puts if one must be refused, before any is stored."""
+    """Refuse all puts if one put must be refused, before any job is stored."""
     ids: set[str] = set()
     holders: dict[str, list[tuple[str, bool]]] = {}  # key -> (queue, runs) of job and successor
     added: collections.Counter[str] = collections.Counter()
@@ -103,13 +103,14 @@ def _put_one(jobs: Jobs, job: Envelope) -> Put:
         return Put(current.record.envelope.id, Placed.KEPT)
     displaced = holders[1:] if running else holders[:]
     since = jobs.items[displaced[-1]].since if displaced else 0.0
-    for old in reversed(displaced):  # a successor first: it must not be promoted
+    # End the successor before the job: it must not become the holder of the key.
+    for old in reversed(displaced):
         jobs.finish(jobs.items[old], State.CANCELLED, f"replaced by {job.id}")
     if not running:
         _insert(jobs, job, State.READY, since)
         return Put(job.id, Placed.REPLACED)
     holders.append(job.id)
-    current.until = current.since = 0.0  # the successor takes the key after it, with its own period
+    current.until = current.since = 0.0  # the successor will take the key, with its own period
     _insert(jobs, job, State.WAITING, since)
     return Put(job.id, Placed.SUCCESSOR)
 

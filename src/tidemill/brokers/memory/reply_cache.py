@@ -29,12 +29,12 @@ class ReplyCache:
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._replies: dict[str, _LastReply] = {}
-        self._puts: dict[str, tuple[float, list[Put]]] = {}  # nonce -> until when, the answer
+        self._puts: dict[str, tuple[float, list[Put]]] = {}  # nonce -> expiry, answer
 
     # -- steps ----------------------------------------------------------------------------------
 
     def attached(self, owner: Owner) -> None:
-        """Note that an owner attached, perhaps again: a sign of life."""
+        """Record that an owner attached, perhaps again: a sign of life."""
         last = self._replies.setdefault(owner.id, _LastReply(0))
         last.signs += 1
         if owner.serial > last.serial:
@@ -71,11 +71,11 @@ class ReplyCache:
             last.serial, last.reply = step.serial, msgspec.structs.replace(reply)
 
     def forget(self, owner_id: str) -> None:
-        """Forget an owner that is off the list."""
+        """Forget an owner that is no longer listed."""
         self._replies.pop(owner_id, None)
 
     def heard(self, owner: Owner) -> SignOfLife:
-        """The owner's sign of life; while a consumer's ttr runs, every check counts as one."""
+        """The owner's sign of life. While the ttr of a message lasts, every check is a sign."""
         now = self._jobs.now
         holds = any(
             item.deadline > now
@@ -92,7 +92,7 @@ class ReplyCache:
         return puts if until > self._jobs.now else None
 
     def keep(self, nonce: str, puts: list[Put]) -> None:
-        """Keep the answer to a put, and forget old ones."""
+        """Keep the answer to a put, and forget old answers."""
         if nonce:
             now = self._jobs.now
             self._puts = {name: call for name, call in self._puts.items() if call[0] > now}

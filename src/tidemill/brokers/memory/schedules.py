@@ -19,7 +19,8 @@ _Entry = tuple[float, int, str]  # when, version, name
 class ScheduleTable:
     """All schedules of one broker; used under its lock.
 
-    When a record changes, its heap entries stay; their old version marks them as stale.
+    When a record changes, its entries in the heaps stay. Their old version shows that they are
+    stale.
     """
 
     def __init__(self, jobs: Jobs) -> None:
@@ -29,7 +30,7 @@ class ScheduleTable:
         self._claims: list[_Entry] = []  # claims, by the machine time at which they end
 
     def page(self, after: str, limit: int) -> list[Schedule]:
-        """Records by name, from the first one behind ``after`` on."""
+        """Records by name, from the first name after ``after`` on."""
         names = sorted(name for name in self.records if name > after)
         return [self.records[name] for name in names[:limit]]
 
@@ -66,7 +67,7 @@ class ScheduleTable:
         return out
 
     def next_due(self) -> float:
-        """Seconds until a record comes due, at least 0; infinity when none will."""
+        """Seconds until a record comes due, at least 0; infinity when no record will."""
         claimed = self._first(self._claims) - self._jobs.now
         return max(0.0, min(claimed, self._first(self._due) - self._jobs.wall))
 

@@ -1,4 +1,4 @@
-"""The end of a lease: settled, given back or lost; and renewals and notes before."""
+"""The ends of leases: settled, given back or lost. Also the renewals and notes of leases."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tidemill.core.job import (
     run_of,
     was_held,
 )
+from tidemill.core.progress import whole_progress
 from tidemill.core.verdicts import COUNTED, MAY_NOT_HAVE_RUN, end_of, outcome_of
 
 __all__ = [
@@ -41,7 +42,7 @@ _LOG_MOST = 100
 
 
 def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
-    """End a lease by its verdict. False: the lease was lost, and nothing changed."""
+    """End a lease by its verdict; False when the lease was lost and nothing changed."""
     item = jobs.leases.get((owner, verdict.token))
     if item is None:
         return False
@@ -71,7 +72,7 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     expired = bool(item.expires_machine) and item.expires_machine <= jobs.now
     end = end_of(verdict, outcome, cancelling=record.cancelling, expired=expired)
     if end is not None:
-        record.result = verdict.result if outcome is Outcome.SUCCESS else record.result
+        record.raw_result = verdict.result if outcome is Outcome.SUCCESS else record.raw_result
         jobs.finish(item, *end)
     elif outcome is Outcome.UNKNOWN:
         record.error = verdict.error
@@ -116,7 +117,7 @@ def hand_over(jobs: Jobs, owners: Iterable[Owner], tokens: Iterable[int]) -> Non
 
 
 def touch(jobs: Jobs, owner: str, token: int, seconds: float) -> bool:
-    """Restart the ttr of a message lease. False: the lease was lost."""
+    """Restart the ttr (time to run) of a message lease; False when the lease was lost."""
     item = jobs.leases.get((owner, token))
     if item is None:
         return False
@@ -132,7 +133,8 @@ def note(jobs: Jobs, owner: str, note: Note) -> None:
     if item is None:
         return
     if note.done >= 0:
-        item.record.progress = (note.done, note.total)
+        item.record.progress = whole_progress(note.done, note.total)
+        item.record.progress_text = note.text
     if note.line:
         log(jobs, item, note.line, note.time)
 
@@ -144,7 +146,7 @@ def log(jobs: Jobs, item: Item, line: str, time: float) -> None:
 
 
 def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> int:
-    """Give back the jobs of a dead owner, by the witness's account; return how many."""
+    """Give back the jobs of a dead owner, by the causes of a witness; return their number."""
     held = [(token, item) for (whose, token), item in jobs.leases.items() if whose == owner]
     for token, item in held:
         if causes is None:
@@ -169,6 +171,8 @@ def _lose(jobs: Jobs, item: Item) -> None:
         return
     record.losses += 1
     if item.limit and record.losses >= item.limit:
-        jobs.finish(item, State.FAILED, f"lost {record.losses} times with its worker")
-    else:  # it may have run
+        why = f"lost with its worker: loss {record.losses} of {item.limit}"
+        jobs.finish(item, State.FAILED, why)
+    else:
+        # Without a witness, nobody knows whether the task ran.
         close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE, started=record.leased))

@@ -1,4 +1,4 @@
-"""Move all jobs to another store, and adopt the jobs of one."""
+"""Move all jobs to another store, and adopt all jobs of another store."""
 
 from __future__ import annotations
 

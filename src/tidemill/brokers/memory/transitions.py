@@ -1,20 +1,26 @@
-"""The stored jobs and their state transitions. Only this file changes a job's state.
+"""The stored jobs and their state transitions.
 
-Only this file reads a clock, too.
+Only this module changes the state of a job, and reads the clocks for due times.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
+import msgspec
+
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.memory.containers import Queue
 from tidemill.core.clock import machine_time, wall_time
 from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Envelope, Links, Owner, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.purge_mark import is_purged
 from tidemill.core.retention import Retention
 from tidemill.limits.arithmetic import Limiter
 
@@ -48,23 +54,23 @@ class Item:
     def __init__(self, envelope: Envelope, seq: int) -> None:
         self.record = Record(envelope=envelope, state=State.READY, seq=seq, rank=envelope.rank)
         self.limit = envelope.retries.max_attempts
-        self.token = 0  # of the current lease
+        self.token = 0  # token of the current lease; 0 for none
         self.holder = ""  # the owner of the lease; empty when the carrier has it
-        self.charged = 0.0  # wall time at which its limits took its tokens
+        self.charged = 0.0  # wall time at which the limits of the job took its tokens
         self.deadline = 0.0  # machine time at which a message lease ends
         self.due_machine = 0.0  # machine time of a delay; 0 when due by wall time
         self.expires_machine = 0.0
         self.finished_machine = 0.0
-        self.ready: Ready | None = None  # its entry in the ready list
+        self.ready: Ready | None = None  # the entry of the job in its ready list
         links = envelope.links or Links()
         self.dependents, self.waits = links.next, links.waits
-        self.until = 0.0  # machine time until which it has its key, also when it has succeeded
-        self.since = 0.0  # machine time at which the first job came that it replaced
-        self.dropped = False  # it ended because of the end of a job before it
+        self.until = 0.0  # machine time until which the job keeps its key, even after success
+        self.since = 0.0  # machine time of the put of the first job that this job replaced
+        self.dropped = False  # True when the job ended because a job before it did not succeed
 
     @property
     def is_carried(self) -> bool:
-        """True when its lease lies with the carrier."""
+        """True when the lease of the job lies with the carrier (a message broker)."""
         return bool(self.token) and not self.holder
 
 
@@ -74,8 +80,9 @@ class Limit:
     def __init__(self) -> None:
         self.terms = LimitSettings()
         self.declared: LimitSettings | None = None
-        self.by_hand = False  # a person set the settings that apply
-        self.limiter = Limiter()  # of a queue; a named limit has one in each partition
+        self.by_hand = False  # True when a person set the settings that apply
+        # The limiter of a queue; a named limit has a limiter in each partition.
+        self.limiter = Limiter()
 
     @property
     def is_broken(self) -> bool:
@@ -97,7 +104,7 @@ class Jobs:
     """All jobs of one broker, used under its lock.
 
     ``tell`` wakes every sleeper. ``on_end`` is called with each job that has ended or was deleted
-    unfinished, ``on_back`` with each job that leaves the carrier without being taken.
+    unfinished. ``on_back`` is called with each job that leaves the carrier and was not taken.
     """
 
     def __init__(
@@ -113,42 +120,46 @@ class Jobs:
         self.tell = tell
         self.born = wall_time()
         self.last_queue = ""  # the queue that served the last fair want
-        self.items: dict[str, Item] = {}
-        self.ready: dict[ReadyList, list[Ready]] = {}  # in order
-        self.due: list[Due] = []  # heap, by machine time
-        self.due_wall: list[Due] = []  # heap, by wall time
-        self.leases: dict[tuple[str, int], Item] = {}  # by owner and token
-        self.carried: dict[int, Item] = {}  # by token
-        self.keys: dict[str, list[str]] = {}  # key -> [job, successor]
-        self.held: dict[str, tuple[float, str]] = {}  # key -> until when, job that has succeeded
-        self.stats: dict[str, QueueStats] = {}
+        self.items: MutableMapping[str, Item] = {}
+        self.ready: dict[ReadyList, list[Ready]] = {}  # ready jobs by list, in order
+        self.due: list[Due] = []  # a heap by machine time
+        self.due_wall: list[Due] = []  # a heap by wall time
+        self.leases: dict[tuple[str, int], Item] = {}  # leased jobs by owner and token
+        self.carried: dict[int, Item] = {}  # carried jobs by token
+        self.keys: MutableMapping[str, list[str]] = {}  # key -> [job, successor]
+        # key -> (end by machine time, succeeded job)
+        self.held: MutableMapping[str, tuple[float, str]] = {}
+        self.stats: MutableMapping[str, Queue] = {}
         self.queue_limits: dict[str, Limit] = {}
         self.limits: dict[str, Limit] = {}
         self.partitions: dict[tuple[str, str], Partition] = {}  # by name of the limit, and key
         self.unknown: dict[str, list[Item]] = {}  # by task: jobs that are set aside
-        self.unknown_numbers: dict[str, int] = {}  # of these tasks, in the order they came
-        self.finished: list[tuple[float, str]] = []  # machine time to prune at, id: in order
+        self.unknown_numbers: dict[str, int] = {}  # numbers of these tasks, in order of arrival
+        self.finished: list[tuple[float, str]] = []  # (machine time to prune at, id), in order
         self.ended: list[Item] = []  # ended jobs; their dependents wait to be counted down
-        self.flowing = False  # a caller counts them down
+        self.flowing = False  # True while a caller counts the dependents down
         self.linked: list[tuple[float, str]] = []  # finished jobs of flows, by time of check
-        self.seq = 0  # jobs and tokens are numbered from one
+        self.seq = 0  # the last number; jobs and tokens are numbered from 1 on
         self.numbered = 0  # the last number that ``numbers`` reserved
         self.departure: Departure | None = None
-        self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> cursor, sequence offset
+        self.bindings = Bindings()
+        self.history: dict[tuple[str, int, int, str], HistoryRow] = {}
+        self.history_pruned = 0.0  # wall time
+        self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> (cursor, sequence offset)
 
     def next_number(self) -> int:
-        """The next of the sequence."""
+        """The next number of the sequence."""
         self.seq += 1
         return self.seq
 
     def check_here(self) -> None:
-        """Refuse to change a store that departs."""
+        """Refuse to change a store whose jobs move to another store."""
         if self.departure is not None:
             raise store_moved(self.departure)
 
     @property
     def sealed(self) -> bool:
-        """True when the store has moved to another: nothing here changes any more."""
+        """True when all jobs have moved to another store, and nothing more changes here."""
         return self.departure is not None and self.departure.sealed
 
     # -- time -----------------------------------------------------------------------------------
@@ -172,13 +183,13 @@ class Jobs:
         return self.due_after(job.delay) if job.delay > 0 else (job.at, 0.0)
 
     def left(self, due: float, machine: float) -> float:
-        """Seconds until a due time; 0 or less when it has come."""
+        """Seconds until a due time; 0 or less for a time that has come."""
         if machine:
             return machine - self.now
         return due - self.wall if due else 0.0
 
     def next_due(self) -> float:
-        """Seconds until something comes due, at least 0; infinity when nothing will."""
+        """Seconds until the next due time, at least 0; infinity without a due time."""
         if self.sealed:
             return float("inf")
         seconds = [self.due[0][0] - self.now] if self.due else []
@@ -190,12 +201,12 @@ class Jobs:
         return self.due[:1] + self.due_wall[:1]
 
     def look_at(self, item: Item, when: float) -> None:
-        """Check the job when a machine time comes."""
+        """Have the job checked at this machine time."""
         heapq.heappush(self.due, (when, item.record.seq, item.record.envelope.id))
 
     # -- counters -------------------------------------------------------------------------------
 
-    def queue(self, name: str) -> QueueStats:
+    def queue(self, name: str) -> Queue:
         """A queue's row."""
         return self.stats.setdefault(name, QueueStats(name=name))
 
@@ -204,7 +215,7 @@ class Jobs:
         return self.partitions.setdefault((claim.name, claim.key), Partition())
 
     def count(self, item: Item, by: int) -> None:
-        """Change the queue's counter of the job's state; final states count in total."""
+        """Change the queue's counter for the job's state. The counters of end states are totals."""
         row, state = self.queue(item.record.envelope.queue), item.record.state.value
         setattr(row, state, getattr(row, state) + by)
 
@@ -212,8 +223,11 @@ class Jobs:
 
     def move(self, item: Item, due: float, machine: float) -> None:
         """Make a job scheduled or ready, by its due time."""
-        record = item.record
         self.unplace(item)
+        self._place(item, due, machine)
+
+    def _place(self, item: Item, due: float, machine: float) -> None:
+        record = item.record
         record.due, item.due_machine = due, machine
         if self.left(due, machine) > 0:
             record.state = State.SCHEDULED
@@ -225,8 +239,26 @@ class Jobs:
             bisect.insort(self.ready.setdefault(ready_list_of(record), []), item.ready)
         self.count(item, +1)
 
+    def alter(self, item: Item, rank: int, queue: str) -> None:
+        """Give a waiting job this rank and this queue. The job keeps its state and its due time.
+
+        The tables of scheduled and waiting jobs know neither rank nor queue.
+        """
+        record, was_ready = item.record, item.record.state is State.READY
+        if was_ready:
+            self.unplace(item)
+        else:
+            self.count(item, -1)
+        record.rank = rank
+        if queue != record.envelope.queue:
+            record.envelope = msgspec.structs.replace(record.envelope, queue=queue)
+        if was_ready:
+            self._place(item, 0.0, 0.0)
+        else:
+            self.count(item, +1)
+
     def unplace(self, item: Item) -> None:
-        """Take a job out of its list or lease. Due entries stay, and are checked later."""
+        """Take a job out of its list or lease. Its due entries stay, and are then stale."""
         if not item.record.state.finished:
             self.count(item, -1)
         if item.ready:
@@ -252,13 +284,17 @@ class Jobs:
             self.unknown_numbers[task] = self.next_number()
 
     def _forget_unknown(self, item: Item) -> None:
-        """Take a job out of the unknown ones; forget its task with the last job."""
+        """Take a job off the list of jobs set aside."""
         task = item.record.envelope.task
         item.record.unknown = False
         item.record.due = item.due_machine = 0.0
         self.unknown[task].remove(item)
         if not self.unknown[task]:
-            del self.unknown[task], self.unknown_numbers[task]
+            self.forget_task(task)
+
+    def forget_task(self, task: str) -> None:
+        """Forget a task whose last job is no longer set aside."""
+        del self.unknown[task], self.unknown_numbers[task]
 
     def run(self, item: Item, owner: Owner) -> None:
         """Make a job running, under a lease."""
@@ -283,7 +319,7 @@ class Jobs:
         self.queue(record.envelope.queue).carried += 1
 
     def leave_carrier(self, item: Item) -> None:
-        """Take a lease out of the carrier's."""
+        """Take a job off the list of carried jobs."""
         del self.carried[item.token]
         self.queue(item.record.envelope.queue).carried -= 1
 
@@ -315,7 +351,7 @@ class Jobs:
         self.tell()
 
     def keep(self, item: Item) -> None:
-        """Prune a finished job in time; a job of a flow only when no dependent needs it."""
+        """Plan the pruning of a finished job; a job of a flow stays while a dependent needs it."""
         job_id = item.record.envelope.id
         if item.record.envelope.links:
             bisect.insort(self.linked, (self.now + self.retention.protect, job_id))
@@ -323,7 +359,7 @@ class Jobs:
             self.keep_plainly(item)
 
     def keep_plainly(self, item: Item) -> None:
-        """Prune a finished job after its retention time."""
+        """Plan the pruning of a finished job after its retention time."""
         when = item.finished_machine + self.keep_for(item.record)
         bisect.insort(self.finished, (when, item.record.envelope.id))
 
@@ -336,11 +372,11 @@ class Jobs:
 
     def keep_for(self, record: Record) -> float:
         """The seconds for which a finished job is kept."""
-        if record.state is State.FAILED:
+        if record.state is State.FAILED or is_purged(record.error):
             return self.retention.failed
         if record.state is not State.SUCCEEDED:
             return self.retention.of_success(-1, has_result=True)
-        return self.retention.of_success(record.envelope.result_ttl, bool(record.result))
+        return self.retention.of_success(record.envelope.result_ttl, bool(record.raw_result))
 
     def wait_again(self, item: Item) -> None:
         """Make an ended job wait for other jobs again."""
@@ -387,5 +423,5 @@ def ready_list_of(record: Record) -> ReadyList:
 
 
 def store_moved(departure: Departure) -> StoreMoved:
-    """The error for calls of a store that departs."""
+    """The error for calls of a store whose jobs move to another store."""
     return StoreMoved(f"this store moves to {departure.where}; use that url")

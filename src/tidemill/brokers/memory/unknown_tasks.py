@@ -34,7 +34,7 @@ def came(step: Step) -> bool:
 def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
     """Make the first jobs ready whose tasks the owner knows, ``want.count`` of each queue at most.
 
-    Returns each job with the machine time at which it would have failed.
+    Returns each job with the machine time at which the job would have failed.
     """
     found = [item for task in dict.fromkeys(want.knows) for item in jobs.unknown.get(task, [])]
     if not found:
@@ -53,9 +53,10 @@ def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
 
 
 def undo(jobs: Jobs, want: Want, back: list[tuple[Item, float]]) -> None:
-    """Set jobs that were not leased aside again; jobs under a limit stay ready.
+    """Set aside again the jobs that were not leased; jobs under a limit stay ready.
 
-    The timer of the limit finds them there. Lost tasks that only a relay may bring stay, too.
+    The timer of a limit finds ready jobs only. Lost tasks that only a relay may bring also stay
+    ready.
     """
     for item, until in back:
         record = item.record
@@ -71,7 +72,7 @@ def limited(jobs: Jobs, item: Item) -> bool:
 
 
 def tell(jobs: Jobs, want: Want | None, reply: Reply) -> None:
-    """Tell an owner that asks the tasks with jobs set aside that are new to it."""
+    """Tell an owner that asks the tasks with jobs set aside that it does not know yet."""
     if want is None or want.told < 0:
         return
     numbered = sorted((number, task) for task, number in jobs.unknown_numbers.items())

@@ -1,4 +1,4 @@
-"""Waits of callers that own nothing: for jobs to end, and for room in a queue."""
+"""Waits of callers that lease no jobs: for jobs to end, and for room in a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that wait for other jobs: their counters go down in the step that ends those jobs.
+"""Jobs that wait for other jobs. The step that ends a job counts down its dependents.
 
 ``pending`` and ``failures`` of a job always count the jobs before it, also after it has ended. So
 when a failed job is made ready again, its dependents wait again, too.
@@ -12,7 +12,17 @@ from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.core.dependencies import check_links, not_waiting
 from tidemill.core.job import Envelope, Input, Links, RunOn, State
 
-__all__ = ["ended", "enlist", "flow", "inputs_of", "is_needed", "let_go", "refuse_any", "revive"]
+__all__ = [
+    "ended",
+    "enlist",
+    "flow",
+    "inputs_of",
+    "is_needed",
+    "let_go",
+    "refuse_any",
+    "revive",
+    "wait_anew",
+]
 
 _HOW = {
     State.FAILED: "failed",
@@ -38,16 +48,16 @@ def refuse_any(jobs: Jobs, envelopes: Sequence[Envelope], let_go: Collection[str
 
 
 def enlist(jobs: Jobs, item: Item) -> None:
-    """Count a new job at its dependents, and hold it back if it waits itself."""
+    """Count a new job at its dependents, and hold the job back if it waits for other jobs."""
     if item.waits:
-        item.record.pending += 1  # until it is let go
+        item.record.pending += 1  # one more until ``let_go``, since further jobs may come before it
     for job_id in item.dependents:
         if job_id in jobs.items and jobs.items[job_id].record.state is State.WAITING:
             jobs.items[job_id].record.pending += 1
 
 
 def let_go(jobs: Jobs, job_id: str) -> None:
-    """Release a held job: all jobs before it have been put."""
+    """Let a held job go: all jobs before it have been put."""
     _count_down(jobs, job_id, "", ok=True)
 
 
@@ -73,7 +83,7 @@ def flow(jobs: Jobs) -> None:
 
 def _count_down(jobs: Jobs, job_id: str, why: str, *, ok: bool) -> None:
     item = jobs.items.get(job_id)
-    if item is None or not item.waits:  # gone, or another job has its id now
+    if item is None or not item.waits:  # the dependent is gone, or another job has its id now
         return
     record = item.record
     record.pending = max(0, record.pending - 1)
@@ -119,8 +129,15 @@ def revive(jobs: Jobs, item: Item) -> None:
                 revived.append(dependents)
 
 
+def wait_anew(jobs: Jobs, item: Item) -> None:
+    """Make an ended job wait again for the jobs before it; start it if all of these have ended."""
+    jobs.wait_again(item)
+    if not item.record.pending:
+        _begin(jobs, item)
+
+
 def is_needed(jobs: Jobs, item: Item) -> bool:
-    """True while a dependent has not ended: then the job's result must not be pruned.
+    """True while a dependent has not ended, and may need the result of this job.
 
     The dependents of a barrier depend on all jobs before it.
     """
@@ -132,7 +149,7 @@ def is_needed(jobs: Jobs, item: Item) -> bool:
 
 
 def inputs_of(jobs: Jobs, item: Item) -> tuple[Input, ...]:
-    """The ends of the jobs whose results this job receives."""
+    """The outcomes of the jobs whose results this job receives."""
     links = item.record.envelope.links
     return tuple(_input(jobs, job_id) for job_id in links.inputs) if links is not None else ()
 
@@ -142,4 +159,4 @@ def _input(jobs: Jobs, job_id: str) -> Input:
     if item is None:
         return Input(job_id)
     record = item.record
-    return Input(job_id, record.state.value, record.result, record.error)
+    return Input(job_id, record.state.value, record.raw_result, record.error)

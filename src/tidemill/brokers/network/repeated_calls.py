@@ -1,12 +1,14 @@
 """Repeat the exchanges of an owner whose connection may break during any of them.
 
 Every step has a serial, which the store keeps together with its reply. After a lost reply the step
-is sent again under its serial, before the next step; the store answers it again and does not do it
-again. Leases of that reply are handed out with the next reply.
+is sent again under its serial, before the next step. The store answers the step again, but does not
+repeat its effects. Leases of this answer are given to the owner with the next reply.
 
 The caller of the broken step got ``BrokerUnavailable`` and hands in the same verdicts, notes and
-leases to take again. They are answered from the first reply and not sent again. The reply after a
-broken step is ``behind``: the server that answers may have lost steps.
+leases to take again. This module answers these parts from the first reply, and does not send them
+again. The caller also adds the same history again, perhaps summed with new numbers. So the numbers
+that the store has are subtracted from the next step with history. The reply after a broken step is
+``behind``: the server that answers may have lost steps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.exchange import Reply, Step, is_lost
+from tidemill.brokers.contract.history_rows import HistoryRow, negated
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Verdict
 from tidemill.core.locks import LongLock
@@ -28,7 +31,7 @@ _Name = tuple[int, bool]
 
 
 def _name(verdict: Verdict) -> _Name:
-    """The key of a verdict: a lease gets one verdict, or a holding and a final one."""
+    """The key of a verdict. A lease gets one verdict, or one with ``hold`` before the last."""
     return verdict.token, verdict.hold
 
 
@@ -36,19 +39,20 @@ class RepeatedCalls:
     """The exchanges of one owner, one at a time, from any thread.
 
     ``send`` carries a step with its serial to the store. It raises ``BrokerUnavailable`` when the
-    step may have happened or may happen later, and any other error when it did not happen. Serials
-    begin behind ``serial``.
+    step may have happened or may happen later, and any other error when it did not happen. The
+    first serial is ``serial`` + 1.
     """
 
     def __init__(self, send: Callable[[Step, int], Reply], serial: int = 0) -> None:
-        self.serial = serial  # the last one given
+        self.serial = serial  # the serial of the latest step
         self._send = send
         self._lock = LongLock()
-        self._broken: Step | None = None  # sent, and not answered
+        self._broken: Step | None = None  # the step that was sent and not answered
         self._settled: dict[_Name, bool] = {}  # answers to the verdicts of broken steps
-        self._taken: dict[tuple[int, str], bool] = {}  # answers to their leases to take
-        self._noted: list[object] = []
-        self._unread: Reply = Reply()  # answered, and not handed on
+        self._taken: dict[tuple[int, str], bool] = {}  # answers to the ``take`` of broken steps
+        self._noted: list[object] = []  # the notes of broken steps, which the store has
+        self._counted: list[HistoryRow] = []  # the history of broken steps, which the store has
+        self._unread: Reply = Reply()  # replies to broken steps, not yet handed on
 
     def exchange(self, step: Step) -> Reply:
         """Send one step. After ``BrokerUnavailable`` the next call repeats the broken step."""
@@ -61,15 +65,19 @@ class RepeatedCalls:
         reply = self._send_one(broken)
         told = zip(broken.verdicts, reply.settled, strict=True)
         self._settled |= {_name(verdict): settled for verdict, settled in told}
-        self._taken |= dict(zip(broken.take, reply.taken, strict=False))  # none when it is lost
+        # Empty for an owner that was given up.
+        self._taken |= dict(zip(broken.take, reply.taken, strict=False))
         self._noted += broken.notes
+        if not is_lost(reply):
+            self._counted += broken.history
         self._unread.leases += reply.leases
         self._unread.commands += reply.commands
         self._unread.behind = True
 
     def _send_rest(self, step: Step) -> Reply:
         over = self._unread
-        heard = self._settled or self._noted or self._taken or over.leases
+        again = bool(self._counted and step.history)
+        heard = again or self._settled or self._noted or self._taken or over.leases
         fresh = self._without_known(step) if heard else step
         if step.held is not None and heard:
             unread = [*[lease.token for lease in over.leases], *[token for token, _ in step.take]]
@@ -81,13 +89,14 @@ class RepeatedCalls:
                 self._settled[_name(v)] if _name(v) in self._settled else next(new)
                 for v in step.verdicts
             ]
-            if len(reply.taken) == len(fresh.take):  # else it is lost
+            if len(reply.taken) == len(fresh.take):  # with fewer answers, the owner was given up
                 known, later = frozenset(self._taken), iter(reply.taken)
-                reply.taken = [  # a lease that is named twice is given once
+                reply.taken = [  # a lease that the caller names twice is given once
                     self._taken.pop(lease, False) if lease in known else next(later)
                     for lease in step.take
                 ]
             self._settled, self._noted, self._taken = {}, [], {}
+            self._counted = [] if again else self._counted
         if over.behind:
             reply.leases = over.leases + reply.leases
             reply.commands = over.commands + reply.commands
@@ -96,7 +105,7 @@ class RepeatedCalls:
         return reply
 
     def _without_known(self, step: Step) -> Step:
-        """The step without parts that the store has, wanting only leases still missing."""
+        """The step without the parts that the store has; it wants only the leases still missing."""
         noted = len(self._noted) if list(step.notes[: len(self._noted)]) == self._noted else 0
         want = step.want
         if want is not None and self._unread.leases:
@@ -106,12 +115,13 @@ class RepeatedCalls:
             step,
             verdicts=[v for v in step.verdicts if _name(v) not in self._settled],
             notes=step.notes[noted:],
+            history=[*step.history, *map(negated, self._counted if step.history else ())],
             take=[lease for lease in step.take if lease not in self._taken],
             want=want,
         )
 
     def _send_one(self, step: Step) -> Reply:
-        """Send a step under the next serial, or again under its own."""
+        """Send a step under the next serial; a repeated step keeps its serial."""
         if self._broken is None:
             self.serial += 1
         self._broken = step
@@ -120,7 +130,7 @@ class RepeatedCalls:
         except BrokerUnavailable:
             raise
         except Exception as error:
-            if not raised_by_handler(error):  # else the step may have happened
+            if not raised_by_handler(error):  # after any other error, the step may have happened
                 self._broken = None
             raise
         self._broken = None

@@ -12,7 +12,7 @@ __all__ = ["Spares"]
 
 
 class Closable(Protocol):
-    """A connection, as far as this module needs to know."""
+    """The part of a connection that this module uses."""
 
     def close(self) -> None:
         """Hang up."""
@@ -43,11 +43,11 @@ class Spares(Generic[T]):
     def give_back(self, connection: T) -> None:
         """Keep a connection for the next call, or close the connection after :meth:`close`."""
         self._spare.append(connection)
-        if self._closed:  # asked last: either this thread or the closing one finds the connection
+        if self._closed:  # check last: then this thread or the closing thread closes the connection
             self._hang_up()
 
     def close(self) -> None:
-        """Close the spare connections now, and those in use when their threads give them back."""
+        """Close the spare connections now, and lent connections when their threads return them."""
         self._closed = True
         self._hang_up()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from tidemill.brokers.postgres.history import HistoryTable
 from tidemill.brokers.postgres.owners import Owners
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.statements import Session
@@ -25,12 +26,13 @@ class ServerCalls:
         tell_of_forks(self)
 
     def _enter(self) -> None:
-        """Begin in this process, which may be a fork of the process that opened the broker."""
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
         self._pid = os.getpid()
         self._next_tick = 0.0
         self._session = Session(self._address, self._heard, self._back)
         self._owners = Owners(self._session)
         self.waits = Waits(self._session)
+        self._history = HistoryTable(self._session)
 
     def _heard(self, word: str) -> None:
         if not word[0].isdecimal():
@@ -38,7 +40,7 @@ class ServerCalls:
         self._owners.heard(word)
 
     def _back(self) -> None:
-        """Wake everybody: notifications were lost while the connection was broken."""
+        """Wake all sleepers, since notifications were lost while the connection was broken."""
         self._owners.wake_all()
         self.waits.heard()
 

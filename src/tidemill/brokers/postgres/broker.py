@@ -1,8 +1,8 @@
 """``postgresql://``: the broker in a PostgreSQL database.
 
-This file has the core of the contract; :mod:`.calls` has the calls beside the core.
-Each call becomes one statement (see ``sql/``). :mod:`.owners` holds the owners of this process, and
-:mod:`.waits` its waiters.
+This file has the core of the contract; :mod:`.calls` has all other calls. Each call becomes one
+statement (see ``sql/``). :mod:`.owners` holds the owners of this process, and :mod:`.waits` its
+waiters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.postgres.calls import (
     AdminCalls,
+    HistoryCalls,
     InspectionCalls,
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
+    TopicCalls,
     TransferCalls,
 )
 from tidemill.brokers.postgres.grants import statements
@@ -51,7 +53,14 @@ def grants_url(url: Url, role: str) -> list[str]:
 
 
 class PostgresBroker(
-    InspectionCalls, AdminCalls, LimitCalls, JobNumberCalls, ScheduleCalls, TransferCalls
+    InspectionCalls,
+    AdminCalls,
+    LimitCalls,
+    JobNumberCalls,
+    ScheduleCalls,
+    TopicCalls,
+    HistoryCalls,
+    TransferCalls,
 ):
     """A broker in a PostgreSQL database."""
 
@@ -59,12 +68,12 @@ class PostgresBroker(
 
     @property
     def identity(self) -> str:
-        """The name of this store, which no other store has."""
+        """The name of this store; no other store has the same."""
         return f"postgresql {self._session.installed.store}"
 
     @property
     def boards(self) -> str:
-        """The folder in which scoreboards may lie."""
+        """The folder for scoreboards."""
         return self._owners.boards
 
     def put(
@@ -124,7 +133,7 @@ class PostgresBroker(
         return self._owners.release(owner_id, causes)
 
     def reap(self) -> int:
-        """Give back the leases of dead owners; return how many owners were dead."""
+        """Give back the leases of dead owners; return the number of dead owners."""
         self._check_open()
         return self._owners.reap()
 
@@ -137,6 +146,7 @@ class PostgresBroker(
         text = f'CALL "{self._address.schema}".tick(%s, %s::"{self._address.schema}".prefs, NULL)'
         while self._session.query(text, [_PRUNE_MOST, self._session.prefs()])[0][0]:
             pass
+        self._history.fold()
         return _TICK
 
     def count_silence(self) -> float:

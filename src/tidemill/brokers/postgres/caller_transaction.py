@@ -6,7 +6,6 @@ a plain cursor; on an async connection it runs in the connection's event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,53 +13,61 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
+from tidemill.brokers.postgres.caller_connection import driver_connection, in_loop, is_of
 from tidemill.brokers.postgres.encoding import prepare
-from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["check_inside", "run_inside"]
+__all__ = ["open_transaction", "run_inside"]
 
 _Sync = psycopg.Connection[Any]
 _Async = psycopg.AsyncConnection[Any]
 
 
-def check_inside(session: Session, txn: Any) -> None:
-    """Refuse a ``txn`` without a transaction that could commit jobs later.
+def open_transaction(session: Session, txn: Any) -> Any:
+    """The driver's connection of ``txn``, inside a transaction that can commit jobs later.
 
     Raises:
-        InvalidOption: the message says what to pass instead.
+        InvalidOption: ``txn`` has no such transaction; the message says what to pass instead.
     """
-    if not isinstance(txn, (psycopg.Connection, psycopg.AsyncConnection)):
+    conn = driver_connection(txn)
+    if is_of("asyncpg", conn) and hasattr(conn, "is_in_transaction"):
+        if not conn.is_in_transaction():
+            raise InvalidOption(
+                "txn is a connection of asyncpg with no transaction begun; "
+                "put inside: async with conn.transaction():"
+            )
+        return conn
+    if not isinstance(conn, (psycopg.Connection, psycopg.AsyncConnection)):
         raise InvalidOption(
-            "txn must be a psycopg.Connection or psycopg.AsyncConnection for "
-            f"{session.address.shown}, not {type(txn).__name__}"
+            f"txn for {session.address.shown} must be a connection or cursor of psycopg, a "
+            "connection of asyncpg, or a session or connection of SQLAlchemy or Django on one of "
+            f"these drivers, not {type(conn).__module__}.{type(conn).__qualname__}"
         )
-    if _is_idle(txn) and txn.autocommit:
+    if _is_idle(conn) and conn.autocommit:
         raise InvalidOption(
             "txn is a connection in autocommit mode with no transaction begun; "
             "put inside: with conn.transaction():"
         )
-    if isinstance(txn, psycopg.AsyncConnection) and WAITING_LOOP.get() is None:
-        raise InvalidOption(
-            "txn is an async connection, which only its event loop can use; "
-            "await aenqueue(), aput() or one of their kind with it"
-        )
+    return conn
 
 
-def run_inside(txn: _Sync | _Async, statement: bytes, arguments: Sequence[Any]) -> Any:
-    """Run the statement and return its answer. If it fails, the transaction goes on without it.
+def run_inside(conn: Any, statement: bytes, arguments: Sequence[Any]) -> Any:
+    """Run the statement and return its answer. A failed statement does not end the transaction.
 
     Raises:
         psycopg.Error: the server refused the statement.
+        InvalidOption: the connection is async, and no event loop waits for this call.
     """
-    if isinstance(txn, psycopg.Connection):
-        return _run(txn, statement, arguments)
-    loop = WAITING_LOOP.get()
-    assert loop is not None
-    return asyncio.run_coroutine_threadsafe(_arun(txn, statement, arguments), loop).result()
+    if isinstance(conn, psycopg.Connection):
+        return _run(conn, statement, arguments)
+    if isinstance(conn, psycopg.AsyncConnection):
+        return in_loop(_arun(conn, statement, arguments))
+    from tidemill.brokers.postgres import asyncpg_transaction
+
+    return in_loop(asyncpg_transaction.run(conn, statement, arguments))
 
 
 def _is_idle(txn: _Sync | _Async) -> bool:
@@ -71,7 +78,8 @@ def _run(txn: _Sync, statement: bytes, arguments: Sequence[Any]) -> Any:
     # Do not use txn.cursor(): ClientCursor and RawCursor have other placeholders.
     with psycopg.Cursor(txn, row_factory=tuple_row) as cursor:
         if _is_idle(txn):
-            cursor.execute("SELECT")  # begin, or txn.transaction() would commit
+            # Begin a transaction: without it, txn.transaction() would commit.
+            cursor.execute("SELECT")
         prepare(cursor)
         with txn.transaction():
             row = cursor.execute(statement, arguments).fetchone()

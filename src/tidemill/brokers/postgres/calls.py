@@ -1,4 +1,4 @@
-"""The calls beside the core: inspection, administration, limits, schedules and transfer."""
+"""The calls outside the core: inspection, administration, limits and the other parts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tidemill.brokers.contract.admin import KeptPurge
+from tidemill.brokers.contract.history import NotedAct
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
-from tidemill.brokers.postgres import inspect, limits, transfer
+from tidemill.brokers.postgres import inspect, limits, topics, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
 from tidemill.brokers.postgres.encoding import json, leases_of, texts
+from tidemill.brokers.postgres.history import pack_note
 from tidemill.core.clock import id_time, wall_time
-from tidemill.core.errors import FeatureMissing
-from tidemill.core.job import Command, Lease, Owner, Record, State
+from tidemill.core.errors import FeatureMissing, StoreFull
+from tidemill.core.job import Command, Envelope, Lease, Owner, Put, Record, State, altered_text
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = [
     "AdminCalls",
+    "HistoryCalls",
     "InspectionCalls",
     "JobNumberCalls",
     "LimitCalls",
     "ScheduleCalls",
+    "TopicCalls",
     "TransferCalls",
 ]
 
@@ -39,7 +47,7 @@ class InspectionCalls(ServerCalls):
         return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """Return the records of several jobs, all of one moment."""
+        """Return the records of several jobs, read at one moment."""
         self._check_open()
         return inspect.get(self._session, ids)
 
@@ -85,11 +93,19 @@ class AdminCalls(ServerCalls):
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act("delete", job_ids)
 
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        self._check_open()
+        arguments = [_ids(job_ids), rank, queue, altered_text(rank, queue), True]
+        types = "text[], bigint, text, text, bool"
+        done: list[bool] = self._session.once("alter_jobs", arguments, types)
+        return done
+
     def _act(self, name: str, job_ids: Iterable[str], *more: str) -> list[bool]:
         self._check_open()
-        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
         types = ", ".join(["text[]", *["text"] * len(more)])
-        done: list[bool] = self._session.once(name, [ids, *more], types)
+        done: list[bool] = self._session.once(name, [_ids(job_ids), *more], types)
         return done
 
     def set_queue(
@@ -110,6 +126,22 @@ class AdminCalls(ServerCalls):
             removed += batch
         return removed
 
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        check_purge_id(purge_id)
+        self._check_open()
+        purged, place = 0, {"in": "later", "after": 0}
+        while place:
+            arguments = [queue, _PURGE_MOST, json(place), purge_id]
+            try:
+                batch, place = self._session.once("purge_kept", arguments, "text, int, jsonb, text")
+            except StoreFull:
+                return KeptPurge(purged, is_whole=False)
+            purged += batch
+        return KeptPurge(purged)
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        return self._act("restore", job_ids, purge_id.replace("\0", ""))
+
     def forget_queue(self, queue: str) -> bool:
         self._check_open()
         return bool(self._session.once("forget_queue", [queue], "text", plain=True))
@@ -124,13 +156,20 @@ class AdminCalls(ServerCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in inspect.stats(self._session))
         while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
-            given += batch  # bounded: the relay may carry returned jobs again meanwhile
+            # Bounded by the count at the start: the relay may give returned jobs to the carrier
+            # again.
+            given += batch
         return given
 
     def backup(self, target: str) -> None:
         raise FeatureMissing(
             "backup needs the feature backup, which postgresql:// does not have; use pg_dump"
         )
+
+
+def _ids(job_ids: Iterable[str]) -> Any:
+    """Ids for a call; no id in the store has a zero byte."""
+    return texts([job_id.replace("\0", "") for job_id in job_ids])
 
 
 class LimitCalls(ServerCalls):
@@ -161,8 +200,7 @@ class JobNumberCalls(ServerCalls):
 
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         self._check_open()
-        ids = texts([job_id.replace("\0", "") for job_id in job_ids])
-        arguments = [self._owners[owner_id].number, ids]
+        arguments = [self._owners[owner_id].number, _ids(job_ids)]
         shown = self._session.once("lease_named", arguments, "int, text[]")
         return [leases_of(base64.b64decode(one))[0] if one else None for one in shown]
 
@@ -181,6 +219,59 @@ class ScheduleCalls(ServerCalls):
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         self._check_open()
         return stored.change(self._session, changes)
+
+
+class TopicCalls(ServerCalls):
+    """Calls about topics: see :mod:`~tidemill.brokers.contract.topics`."""
+
+    def bind(self, queue: str, pattern: str) -> bool:
+        self._check_open()
+        return topics.bind(self._session, queue, pattern)
+
+    def unbind(self, queue: str, pattern: str) -> bool:
+        self._check_open()
+        return topics.unbind(self._session, queue, pattern)
+
+    def bindings(self, *, txn: Any = None) -> Bindings:
+        self._check_open()
+        return topics.bindings(self._session, txn)
+
+    def publish(
+        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
+    ) -> list[Put] | None:
+        self._check_open()
+        return topics.publish(self._session, jobs, version, txn, nonce)
+
+
+class HistoryCalls(ServerCalls):
+    """Calls about history: see :mod:`~tidemill.brokers.contract.history`."""
+
+    def history(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
+        self._check_open()
+        return self._history.read(kind, span, since, until, name)
+
+    def history_kinds(self) -> list[tuple[str, int]]:
+        self._check_open()
+        return self._history.kinds()
+
+    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        self._check_open()
+        self._history.keep(rows)
+
+    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        self._check_open()
+        return self._history.replace(before, rows)
+
+    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
+        self._check_open()
+        said = altered_text(act.rank, act.queue)
+        wanted = json({"rank": act.rank, "queue": act.queue, "said": said})
+        arguments = [*pack_note(before, after), act.verb, _ids(act.job_ids), wanted]
+        types = "int, text, bigint, text, bytea, bytea, text, text[], jsonb"
+        done: list[bool] | None = self._session.once("act_noted", arguments, types)
+        return done
 
 
 class TransferCalls(ServerCalls):

@@ -1,8 +1,9 @@
 """The connections to the server, and calls over connections that may break at any moment.
 
-The free connections are a stack, the last used on top. A call makes a new connection when none is
-free, up to ``pool``. This is not psycopg_pool: its threads do not survive a fork. It also
-reconnects by its own clock, but a call must report at once that the server is away.
+The free connections are a stack, with the last used connection on top. A call makes a new
+connection when no connection is free, up to ``pool``. This module does not use psycopg_pool, whose
+threads do not survive a fork. psycopg_pool also reconnects at its own times, but a call must report
+at once that the server is away.
 
 A :class:`ServerConnection` outlives its TCP connection. It numbers its calls, and the server keeps
 its last answer. So a call whose reply was lost can be repeated.
@@ -40,7 +41,7 @@ _LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accept
 
 
 class ServerConnection:
-    """One TCP connection at a time, and the number of the last call."""
+    """A session with the server over one TCP connection at a time, which numbers its calls."""
 
     __slots__ = ("conn", "id", "serial")
 
@@ -66,7 +67,7 @@ class Connections:
         self._greet = greet  # called with each new connection
         self._free: list[ServerConnection] = []
         self._count = 0
-        self._main = 0  # running calls of the main thread: a signal handler may add one
+        self._main = 0  # running calls of the main thread; a signal handler may add a call
         self._changed = Condition()
         self._pause = 0.0
         self._not_before = 0.0
@@ -76,10 +77,10 @@ class Connections:
         self._closed = False
 
     def run(self, work: Callable[[ServerConnection, Connection], T], *, patience: float = 0.0) -> T:
-        """Do ``work`` over a connection, and repeat it over a new connection when that breaks.
+        """Do ``work`` over a connection; if the connection breaks, repeat it over a new connection.
 
         If the server is away, retry once immediately, then until ``patience`` is over. So the
-        server may do ``work`` twice. All tries end when the limit of the address is over.
+        server may do ``work`` twice. All tries end after the time limit of the URL.
 
         Raises:
             BrokerUnavailable: the server is away or silent; the work may have been done.
@@ -95,7 +96,7 @@ class Connections:
                     return self._run_on(connection, work, deadline, until + OVER)
                 finally:
                     if connection.conn is not None and connection.conn.info.transaction_status:
-                        connection.drop()  # interrupted inside a transaction
+                        connection.drop()  # drop a connection whose transaction was interrupted
                     lower_shield()
             finally:
                 self._give_back(connection, deferred)
@@ -129,7 +130,7 @@ class Connections:
                 if not is_lost(error, connection.conn):
                     raise failure from error
                 connection.drop()
-                self._drop_free()  # the free connections are most likely broken too
+                self._drop_free()  # the free connections are most likely broken, too
                 if not broken or time.monotonic() < min(deadline, until):
                     broken += 1
                     continue
@@ -177,10 +178,11 @@ class Connections:
             conn.prepare_threshold = None
             return
         settings = {
-            # A step must see what others committed meanwhile, whatever the database's default is.
+            # A step must see what other transactions commit during the step. So the isolation level
+            # does not depend on the default of the database.
             "default_transaction_isolation": "read committed",
             # No statement_timeout: it would end the wait for a synchronous standby, and the server
-            # would then report success.
+            # would report success.
             "lock_timeout": str(min(int(self._address.limit * 1000), _LONGEST)),
         }
         names = ", ".join(f"set_config('{name}', %s, false)" for name in settings)

@@ -1,7 +1,7 @@
-"""The packing of arguments and answers: arrays in PostgreSQL's binary format, leases in our own.
+"""The packing of arrays in PostgreSQL's binary format, and the unpacking of leases.
 
 psycopg packs a list item by item, and looks up the packer of each item. A batch has thousands of
-items, so this would cost more than all the rest of a call.
+items, so this packing would cost more than all other work of a call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psycopg.types.json import set_json_loads
 
 from tidemill.core.job import Input, Lease, State
 
-__all__ = ["blobs", "clean", "floats", "ints", "json", "leases_of", "prepare", "texts"]
+__all__ = ["blobs", "clean", "floats", "ints", "json", "leases_of", "plain", "prepare", "texts"]
 
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
@@ -28,12 +28,13 @@ _json = msgspec.json.Encoder()
 
 
 class _Packed:
-    """A packed array; each type of items has a subclass."""
+    """A packed array, with its items; each type of items has a subclass."""
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "items")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, items: Sequence[Any]) -> None:
         self.data = data
+        self.items = items
 
 
 class _Ints(_Packed): ...
@@ -68,22 +69,27 @@ def _varying(oid: int, values: Sequence[bytes]) -> bytes:
 
 def ints(values: Sequence[int]) -> Any:
     """Pack a ``bigint[]``."""
-    return _Ints(_fixed("q", 20, values))
+    return _Ints(_fixed("q", 20, values), values)
 
 
 def floats(values: Sequence[float]) -> Any:
     """Pack a ``float8[]``."""
-    return _Floats(_fixed("d", 701, values))
+    return _Floats(_fixed("d", 701, values), values)
 
 
 def texts(values: Sequence[str]) -> Any:
     """Pack a ``text[]``."""
-    return _Texts(_varying(25, [value.encode() for value in values]))
+    return _Texts(_varying(25, [value.encode() for value in values]), values)
 
 
 def blobs(values: Sequence[bytes]) -> Any:
     """Pack a ``bytea[]``."""
-    return _Blobs(_varying(17, values))
+    return _Blobs(_varying(17, values), values)
+
+
+def plain(argument: Any) -> Any:
+    """An argument for a driver that packs arrays itself."""
+    return argument.items if isinstance(argument, _Packed) else argument
 
 
 def clean(text: str) -> str:

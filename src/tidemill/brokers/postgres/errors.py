@@ -1,4 +1,4 @@
-"""The translation of errors of server and driver into ours: each message says what to do."""
+"""Translates errors of the server and the driver; each message says what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Refused(BrokerUnavailable):
-    """The server is up and refuses us: waiting does not help."""
+    """The server is up and refuses the login, so waiting does not help."""
 
 
 class Outgrown(Refused):
@@ -43,7 +43,7 @@ class Renumbered(Refused):
 
 
 class Unfit(BrokerUnavailable):
-    """The store does not fit this code: it is gone, or has another version."""
+    """This code cannot use the store, which is gone or has another version."""
 
 
 class Stalled(psycopg.OperationalError):
@@ -78,7 +78,7 @@ _FULL = ("53100", "53200", "54000", "53400")
 
 
 def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
-    """True when the connection is gone: the reply may be lost."""
+    """True when the connection is gone, so that a reply may be lost."""
     if conn is None or conn.closed or conn.broken:
         return True
     state = error.sqlstate or ""
@@ -86,12 +86,12 @@ def is_lost(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
 
 
 def is_unsure(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
-    """True when the call may have been done: it commits before its end."""
+    """True when the call may have committed, although it reports an error."""
     return is_lost(error, conn) or error.sqlstate in _GIVEN_UP
 
 
 def is_worth_repeating(error: psycopg.Error) -> bool:
-    """True when the server rolled the call back for another call's sake.
+    """True when the server rolled the call back because of another call.
 
     Also true when a migration replaced the functions during the call.
     """
@@ -101,7 +101,7 @@ def is_worth_repeating(error: psycopg.Error) -> bool:
 
 
 def translated(error: psycopg.Error, where: str) -> TidemillError:
-    """Return the error that the user sees."""
+    """Return the error for the user."""
     if isinstance(error, Stalled):
         return BrokerUnavailable(
             f"PostgreSQL at {where} did not answer within patience; look whether it is overloaded, "
@@ -117,16 +117,16 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
         return not_waiting(diag.message_detail or "")
     if state == "TM003":
         return StoreMoved(f"this store moves to {diag.message_detail}; use that url")
-    # The first commit happened. A full NOTIFY queue fails the commit of the notifications.
-    if state == "TM005" or (state == "54000" and "NOTIFY" in _said(error)):
-        return BrokerUnavailable(f"PostgreSQL at {where} broke off: {_said(error)}")
+    # The jobs were committed. A full NOTIFY queue then fails the commit of the notifications.
+    if state == "TM005" or (state == "54000" and "NOTIFY" in _message(error)):
+        return BrokerUnavailable(f"PostgreSQL at {where} broke off: {_message(error)}")
     if state in _FULL:
         return StoreFull(
-            f"PostgreSQL at {where} has no room left ({_said(error)}); make room on its disk"
+            f"PostgreSQL at {where} has no room left ({_message(error)}); make room on its disk"
         )
     if state in _UNMIGRATED:
         return Unfit(
-            f"the store at {where} does not fit this version of tidemill ({_said(error)}); "
+            f"the store at {where} does not fit this version of tidemill ({_message(error)}); "
             f"upgrade tidemill here if the store is newer, else {NOT_MIGRATED}"
         )
     if state in _GIVEN_UP:
@@ -134,24 +134,27 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
     state = state if state in _REFUSED else _guess(error)
     if state:
         kind = Refused if state in _FOR_GOOD else BrokerUnavailable
-        text = _REFUSED[state].format(_said(error))
+        text = _REFUSED[state].format(_message(error))
         return kind(f"PostgreSQL at {where} refuses: {text}")
     state = error.sqlstate or ""
     if state and state[:2] not in ("08", "57"):
-        return TidemillError(f"PostgreSQL at {where} says: {_said(error)} ({state})")
-    return BrokerUnavailable(f"PostgreSQL at {where} is not to be reached: {_said(error)}")
+        return TidemillError(f"PostgreSQL at {where} says: {_message(error)} ({state})")
+    return BrokerUnavailable(
+        f"cannot reach PostgreSQL at {where}: {_message(error)}; start it, or correct the url"
+    )
 
 
 def conflict(error: psycopg.Error) -> SerializationConflict | None:
     """Return the conflict of a caller's transaction under a stricter isolation, or None.
 
-    23505 is a row that the transaction could not see: our functions look before they insert.
+    tidemill's functions look for a row before they insert it. So 23505 (unique violation) means
+    that the transaction could not see the row.
     """
     if error.sqlstate not in ("40001", "23505"):
         return None
     return SerializationConflict(
         "another transaction put the same key or id meanwhile; roll back and do your "
-        f"transaction again ({_said(error)})"
+        f"transaction again ({_message(error)})"
     )
 
 
@@ -179,8 +182,9 @@ def _guess(error: psycopg.Error) -> str:
     return ""
 
 
-def _said(error: psycopg.Error) -> str:
+def _message(error: psycopg.Error) -> str:
     if error.diag.message_primary:
         return error.diag.message_primary
-    connections = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return connections[-1] if connections else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Is the server running")] or lines
+    return lines[-1] if lines else type(error).__name__

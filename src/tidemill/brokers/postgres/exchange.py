@@ -13,6 +13,7 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want, late, lost
 from tidemill.brokers.contract.unknown_tasks import MOST_NAMED
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of, texts
 from tidemill.brokers.postgres.errors import Unfit
+from tidemill.brokers.postgres.history import pack_history
 from tidemill.brokers.postgres.owner import AttachedOwner
 from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
@@ -33,7 +34,7 @@ class _Answer(msgspec.Struct):
     """The answer to a step, without its leases. Places count from one."""
 
     gone: bool = False
-    last: int = 0  # serial of a later step that was done: this step came too late
+    last: int = 0  # not 0: this step came too late, after the step with this serial
     missed: Sequence[int] = ()  # plain verdicts without a lease
     lost: Sequence[int] = ()  # other verdicts without a lease
     late: Sequence[int] = ()  # touches without a lease
@@ -42,11 +43,11 @@ class _Answer(msgspec.Struct):
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
     firing: float | None = None  # seconds until the next schedule is due
-    leaves: str | None = None  # the store moves to this URL
+    leaves: str | None = None  # URL of the target when all jobs move to another store
     turn: int = 0
     unknown: Sequence[str] = ()
     told: int = 0
-    behind: bool = False  # the store has lost steps
+    behind: bool = False  # True when the store has lost steps
     strays: Sequence[int] = ()
 
 
@@ -59,7 +60,7 @@ class _Parts(msgspec.Struct):
 
 
 def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> Reply:
-    """Send a step to the store, which does the same step under the same serial once.
+    """Send a step to the store. The store does a step with the same serial only once.
 
     A step on behalf of a remote owner has the serial 0.
     """
@@ -75,7 +76,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
     arguments = _pack(session, attached, step, serial, parts, queues)
     attached.hand_off.sent()
     try:
-        answer, leases = _call(session, arguments, queues)
+        answer, leases = _call(session, step, arguments, queues)
     except Unfit as error:
         if attached.owner.kind == "consumer" or not session.outgrown():
             raise
@@ -92,7 +93,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
 
 
 def _without_want(unserved: Exception, attached: AttachedOwner, step: Step) -> Step:
-    """Return the step without its want: a newer release no longer serves this release."""
+    """Return the step without its want, since the newer store no longer serves this code."""
     if step.want is None:
         return step
     if attached.owner.kind == "consumer":
@@ -130,7 +131,7 @@ def _pack(
         json([_row(v) for v in parts.others]) if parts.others else None,
         ints([token for token, _ in step.touch]),
         floats([seconds for _, seconds in step.touch]),
-        json([[n.token, n.done, n.total, clean(n.line), n.time] for n in step.notes])
+        json([[n.token, n.done, n.total, clean(n.line), n.time, clean(n.text)] for n in step.notes])
         if step.notes
         else None,
         ints(attached.hand_off.told),
@@ -159,13 +160,18 @@ def _want(attached: AttachedOwner, asked: Want | None, queues: Mapping[str, int]
 
 
 def _call(
-    session: Session, arguments: list[Any], queues: Mapping[str, int]
+    session: Session, step: Step, arguments: list[Any], queues: Mapping[str, int]
 ) -> tuple[_Answer, bytes]:
     """Return the answer to a step, and the packed leases of both its transactions."""
 
+    text = session.statements.exchange
+    if step.history:
+        text = session.statements.exchange_counting
+        arguments = [*arguments, pack_history(step.history)]
+
     def work(_: object, conn: Connection) -> tuple[Any, ...]:
         session.check_numbers(queues)
-        row = conn.execute(session.statements.exchange, arguments, binary=True).fetchone()
+        row = conn.execute(text, arguments, binary=True).fetchone()
         assert row is not None
         return row
 
@@ -181,7 +187,7 @@ def _go_on(
     reply: Reply,
     told: int,
 ) -> None:
-    """Note what the step did to its owner, and add schedules and commands to the reply."""
+    """Update the owner after its step, and add schedules and commands to the reply."""
     attached.turned(answer.turn)
     if step.fires and answer.firing is not None:
         hand_out(session, step, reply, answer.firing)
@@ -190,13 +196,13 @@ def _go_on(
         if attached.owner.kind == "consumer":
             raise StoreMoved(f"this store moves to {answer.leaves}; use that url")
         reply.commands.append(Command("quiet"))
-    # The store did not mark this owner asleep. Its jobs start at once, and then it asks again.
+    # The store did not mark this owner as asleep: the owner starts its jobs, and asks again.
     want = step.want or _NOTHING
     attached.partial = want.sleep and 0 < len(reply.leases) < want.count
 
 
 def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
-    """Tell a worker that the store has outgrown to go, so that others run its jobs."""
+    """Tell a worker to leave an outgrown store, so that other workers run its jobs."""
     _leaves(attached, error)
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
     return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
@@ -211,7 +217,8 @@ def _leaves(attached: AttachedOwner, error: Exception) -> None:
 def _may_be_handed(owner: Owner) -> bool:
     """Whether a put may lease a job to this owner while it sleeps.
 
-    A remote owner may be gone. A consumer's ttr must not run before it hears of the lease.
+    A remote owner may be gone. The ttr (time to run) of a message must not begin before the
+    consumer knows of the lease.
     """
     return not owner.lease and owner.kind != "consumer"
 
@@ -271,7 +278,7 @@ def _reply(step: Step, parts: _Parts, answer: _Answer, leases: bytes) -> Reply:
         strays=list(answer.strays),
     )
     if len(reply.unknown) == MOST_NAMED:
-        reply.next_due = 0.0  # more follow
+        reply.next_due = 0.0  # more tasks with jobs set aside follow
     return reply
 
 

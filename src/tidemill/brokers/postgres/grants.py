@@ -1,7 +1,8 @@
 """The rights of a user who puts and runs jobs, but does not migrate.
 
 The rights on sequences include ``UPDATE``. After a crash of the server, or on a standby that takes
-over, numbers may be lost. The first call moves the sequence past them (``25_handoff.sql``).
+over, numbers may be lost. The first call then moves the sequence past the numbers in use
+(``25_handoff.sql``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SELECT format('%%s on %%s', want, what) FROM (
         ON c.relkind = w.kind::"char"
     WHERE c.relnamespace = %(schema)s::regnamespace
       AND NOT (c.relname = 'meta' AND w.want <> 'SELECT')
-      AND NOT EXISTS (  -- the number of a column draws itself
+      AND NOT EXISTS (  -- the sequence of an identity column needs no right of its own
           SELECT FROM pg_depend AS d
           WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i')
       AND NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, w.want)
@@ -51,7 +52,7 @@ ORDER BY what
 
 
 def statements(schema: str, role: str) -> list[str]:
-    """Return the SQL that lets a role use a store, including tables of later migrations.
+    """Return the SQL that lets a role use a store, and the tables of later migrations.
 
     Raises:
         InvalidOption: no role can have this name.

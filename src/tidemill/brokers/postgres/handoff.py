@@ -1,8 +1,9 @@
 """Jobs that a put leased to a sleeping owner of this process: see ``sql/25_handoff.sql``.
 
-The lease travels with the notification, so the owner begins without asking the server. The lease is
-good only until the next step of the owner begins, which would bring the same lease. A notification
-names the turn of the owner's last step before it. The reply to a step names its turn, too.
+The notification contains the lease, so the owner begins the job without asking the server. The
+lease is valid only until the next step of the owner begins, since that step brings the same lease
+again. Each step of an owner has a turn, which its reply names. A notification names the turn of the
+owner's last step before the put.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ __all__ = ["HandOff"]
 
 
 class HandOff:
-    """The leases handed to one owner that it has yet to take, or to confirm."""
+    """The leases that puts made for one owner, and that the owner has not confirmed yet."""
 
     def __init__(self) -> None:
         self.told: list[int] = []  # tokens that the next step confirms
         self._lock = Lock()
-        self._turn = 0  # of the last step; 0 until that is answered
+        self._turn = 0  # turn of the last step; 0 until the step is answered
         self._arrived: list[tuple[int, str]] = []  # turn, lease
         self._asked: Want | None = None
         self._due = 0.0  # monotonic time at which the next job comes due
-        self._waited = False  # since its last step: the owner comes when it is hinted
+        # True when the owner has slept since its last step, so that it reacts to hints.
+        self._waited = False
 
     def arrived(self, turn: int, packed: str) -> None:
         """Keep a lease that a notification brought."""
@@ -36,11 +38,11 @@ class HandOff:
             self._arrived.append((turn, packed))
 
     def waits(self) -> None:
-        """Note that the owner begins to wait."""
+        """Remember that the owner begins to wait."""
         self._waited = True
 
     def may_come(self, want: Want) -> bool:
-        """Whether a put may lease to the owner while it sleeps, from this step on."""
+        """Whether puts may lease jobs to the owner while it sleeps after this step."""
         waited, self._waited = self._waited, False
         return waited and want.sleep and want.tasks and not want.messages
 
@@ -48,6 +50,8 @@ class HandOff:
         """Answer a step with leases that have arrived; None when the server must be asked."""
         want = step.want
         if want is None or step.verdicts or step.notes or step.touch or step.take:
+            return None
+        if step.history:
             return None
         with self._lock:
             arrived = [packed for turn, packed in self._arrived if turn == self._turn]
@@ -58,15 +62,15 @@ class HandOff:
         for packed in arrived:
             leases += leases_of(binascii.a2b_base64(packed))
         self.told += [lease.token for lease in leases]
-        self._waited = True  # the owner made no step at the server
+        self._waited = True  # the server got no step, so the owner counts as waiting
         return Reply(leases=leases, next_due=max(0.0, self._due - time.monotonic()))
 
     def sent(self) -> None:
-        """Note that a step goes to the server: no arrived lease is good until its answer."""
+        """Begin a step at the server: until its answer, no lease from a notification is valid."""
         self._turn = 0
 
     def answered(self, turn: int, want: Want | None, told: int, due: float) -> None:
-        """Note the answer to a step, and drop the ``told`` tokens that the step confirmed."""
+        """End a step: drop the ``told`` tokens that the step confirmed."""
         del self.told[:told]
         if want is not None:
             self._asked = want
@@ -77,7 +81,7 @@ class HandOff:
 
 
 def _alike(want: Want, asked: Want | None) -> bool:
-    """Whether ``want`` would take the jobs that were leased for the want ``asked``."""
+    """True when ``want`` takes the jobs that were leased by the want ``asked``."""
     return asked is not None and (want.queues, want.tasks, want.messages) == (
         asked.queues,
         asked.tasks,

@@ -8,13 +8,22 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.inspection import (
+    LOOK_MOST,
+    Filter,
+    Page,
+    QueueStats,
+    matches,
+    number_of,
+)
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.encoding import texts
+from tidemill.brokers.postgres.schema import VERSION
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
 from tidemill.core.job import Attempt, Outcome, Record, State, decode_envelope, run_of
+from tidemill.core.progress import whole_progress
 
 __all__ = ["find", "get", "head", "info", "stats", "unknown_tasks"]
 
@@ -25,7 +34,7 @@ _SCAN = 2000
 _COLUMNS = (
     *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
     *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
-    *("last_worker", "leased", "worker", "progress", "total", "log"),
+    *("last_worker", "leased", "worker", "progress", "total", "progress_text", "log"),
     *("pending", "failures", "unknown"),
 )
 _COUNTS = (
@@ -60,10 +69,13 @@ class _Row(msgspec.Struct):
     worker: str | None
     progress: float | None
     total: float | None
+    progress_text: str | None
     log: list[list[Any]] | None
     pending: int
     failures: int
     unknown: bool
+    token: int | None
+    deadline: float | None
 
     def record(self) -> Record:
         """Return the record of the job."""
@@ -73,6 +85,7 @@ class _Row(msgspec.Struct):
             last = Attempt(self.last, self.last_worker, *times, int(Outcome.SUCCESS))
             last.run = run_of(attempts, last.number)
             attempts.append(last)
+        done, total = self.progress, self.total or 0.0
         return Record(
             envelope=decode_envelope(self.envelope),
             state=_STATES[self.state],
@@ -86,20 +99,28 @@ class _Row(msgspec.Struct):
             due=self.due,
             expires=self.expires,
             finished=self.finished or 0.0,
-            result=self.result or b"",
+            raw_result=self.result or b"",
             error=self.error,
             worker=self.worker or "",
             leased=self.leased or 0.0,
             cancelling=self.cancelling,
             attempts=attempts[-KEEP_ATTEMPTS:],
-            progress=None if self.progress is None else (self.progress, self.total or 0.0),
+            progress=None if done is None else whole_progress(done, total),
+            progress_text=self.progress_text or "",
             log=[(float(when), line) for when, line in self.log or ()],
             unknown=self.unknown,
+            token=self.token or 0 if self.worker else 0,
+            lease_ends=self.deadline or 0.0 if self.worker else 0.0,
         )
 
 
 def _select(session: Session) -> str:
-    return f'SELECT {", ".join(_COLUMNS)} FROM "{session.address.schema}".shown WHERE '
+    schema = session.address.schema
+    of_lease = ", ".join(
+        f'(SELECT {column} FROM "{schema}".lease WHERE lease.seq = shown.seq)'
+        for column in ("token", "deadline")
+    )
+    return f'SELECT {", ".join(_COLUMNS)}, {of_lease} FROM "{schema}".shown WHERE '
 
 
 def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
@@ -112,15 +133,18 @@ def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
 
 
 def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
-    """Find records, newest first. The cursor is the number below which the next page goes on."""
+    """Find records, newest first. The cursor is the number below which the next page begins."""
     where, arguments = _conditions(session, what)
     inside = bool(what.task or what.tag or what.text)
-    below = number_of(cursor) if cursor else 1 << 62
+    below, above = number_of(cursor) if cursor else 1 << 62, -1
+    most = LOOK_MOST if what.id_suffix else what.look if inside else 0
+    if most:
+        above = _last_below(session, below) - most
     found: list[Record] = []
     while True:
         some = _SCAN if inside else limit - len(found) + 1
-        text = f"{_select(session)} {where} AND seq < %s ORDER BY seq DESC LIMIT %s"
-        rows = [_Row(*row) for row in session.query(text, [*arguments, below, some])]
+        text = f"{_select(session)} {where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
+        rows = [_Row(*row) for row in session.query(text, [*arguments, below, above, some])]
         for row in rows:
             if len(found) == limit:
                 return Page(found, str(below))
@@ -129,7 +153,14 @@ def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
             if matches(record, what):
                 found.append(record)
         if len(rows) < some:
-            return Page(found)
+            return Page(found, str(above + 1) if above >= 0 else "")
+
+
+def _last_below(session: Session, below: int) -> int:
+    """The highest number of a job below a number; 0 without such a job."""
+    text = f'SELECT coalesce(max(seq), 0) FROM "{session.address.schema}".job WHERE seq < %s'
+    [(number,)] = session.query(text, [below])
+    return int(number)
 
 
 def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
@@ -139,6 +170,8 @@ def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
     if what.states:
         parts.append("state = ANY (%s)")
         arguments.append([_STATES.index(state) for state in what.states])
+    if what.states == {State.RUNNING}:  # read the few leases instead of all jobs
+        parts.append(f'seq IN (SELECT seq FROM "{session.address.schema}".lease WHERE owner > 0)')
     if what.queue:
         names = f'SELECT number FROM "{session.address.schema}".queue WHERE name = %s'
         parts.append(f"line / 4 = ({names})")
@@ -149,6 +182,9 @@ def _conditions(session: Session, what: Filter) -> tuple[str, list[Any]]:
     if what.id_prefix:
         parts.append("starts_with(id, %s)")
         arguments.append(what.id_prefix)
+    if what.id_suffix:
+        parts.append("right(id, length(%s)) = %s")
+        arguments += [what.id_suffix, what.id_suffix]
     return " AND ".join(parts), arguments
 
 
@@ -233,6 +269,7 @@ def info(session: Session) -> dict[str, Any]:
         "durability": f"fsync={sync}, synchronous_commit={commit}{standby}",
         "schema": schema,
         "format": session.installed.version,
+        "format_here": VERSION,
         "tables_bytes": size,
         "connections": f"{connections} of {most}",
         "pooled": bool(session.connections.pooled),

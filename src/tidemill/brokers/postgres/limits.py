@@ -1,4 +1,4 @@
-"""Limits as they travel; ``sql/26_limiter.sql`` and ``sql/27_limits.sql`` hold the rules."""
+"""The calls for limits; ``sql/26_limiter.sql`` and ``sql/27_limits.sql`` have the rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.limits.arithmetic import Held, LimitStats
 __all__ = ["all_limits", "held", "lane_of", "numbers", "set_limit"]
 
 _CUT = "\x1f"
-"""Between the name and the key of a partition: neither has control characters."""
+"""Separates the name and the key of a partition: neither has control characters."""
 
 
 def lane_of(claim: JobLimit) -> str:
@@ -21,7 +21,7 @@ def lane_of(claim: JobLimit) -> str:
 
 
 def numbers(terms: LimitSettings) -> list[float | None]:
-    """Return limit settings as the server has them."""
+    """Return limit settings in the server's form."""
     none = (None, None)
     rate, window, breaker = terms.rate or none, terms.window or none, terms.breaker or none
     given = (*rate, terms.burst, *window, terms.concurrency, *breaker)
@@ -31,13 +31,13 @@ def numbers(terms: LimitSettings) -> list[float | None]:
 def set_limit(
     session: Session, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
-    """Set the settings of a limit, and bring them to its partitions."""
+    """Set the settings of a limit, and pass them on to its partitions."""
     queues = session.known([name]) if queue else session.queues
     which = f"q{queues[name]}" if queue else f"n{name}"
     given = None if terms is None else numbers(terms)
     arguments = [which, given, declared]
     session.once("set_limit", arguments, "text, float8[], bool", queues=queues)
-    while _empty_inbox(session):  # the settings have yet to reach some partitions
+    while _empty_inbox(session):  # some partitions still have the old settings
         pass
 
 
@@ -72,7 +72,7 @@ def held(session: Session, job_id: str) -> Held | None:
 
 
 def _empty_inbox(session: Session) -> bool:
-    """Have limiters empty their inbox; True when new settings have yet to reach some of them."""
+    """Have limiters empty their inbox; True when some limiters do not have new settings yet."""
     schema = session.address.schema
     text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs, NULL)'
     [(more,)] = session.query(text, [session.prefs()])

@@ -1,8 +1,8 @@
 """Making or changing the tables of a store while others use them.
 
-A migration needs its tables for itself. While it waits for a transaction that uses them, all others
-wait behind it. So it waits half a second at most, lets the others through, and tries again while
-patience lasts.
+A migration locks its tables. While a migration waits for a transaction that uses a table, all later
+users of the table wait for the migration. So the migration waits half a second at most, lets other
+users through, and tries again while its patience lasts.
 """
 
 from __future__ import annotations

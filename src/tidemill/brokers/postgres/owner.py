@@ -29,14 +29,14 @@ class AttachedOwner:
         self.owner = owner
         self.number = number
         self._send = functools.partial(send, self)
-        self._conversation = RepeatedCalls(self._send)
+        self._calls = RepeatedCalls(self._send)
         self._alone = LongLock()
         self.hand_off = HandOff()
         self.renewed = time.monotonic()
-        self.partial = False  # the last step took some jobs, but fewer than wanted
-        self.outgrown = False  # the store has another version by now
-        self.near = False  # its steps have no serials: their caller attached it here
-        self.hears = False  # a remote owner hears in this process, not in another
+        self.partial = False  # True when the last step took some jobs, but fewer than wanted
+        self.outgrown = False  # True when the store has another version now
+        self.near = False  # its caller is in this process, so steps need no serials
+        self.hears = False  # this process gets the notifications of a remote owner
         self.asleep = Asleep()
         self._turn = 0
         self.watched: list[int] = []
@@ -44,29 +44,29 @@ class AttachedOwner:
         self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
-        """Make one step. A caller with serials may repeat a step while the first is under way."""
+        """Make one step. A caller with serials may repeat a step while the first call runs."""
         if step.behalf:
             return self._send(step, 0)
         if not step.serial:
             self.near = True
-            return self._conversation.exchange(step)
+            return self._calls.exchange(step)
         with self._alone:
             return self._send(step, step.serial)
 
     def goes_on(self, owner: Owner) -> None:
-        """Note that the owner attached once more."""
+        """Go on after the owner attached again."""
         self.owner, self._turn = owner, 0
 
     def turned(self, turn: int) -> None:
-        """Note the turn of an answered step; steps from all processes count."""
-        if self._turn and turn != self._turn + 1:  # it made a step through another process since
+        """Store the turn of an answered step. Turns count the owner's steps in all processes."""
+        if self._turn and turn != self._turn + 1:  # another process has made a step
             self.hears = False
         self._turn = turn
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
 
-        Return the readable descriptors, and whether an owner that this owner watches has died.
+        Return the readable descriptors, and True when a watched owner has died.
         """
         ready = set((yield Until(timeout, [self._pipe.fd, *fds], self.watched_fds)))
         if self._pipe.fd in ready:
@@ -78,7 +78,7 @@ class AttachedOwner:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Give up the pipe of the owner's sleep, once nobody sleeps there."""
+        """Close the pipe of the owner's sleep when nobody sleeps there."""
         self.asleep.end(self.wake)
         self._pipe.close()
 

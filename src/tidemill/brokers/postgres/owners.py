@@ -1,16 +1,16 @@
 """The owners of this process: attaching, detaching, sleeping, and detecting deaths.
 
-An owner has three signs of life: a FIFO, a session lock, and a lease in the table. The kernel of
-its machine hangs up the FIFO, the server frees the lock, and the owner renews the lease.
+An owner has three signs of life: a FIFO, a session lock, and a lease in the table. The owner renews
+its lease. When the owner dies, the kernel closes its FIFO, and the server frees its lock.
 
     FIFO here, nobody holds it         dead, at once: its process is gone
     FIFO here, held                    alive, whatever the server says
-    no FIFO here, lock held            alive: its session lasts, however slow it is
+    no FIFO here, lock held            alive: its session still exists, however slow
     no FIFO here, lock free, lease on  alive: its connection was cut, and it has time to come back
     no FIFO here, lock free, lease off dead; owners on its own machine reap it first
 
-The server frees every lock when it ends, and leases run out while it is away. So the lease counts
-only once the server and our listening connection have lasted as long as a lease.
+When the server ends, it frees every lock, and leases run out while it is away. So leases count only
+after the server and the listening connection have worked for the time of a lease.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.parked_waits import Parked
+from tidemill.brokers.postgres import inspect
 from tidemill.brokers.postgres.encoding import clean, ints, texts
 from tidemill.brokers.postgres.exchange import send
 from tidemill.brokers.postgres.owner import AttachedOwner
 from tidemill.brokers.shared.liveness import Liveness, neighbours
+from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT, log_failed
 from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
 from tidemill.core.crash_points import point
 from tidemill.core.errors import TidemillError
@@ -53,7 +55,7 @@ _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """An owner on the list. ``late`` is the seconds since its lease ran out, negative before."""
+    """An owner on the list. ``late``: seconds since the end of its lease; negative before."""
 
     number: int
     id: str
@@ -87,10 +89,10 @@ class Owners:
         self._list_changed = True
 
     def __getitem__(self, owner_id: str) -> AttachedOwner:
-        """Return an attached owner; a remote owner may have attached in another process.
+        """Return an attached owner. A remote owner may have attached in another process.
 
         Raises:
-            TidemillError: the owner is not attached, or not here.
+            TidemillError: the owner is not attached, or is attached in another process.
         """
         attached = self.find(owner_id)
         if attached is None:
@@ -111,7 +113,10 @@ class Owners:
     # -- coming and going -----------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        """Register an owner, which lives as long as this process; if remote, until it is silent."""
+        """List an owner. A local owner lives as long as this process.
+
+        A remote owner lives as long as its steps come in time.
+        """
         here = self._by_id.get(owner.id)
         if not (owner.lease and here and here.owner.lease):
             self.detach(owner.id)
@@ -164,12 +169,12 @@ class Owners:
                 return None
             [(number, facts)] = rows
             attached = self._enter(_OWNER.decode(facts), number)
-            attached.wake()  # its first wait ends at once: a hint may have been missed
+            attached.wake()  # end its first wait at once, since it may have missed a hint
         self._watch(attached)
         return attached
 
     def anew(self, attached: AttachedOwner) -> AttachedOwner | None:
-        """Return a remote owner anew, if it attached again through another server."""
+        """Return the remote owner, read again if it attached through another server."""
         with self._joining:
             rows = self._session.rows("elsewhere", [attached.owner.id], "text")
             if not rows or rows[0][0] == attached.number:
@@ -180,7 +185,7 @@ class Owners:
             return anew
 
     def count_silence(self) -> float:
-        """Give up remote owners that were silent for their lease; see the contract."""
+        """Give up remote owners that were silent for their lease."""
         away = [m for m in list(self._by_number.values()) if m.owner.lease and not m.near]
         words: dict[str, SignOfLife] = {}
         listed: set[int] = set()
@@ -189,15 +194,18 @@ class Owners:
             words[owner_id] = SignOfLife(lease, object() if holds else turn)
         silent, again = self._silence.look(words)
         for owner_id in silent:
+            ids = self._held_by(owner_id)
             self._session.once("give_up", [owner_id, words[owner_id].word], "text, bigint")
+            if ids:
+                log_failed(inspect.get(self._session, ids))
         self._forget([attached for attached in away if attached.number not in listed])
         return again
 
     def _forget(self, gone: Collection[AttachedOwner]) -> None:
-        """Forget remote owners that anybody has taken off the list.
+        """Forget remote owners that are no longer listed.
 
-        They may never call again. A sleeping owner is woken, and forgotten another time. An owner
-        that is ``near`` is kept, so that its next step tells it that it is lost.
+        These owners may never call again. A sleeping owner is only woken, and forgotten later. An
+        owner that is ``near`` is kept: its next step learns that the owner is lost.
         """
         for attached in gone:
             if not attached.asleep.end_if_empty():
@@ -226,7 +234,7 @@ class Owners:
         self._liveness.let_go(attached.number)
 
     def leave(self) -> None:
-        """Close: owners of this process leave the list, remote owners stay on it."""
+        """Take local owners off the list when the broker closes; remote owners stay listed."""
         for owner_id, attached in list(self._by_id.items()):
             if attached.owner.lease:
                 attached.close()
@@ -234,8 +242,9 @@ class Owners:
                 self.detach(owner_id)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Take an owner of any process off the list; return how many leases it had."""
+        """Take an owner of any process off the list; return the number of its leases."""
         ran = causes or {}
+        ids = self._held_by(owner_id) if causes is None else []
         held: int = self._session.once(
             "let_go",
             [
@@ -244,12 +253,25 @@ class Owners:
             ],
             "text, bool, bigint[], text[]",
         )
+        if ids:
+            log_failed(inspect.get(self._session, ids))
         return held
+
+    def _held_by(self, owner_id: str) -> list[str]:
+        """The ids of the jobs of an owner: those that may fail when the owner is given up."""
+        schema = self._session.address.schema
+        rows = self._session.query(
+            f'SELECT j.id FROM "{schema}".owner AS o '
+            f'JOIN "{schema}".lease AS l ON l.owner = o.number '
+            f'JOIN "{schema}".job AS j ON j.seq = l.seq WHERE o.id = %s LIMIT %s',
+            [owner_id, MOST_LOOKED_AT],
+        )
+        return [job_id for (job_id,) in rows]
 
     # -- sleeping -------------------------------------------------------------------------------
 
     def parked(self, attached: AttachedOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as an owner; if others die meanwhile, give back their leases."""
+        """Sleep as an owner; give back the leases of owners that die meanwhile."""
         session = self._session
         attached.hand_off.waits()
         if attached.partial:
@@ -258,7 +280,7 @@ class Owners:
         lease = lease / 3 - (time.monotonic() - attached.renewed)
         with attached.asleep.inside() as may:
             if not may:
-                return []  # the owner was given up a moment ago, or attached again
+                return []  # the owner was given up or attached again a moment ago
             timeout = min(timeout, lease, session.longest_sleep())
             ready, died = yield from attached.parked(timeout, fds)
         if died:
@@ -269,7 +291,8 @@ class Owners:
 
     def heard(self, word: str) -> None:
         """Pass on a notification to one owner of this process, or to all."""
-        if word[0].isdecimal():  # number, or number:turn:lease
+        # The word is the number of an owner, or number:turn:lease.
+        if word[0].isdecimal():
             number, _, lease = word.partition(":")
             attached = self._by_number.get(int(number))
             if attached is not None:
@@ -294,15 +317,19 @@ class Owners:
             attached.wake()
 
     def renewed(self, attached: AttachedOwner, step: Step) -> None:
-        """Note that an exchange renewed the owner's lease; renew its lock, or have it hear here.
+        """Go on after an exchange has renewed the owner's lease.
 
-        An owner without a want does not mean to sleep here: it may sleep in another process by now.
+        A local owner also renews its lock. From now on this process gets the notifications of a
+        remote owner.
+
+        A step without a want does none of this, since its owner may now sleep in another process.
         """
         attached.renewed = time.monotonic()
         if attached.owner.lease:
             if step.want is not None and not attached.hears:
                 self._session.call("hear", [attached.number, self._session.listen()], "int, text")
-                attached.hears = attached.partial = True  # it asks again, now that it hears
+                # Ask again: notifications before this were lost.
+                attached.hears = attached.partial = True
         elif self._session.wake_ups is not None:
             self._session.wake_ups.renew(attached.number)
 
@@ -332,7 +359,7 @@ class Owners:
         self._liveness.unwatch(wanted)
 
     def reap(self) -> int:
-        """Give back the leases of dead owners; return how many owners were dead."""
+        """Give back the leases of dead owners; return the number of dead owners."""
         self._liveness.keep()
         rows = self.rows()
         others = [row for row in rows if row.number not in self._by_number]
@@ -362,11 +389,11 @@ class Owners:
         return self._near(row) or not near or row.late > _PRECEDENCE
 
     def _near(self, row: Row) -> bool:
-        """Whether the owner is, or was, on this machine: only then are its files here."""
+        """Whether the owner is or was on this machine, which then has its files."""
         return any(attached.owner.host == row.host for attached in list(self._by_number.values()))
 
     def _causes(self, row: Row, owner: Owner) -> dict[int, str] | None:
-        """Return the jobs that a dead owner ran: by its scoreboard, or all that a consumer took."""
+        """Return the jobs that a dead owner ran: by its scoreboard, or all jobs of a consumer."""
         if row.kind == "consumer":
             tokens = self._session.call("tokens_of", [row.number], "int", plain=True)
             return dict.fromkeys(tokens, f"{owner.name} died")
@@ -377,9 +404,9 @@ class Owners:
         return dict.fromkeys(running, f"worker {owner.name} died with its processes")
 
     def after_fork_child(self) -> None:
-        """Leave the owners to the parent, in a forked child, and close our copies at once.
+        """Leave the owners to the parent, in a forked child, and close the copies at once.
 
-        A child that keeps these copies would make its dead parent seem alive.
+        If the child kept the copies, its parent would seem alive after its death.
         """
         self._liveness.after_fork_child()
         for attached in list(self._by_number.values()):

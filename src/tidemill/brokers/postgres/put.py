@@ -1,6 +1,6 @@
-"""Puts of jobs, packed as ids, envelopes, and the number of each job's shape.
+"""Puts of jobs, packed as ids, envelopes, and the number of the shape of each job.
 
-The shape is all else that the server needs of a job. Most jobs of a call have the same shape.
+The shape has all other facts that the server needs. Most jobs of a call have the same shape.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tidemill.brokers.contract.exchange import check_nonce
-from tidemill.brokers.postgres.caller_transaction import check_inside, run_inside
+from tidemill.brokers.postgres.caller_transaction import open_transaction, run_inside
 from tidemill.brokers.postgres.connections import ServerConnection
 from tidemill.brokers.postgres.encoding import blobs, clean, ints, json, texts
 from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
@@ -24,7 +24,7 @@ from tidemill.core.job import Envelope, Links, Placed, Put, encode_envelope
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["pack_jobs", "put", "put_inside"]
+__all__ = ["call", "call_inside", "pack_jobs", "put", "put_inside", "puts_of"]
 
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
@@ -84,28 +84,40 @@ def put(
     let_go: Collection[str],
     nonce: str = "",
 ) -> list[Put]:
-    """Accept jobs, all or none, in a transaction of our own."""
+    """Accept jobs, all or none, in a separate transaction."""
     check_nonce(nonce)
     if not jobs and not let_go:
         return []
+    held = texts(list(hold)), texts(list(let_go))
+    return puts_of(jobs, call(session, session.statements.put, jobs, held, nonce))
+
+
+def call(
+    session: Session, statement: bytes, jobs: Sequence[Envelope], more: tuple[Any, ...], nonce: str
+) -> Any:
+    """Call, once, a procedure that accepts jobs, and return its answer.
+
+    ``more`` are its arguments after the jobs.
+    """
     queues = session.queues
-    packed = _pack(session, jobs, hold, let_go)
+    packed = *_pack(session, jobs), *more
     chores = session.chores(0)
     serials: dict[str, int] = {}
     unsure = False
 
     def work(connection: ServerConnection, conn: Connection) -> Any:
         nonlocal packed, queues, unsure
-        if queues is not session.queues:  # the server has lost queues, and gave them other numbers
+        if queues is not session.queues:  # the server lost queues, so they have new numbers
             queues = session.queues
-            packed = _pack(session, jobs, hold, let_go)
-        if connection.id not in serials:  # else this repeats a call whose reply was lost
+            packed = *_pack(session, jobs), *more
+        # If the serial exists, the reply was lost: repeat the call.
+        if connection.id not in serials:
             connection.serial += 1
             serials[connection.id] = connection.serial
-        call = (f"once {clean(nonce)}", 1) if nonce else (connection.id, connection.serial)
-        arguments = [*call, *packed, session.prefs(), chores]
+        key = (f"once {clean(nonce)}", 1) if nonce else (connection.id, connection.serial)
+        arguments = [*key, *packed, session.prefs(), chores]
         try:
-            row = conn.execute(session.statements.put, arguments, binary=True).fetchone()
+            row = conn.execute(statement, arguments, binary=True).fetchone()
         except psycopg.Error as error:
             unsure = unsure or is_unsure(error, conn)
             raise
@@ -113,7 +125,7 @@ def put(
         return row[0]
 
     try:
-        answer = session.connections.run(work, patience=session.address.patience)
+        return session.connections.run(work, patience=session.address.patience)
     except DuplicateJob:
         _await_disk(session)
         raise
@@ -121,11 +133,10 @@ def put(
         if not unsure or not jobs:
             raise
         raise BrokerUnavailable(f"{error}; {_perhaps(jobs)}") from error.__cause__
-    return _puts(jobs, answer)
 
 
 def _perhaps(jobs: Sequence[Envelope]) -> str:
-    """Return the advice for a put that may have been committed."""
+    """Return the advice to the user after a put that may have been committed."""
     if len(jobs) == 1:
         return f"job {jobs[0].id!r} may have been accepted: put it again with the same id"
     return (
@@ -135,16 +146,14 @@ def _perhaps(jobs: Sequence[Envelope]) -> str:
 
 
 def _await_disk(session: Session) -> None:
-    """Wait until the existing job is on disk: the caller relies on it, and it may be new."""
+    """Wait until the existing job is on disk: it may be new, and the caller relies on the job."""
     session.call("flush", [], "", plain=True)
 
 
-def _pack(
-    session: Session, jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
-) -> tuple[Any, ...]:
+def _pack(session: Session, jobs: Sequence[Envelope]) -> tuple[Any, ...]:
     for job in jobs:
         check_links(job)
-    return *pack_jobs(session, jobs), texts(list(hold)), texts(list(let_go))
+    return pack_jobs(session, jobs)
 
 
 def put_inside(
@@ -154,26 +163,38 @@ def put_inside(
     hold: Collection[str],
     let_go: Collection[str],
 ) -> list[Put]:
-    """Accept jobs in the caller's transaction. If they are refused, it goes on without them.
+    """Accept jobs in the caller's transaction. After a refusal, the transaction goes on.
 
     Raises:
         InvalidOption: ``txn`` has no transaction that could commit the jobs later.
         SerializationConflict: the transaction has a stricter isolation and must be repeated.
     """
-    check_inside(session, txn)
-    session.meet(txn)
-    packed = _pack(session, jobs, hold, let_go)
+    held = texts(list(hold)), texts(list(let_go))
+    return puts_of(jobs, call_inside(session, session.statements.put_inside, jobs, held, txn))
+
+
+def call_inside(
+    session: Session, statement: bytes, jobs: Sequence[Envelope], more: tuple[Any, ...], txn: Any
+) -> Any:
+    """Call a function that accepts jobs in the caller's transaction, and return its answer.
+
+    Raises:
+        InvalidOption, SerializationConflict: as :func:`put_inside`.
+    """
+    conn = open_transaction(session, txn)
+    session.meet(conn)
+    packed = *_pack(session, jobs), *more
     try:
-        answer = run_inside(txn, session.statements.put_inside, [*packed, session.prefs()])
+        return run_inside(conn, statement, [*packed, session.prefs()])
     except psycopg.Error as error:
         failure = conflict(error) or translated(error, session.address.where)
         if isinstance(failure, DuplicateJob):
             _await_disk(session)
         raise failure from error
-    return _puts(jobs, answer)
 
 
-def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:
+def puts_of(jobs: Sequence[Envelope], answer: Any) -> list[Put]:
+    """The outcomes in the answer of a procedure that accepts jobs."""
     if answer is None:
         return [Put(job.id, Placed.CREATED) for job in jobs]
     return [Put(job_id, Placed(how)) for how, job_id in answer]

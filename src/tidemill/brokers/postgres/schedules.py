@@ -1,4 +1,4 @@
-"""Schedules as they travel; ``sql/55_schedules.sql`` is the server's side."""
+"""The calls for schedules; ``sql/55_schedules.sql`` is the server's side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIELDS = "name, version, due, body"
 
 
 def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
-    """Return the records of these names, all of one moment."""
+    """Return the records of these names, read at one moment."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name = ANY (%b::text[])"
     rows = session.query(text, [texts(names)])
@@ -31,7 +31,7 @@ def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
 
 
 def page(session: Session, after: str, limit: int) -> list[Schedule]:
-    """Return records by name, from the first name behind ``after`` on."""
+    """Return records by name, from the first name after ``after`` on."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name > %s ORDER BY name LIMIT %s"
     return [Schedule(*row) for row in session.query(text, [after, limit])]
@@ -42,7 +42,8 @@ def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
     if firing <= 0:
         try:
             [(*columns, wait, wall)] = session.rows("hand_out", [step.fires], "int")
-        except TidemillError as error:  # the step counts; the schedules are handed out again later
+        except TidemillError as error:
+            # The step is done; these schedules are handed out again later.
             if not isinstance(error, BrokerUnavailable):
                 _LOG.warning("schedules are not handed out: %s", error)
             columns, wait, wall = [()] * 4, CLAIM, None
@@ -74,7 +75,8 @@ def change(session: Session, changes: Sequence[Change]) -> list[Changed]:
 
     def work(connection: ServerConnection, conn: Connection) -> Any:
         session.check_numbers(queues)
-        if connection.id not in serials:  # else this repeats a call whose reply was lost
+        # If the serial exists, the reply was lost: repeat the call.
+        if connection.id not in serials:
             connection.serial += 1
             serials[connection.id] = connection.serial
         values = [connection.id, serials[connection.id], *arguments]

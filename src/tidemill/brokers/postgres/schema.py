@@ -1,9 +1,9 @@
 """The tables and functions in a database: making them, changing them, and checking their version.
 
-``sql/migrations/NNNN_name.sql`` change the tables, once each and in order. ``sql/NN_name.sql`` are
-the functions; a change in any of these files replaces all functions. A migration is one transaction
-under a lock, so any number of processes may migrate at once. The files say ``tidemill`` in place of
-the schema's name.
+The files ``sql/migrations/NNNN_name.sql`` change the tables, each once and in order. The files
+``sql/NN_name.sql`` have the functions; a change in any of these files replaces all functions. A
+migration is one transaction under a lock, so any number of processes may migrate at once. In the
+files, ``tidemill`` stands for the schema's name.
 
 Versions have an order. A release never migrates a store that a newer release has migrated. It works
 on such a store as long as the newer release answers its calls.
@@ -39,7 +39,7 @@ __all__ = [
 
 _LOCK = 0x7469_6465  # "tide"
 LOCK_TIMEOUT = 500
-"""Milliseconds that a migration waits for a lock before it lets others through."""
+"""Milliseconds that a migration waits for a lock before it lets other users through."""
 
 _NAME = re.compile(r"\btidemill\b")
 
@@ -81,7 +81,7 @@ VERSION = len(_migrations())
 """The version of the tables of this code. A release that changes a function adds a migration."""
 
 SERVES = 17
-"""The oldest version whose calls the functions answer: of the release before, or older.
+"""The oldest version whose calls the functions answer: the previous release, or an older one.
 
 So workers of two releases work side by side while one replaces the other.
 """
@@ -92,14 +92,14 @@ def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
     found = conn.execute("SELECT to_regclass(%s)", [f"{schema}.meta"]).fetchone()
     if not found or found[0] is None:
         return None
-    # As JSON, since the columns differ from version to version.
+    # As JSON, since the columns differ between versions.
     query = sql.SQL("SELECT to_jsonb(m) FROM {} AS m").format(sql.Identifier(schema, "meta"))
     row = conn.execute(query).fetchone()
     return msgspec.convert(row[0], Installed) if row else None
 
 
 def version_of(conn: psycopg.Connection, schema: str) -> int:
-    """Return the version of the tables in a schema; 0 when there are none."""
+    """Return the version of the tables in a schema; 0 without tables."""
     found = installed(conn, schema)
     return found.version if found else 0
 
@@ -148,7 +148,8 @@ def migrate(
 ) -> tuple[int, int]:
     """Bring a schema to this version; return the versions before and after.
 
-    While this waits for a lock, all later users of that table wait, too. So no wait here is long.
+    While the migration waits for the lock of a table, all later users of the table wait, too. So
+    each wait is short.
 
     Raises:
         Outgrown: a newer release has migrated the schema; nothing was changed.
@@ -174,14 +175,15 @@ def migrate(
                 "or run tidemill migrate with the newer release"
             )
         if found and (found.version, found.functions) == (len(steps), digest):
-            return before, before  # others may be at work
+            return before, before  # up to date: lock no tables, since other processes may use them
         for step in steps[before:]:
             _run(conn, step, schema)
         if not before:
             conn.execute(
                 "INSERT INTO meta VALUES (0, '', %s, extract(epoch FROM now()))", [new_id()]
             )
-        if len(steps) >= VERSION:  # a test may ask for fewer, which the functions do not fit
+        # Only a test asks for fewer steps, and the functions do not fit these tables.
+        if len(steps) >= VERSION:
             _run(conn, functions, schema)
             conn.execute("UPDATE meta SET serves = %s", [SERVES])
         conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])
@@ -189,5 +191,5 @@ def migrate(
 
 
 def _run(conn: psycopg.Connection, text: str, schema: str) -> None:
-    # Many statements in one go: libpq's simple protocol, which takes no parameters.
+    # Many statements in one message need libpq's simple protocol, which takes no parameters.
     conn.execute(_NAME.sub(f'"{schema}"', text).encode())

@@ -22,10 +22,10 @@ _LIBPQ = (
 )
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _LEAST = 2.0
-"""Seconds: the shortest limit of an answer, and the limit of a new connection."""
+"""Seconds: the shortest time limit of an answer, and the time limit of a new connection."""
 
 OVER = 0.25
-"""Seconds that a call waits beyond the limit, which is also the server's limit for locks."""
+"""Seconds that a call waits longer than the limit, which is also the server's limit for locks."""
 
 CANCEL = 0.5
 """Seconds that the server has to take a request to cancel."""
@@ -41,7 +41,7 @@ class Address(msgspec.Struct, frozen=True):
         shown: the URL without passwords.
         where: host, port and database, as errors name them.
         direct: the URL of the server itself, when ``conninfo`` leads to a pooler.
-        schema: the schema that holds our tables.
+        schema: the schema that has the tables.
         patience: seconds that puts, queries and acts on jobs wait for a server that is away.
         owner_lease: seconds that a silent owner is kept.
         pool: the most connections, besides the listening connection.
@@ -63,7 +63,7 @@ class Address(msgspec.Struct, frozen=True):
     def limit(self) -> float:
         """Seconds in which the server must answer, so that a call ends within ``patience``.
 
-        Giving up a call takes time too. A call may exceed a patience of less than 2.75 s.
+        The end of a call takes time, too. So a call may exceed a patience of less than 2.75 s.
         """
         return max(_LEAST, self.patience - OVER - CANCEL)
 

@@ -24,7 +24,7 @@ __all__ = ["Session", "Statements"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _COARSE = 1.0
-"""Seconds between looks where no notification can be heard."""
+"""Seconds between two looks where no notifications arrive."""
 
 _CHORES = 0.5
 """Seconds between the chores of one process."""
@@ -40,6 +40,12 @@ class Statements:
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
+        publish = f'CALL "{schema}".publish(%s::text, %s::bigint, {batch}, %s::text, {prefs}, '
+        self.publish = f"{publish}%s::int, NULL)".encode()
+        self.publish_inside = (
+            f'SELECT "{schema}".publish_inside({batch}, %s::text, {prefs})'.encode()
+        )
+        self.bindings = f'SELECT "{schema}".all_bindings()'.encode()
         changes = (
             "ROW(%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], %b::float8[], "
             f'%b::bytea[], %b::bigint[]::int[])::"{schema}".schedule_changes'
@@ -60,9 +66,10 @@ class Statements:
         )
         exchange = (
             f'CALL "{schema}".exchange({request}, {followers}, {want}, {prefs}, %s::int, '
-            "NULL, NULL, NULL)"
+            "NULL, NULL, NULL"
         )
-        self.exchange = exchange.encode()
+        self.exchange = f"{exchange})".encode()
+        self.exchange_counting = f"{exchange}, %b::bytea)".encode()
 
     @staticmethod
     def prefs(schema: str) -> str:
@@ -77,8 +84,9 @@ class Session:
         self.address = address
         self.connections = Connections(address, self._look_for_queues)
         self.statements = Statements(address.schema)
-        self.queues: dict[str, int] = {}  # replaced when the server has lost some of them
-        self._met: weakref.WeakSet[object] = weakref.WeakSet()  # connections of callers
+        self.queues: dict[str, int] = {}  # queue numbers; replaced when the server has lost queues
+        # Connections of callers that were checked.
+        self._met: weakref.WeakSet[object] = weakref.WeakSet()
         self.wake_ups: WakeUps | None = None
         self._heard, self._back = heard, back
         self._lock = LongLock()
@@ -87,7 +95,7 @@ class Session:
         self._next_chores = 0.0
         self.unserved: Outgrown | None = None  # a newer release no longer answers our calls
         if address.migrate:
-            with contextlib.suppress(Outgrown):  # the check tells whether it serves us
+            with contextlib.suppress(Outgrown):  # the check below decides whether this is an error
                 bring_up(address)
 
         def look(_: object, conn: Connection) -> tuple[Any, ...]:
@@ -129,7 +137,7 @@ class Session:
     ) -> Any:
         """Call a function; ``types`` are the types of its arguments, before the prefs.
 
-        ``queues`` are the queue numbers that the arguments were made with.
+        ``queues`` are the queue numbers in the arguments.
         """
         holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
         values = list(arguments)
@@ -170,7 +178,8 @@ class Session:
 
         def work(connection: ServerConnection, conn: Connection) -> Any:
             self.check_numbers(queues)
-            if connection.id not in serials:  # else this repeats a call whose reply was lost
+            # If the serial exists, the reply was lost: repeat the call.
+            if connection.id not in serials:
                 connection.serial += 1
                 serials[connection.id] = connection.serial
             begun = [connection.id, serials[connection.id], self.prefs(), connection.id]
@@ -198,7 +207,7 @@ class Session:
         return self.connections.run(work, patience=self.address.patience)
 
     def known(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the numbers of queues by name, of these names at least; make new ones."""
+        """Make missing queues; return queue numbers by name, of at least these names."""
         new = [name for name in names if name not in self.queues]
         if new:
             text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
@@ -207,7 +216,7 @@ class Session:
         return self.queues
 
     def _look_for_queues(self, conn: Connection) -> None:
-        """Look whether the server of a new connection has lost queues, and renumber these.
+        """Check whether the server of a new connection has lost queues, and renumber these queues.
 
         Queues get lost when a lagging standby takes over, or when a backup is restored.
         """
@@ -236,13 +245,15 @@ class Session:
             )
 
     def meet(self, txn: object) -> None:
-        """Check our queue numbers before the first use of a caller's connection.
+        """Check the known queue numbers before the first use of a caller's connection.
 
-        Our own connections break when the server does. A new connection then looks for our queues.
+        The broker's own connections break when the server does, and each new connection is checked.
         """
         if txn not in self._met:
             self.query("SELECT 1")
-            self._met.add(txn)
+            # Fails for proxies of pools without weak references.
+            with contextlib.suppress(TypeError):
+                self._met.add(txn)
 
     def outgrown(self) -> bool:
         """True when the store has a newer version, or another version than at opening."""
@@ -271,7 +282,7 @@ class Session:
             self.unserved = error
 
     def chores(self, settled: int) -> int:
-        """Return how many finished jobs the next call may prune; 0 until chores are due."""
+        """Return the most finished jobs that the next call may prune; 0 until chores are due."""
         self._settled += settled
         now = time.monotonic()
         if now < self._next_chores:
@@ -283,15 +294,15 @@ class Session:
     # -- wake-ups -------------------------------------------------------------------------------
 
     def listen(self) -> str:
-        """Listen from now on, if a session lasts; return the channel, or an empty text."""
+        """Listen from now on; return the channel, or an empty text behind PgBouncer."""
         with self._lock:
             if self.wake_ups is None and not self._tone_deaf:
                 address = self.address
                 if self.connections.pooled and not address.direct:
                     self._tone_deaf = True
                     _LOG.warning(
-                        "%s is behind a pooler, which ends sessions: nothing can be heard there, "
-                        "so that jobs start up to %g s late and deaths are known after the "
+                        "%s is behind a pooler, which ends sessions: no notification arrives. "
+                        "Jobs start up to %g s late, and deaths are noticed after the "
                         "owner_lease of %g s; give the server's own url as direct=",
                         address.where, _COARSE, address.owner_lease,
                     )  # fmt: skip
@@ -302,14 +313,14 @@ class Session:
             return self.wake_ups.channel if self.wake_ups else ""
 
     def longest_sleep(self) -> float:
-        """Return the seconds that a thread may sleep that relies on wake-ups."""
+        """Return the seconds that a thread may sleep if it relies on wake-ups."""
         wake_ups = self.wake_ups
         if wake_ups is None:
             return _COARSE
         return 3600.0 if wake_ups.since else 0.2
 
     def lasted(self) -> bool:
-        """True when server and wake-ups have lasted for a lease, so that leases truly ran out."""
+        """True when the server and the wake-ups have worked for as long as a lease lasts."""
         lease = self.address.owner_lease
         now = time.monotonic()
         if now - self._server_since < lease:

@@ -1,8 +1,9 @@
 """A connection to the server, and the time in which the server must answer.
 
-The client keeps the limit, since the server's own limits fall short. They end no wait for a stopped
-server. Behind PgBouncer they last for one transaction, and PgBouncer refuses them as start-up
-parameters. When the time is over, the client asks the server to cancel and closes the connection.
+The client checks the time, since the server's own timeouts are not enough. A stopped server does
+not apply its timeouts. Behind PgBouncer, timeouts last for one transaction, and PgBouncer refuses
+timeouts as start-up parameters. When the time is over, the client asks the server to cancel the
+call, and closes the connection.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             if isinstance(error, Stalled):
                 self._give_up()
             elif raised_by_handler(error) or not isinstance(error, Exception):
-                self.pgconn.finish()  # a reply may still come, which nobody may read
+                self.pgconn.finish()  # hang up, so that nobody reads a late reply
             raise
 
     def _give_up(self) -> None:
         """Ask the server to cancel the call, if it still takes requests, and hang up."""
         try:
-            if capabilities.has_cancel_safe():  # else the request itself might wait for ever
+            if capabilities.has_cancel_safe():  # the older request to cancel might never return
                 with InterruptibleWait():
                     self.cancel_safe(timeout=CANCEL)
         except psycopg.Error:
-            pass  # the server does not take the request either
+            pass  # the server does not take the request to cancel, either
         finally:
             self.pgconn.finish()
 

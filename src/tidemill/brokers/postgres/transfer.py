@@ -1,4 +1,4 @@
-"""Transfer: leaving for another store, and taking in jobs of a departed store."""
+"""Transfer: moving all jobs to another store, and adopting jobs of another store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STATES = list(State)
 
 
 def depart(session: Session, where: str, *, seal: bool) -> Departure:
-    """Begin the departure of this store, or go on with it."""
+    """Begin the departure of this store, or continue it."""
     text = f'SELECT * FROM "{session.address.schema}".depart(%s, %s, %s)'
     [(mark, moves_to, last, sealed)] = session.query(text, [new_id(), where, seal])
     return Departure(mark, moves_to, last, sealed)
 
 
 def stay(session: Session) -> None:
-    """Call a departure off."""
+    """Cancel a departure."""
     session.call("stay", [], "", plain=True)
 
 
@@ -41,7 +41,7 @@ def adopt(
     cursor: str,
     schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Take in jobs and schedules of a departed store."""
+    """Adopt jobs and schedules of a departed store."""
     queues = session.known({record.envelope.queue for record in records})
     taken: list[bool] = session.once(
         "adopt_all",
@@ -49,7 +49,7 @@ def adopt(
             *(departure.mark, departure.last, cursor),
             json([_row(queues, record) for record in records]),
             blobs([encode_envelope(record.envelope) for record in records]),
-            blobs([record.result for record in records]),
+            blobs([record.raw_result for record in records]),
             texts([schedule.name for schedule in schedules]),
             floats([schedule.due for schedule in schedules]),
             blobs([schedule.body for schedule in schedules]),
@@ -61,7 +61,7 @@ def adopt(
 
 
 def adopted(session: Session, mark: str) -> str:
-    """Return the cursor up to which a departed store has been taken in."""
+    """Return the cursor of the last adopted jobs of a departed store."""
     cursor: str = session.call("adopted", [mark], "text", plain=True)
     return cursor
 
@@ -96,6 +96,7 @@ def _row(queues: Mapping[str, int], record: Record) -> dict[str, Any]:
         "trail": trail or None,
         "done": done,
         "total": total,
+        "text": clean(record.progress_text),
         "log": [[when, clean(line)] for when, line in record.log],
         "linked": links is not None,
         "until": e.created + e.unique.period if e.unique and e.unique.period else None,

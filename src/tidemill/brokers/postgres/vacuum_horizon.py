@@ -1,7 +1,8 @@
 """Transactions that keep PostgreSQL from clearing away deleted rows.
 
 A deleted row stays as long as any transaction may still see it. Queues delete many rows, and each
-claim passes over the deleted rows that stay. So one old transaction slows all queues of a database.
+claim has to pass over the deleted rows that still exist. So one old transaction slows all queues of
+a database.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _OLD = 60.0
 """The age in seconds from which a transaction is named."""
 
 _FAR = 50_000
-"""The age in transactions, where no time is known: standbys, slots, users we may not see."""
+"""The age in transactions, where no time is known: standbys, slots, hidden users."""
 
 _HOLDERS = """
 SELECT kind, pid, who, app, state, seconds, far FROM (
@@ -60,7 +61,7 @@ def _phrase(
         return f"replication slot {app!r} is {age} behind"
     if kind == "standby":
         return f"standby {app!r} (pid {pid}, hot_standby_feedback) is {age} behind"
-    said = f"pid {pid} of user {who}"
+    text = f"pid {pid} of user {who}"
     if app:
-        said += f" ({app})"
-    return f"{said} has had a transaction open for {age}" + (f", {state}" if state else "")
+        text += f" ({app})"
+    return f"{text} has had a transaction open for {age}" + (f", {state}" if state else "")

@@ -1,4 +1,4 @@
-"""Waits until jobs end or a queue has space, for callers that are no owners."""
+"""Waits until jobs end or a queue has space, for callers that lease no jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.core.locks import Condition
 __all__ = ["Waits"]
 
 _RENEW = 30.0  # seconds; the server forgets a waiter after a minute
-_KNOWN = 1000  # ids asked for at once
+_KNOWN = 1000  # the most ids in one question
 
 
 class Waits:
@@ -24,7 +24,7 @@ class Waits:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._news = Condition()
-        self._count = 0  # of notifications
+        self._count = 0  # number of notifications
         self._numbers = itertools.count(1)
         schema = session.address.schema
         self._look = (
@@ -43,14 +43,14 @@ class Waits:
             self._news.notify_all()
 
     def for_jobs(self, ids: Sequence[str], timeout: float) -> None:
-        """Wait until all jobs have finished or the time is over: in pieces, the last ids first."""
+        """Wait until all jobs have finished or the time is over, in pieces from the last ids on."""
         deadline = time.monotonic() + timeout
         left = [job_id for job_id in ids if "\0" not in job_id]
         while left and self._until([texts(left[-_KNOWN:]), None], deadline):
             del left[-_KNOWN:]
 
     def for_first(self, ids: Sequence[str], timeout: float) -> None:
-        """Wait until one job has finished or is not there, or the time is over."""
+        """Wait until one job has finished or is missing, or the time is over."""
         known = [job_id for job_id in ids if "\0" not in job_id]
         if known and len(known) == len(ids):
             self._until([texts(known), None], time.monotonic() + timeout, len(ids))
@@ -71,7 +71,7 @@ class Waits:
     def _until(
         self, what: list[Any], deadline: float, enough: int = 1, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until a look finds fewer than ``enough`` things to wait for.
+        """Sleep until a check finds fewer than ``enough`` jobs, or full queues, to wait for.
 
         Return False when the time is over, or the alarm rings.
         """
@@ -85,12 +85,12 @@ class Waits:
             seen = self._count
             [(refs, due)] = session.query(self._look, [*what, me, channel, session.prefs()])
             if len(refs) < enough:
-                if refs:  # we no longer wait for the rest
+                if refs:  # this wait no longer needs the other jobs
                     session.query(self._look, [texts([]), None, me, channel, session.prefs()])
                 return True
             left = deadline - time.monotonic()
             if left <= 0 or (alarm is not None and alarm.rings):
-                return False  # the server forgets that we waited
+                return False  # the server will forget this wait
             longest = min(left, _RENEW, session.longest_sleep())
             with self._news:
                 if self._count == seen:

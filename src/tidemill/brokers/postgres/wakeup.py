@@ -1,8 +1,8 @@
-"""The listening connection, which also holds the locks that show that this process's owners live.
+"""The listening connection, with the locks that show that this process's owners live.
 
-A thread sleeps on this connection and passes on notifications. If nobody read them, the server
-would have to keep them all. When the connection breaks, the thread makes a new one and takes the
-locks again. Then it wakes everybody, since the notifications of the meantime are lost.
+A thread sleeps on this connection and passes on notifications, since the server keeps all
+notifications that nobody has read. When the connection breaks, the thread makes a new connection
+and takes the locks again. Then the thread wakes all sleepers, since notifications were lost.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ class WakeUps:
         self._conninfo = address.direct or address.conninfo
         self._where = address.where
         self._limit = address.limit
-        self._table = table  # oid of "owner": the first half of our locks
-        # Seconds: the server must find a dead connection before they are over.
+        self._table = table  # the oid of "owner": the first half of each lock
+        # Seconds within which the server must notice that a connection is dead.
         self._lease = int(address.owner_lease)
         self._heard = heard
         self._back = back
         self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
         self._conn: Connection | None = None
         self._held: set[int] = set()
-        self._missing: set[int] = set()  # held owners whose lock we could not take yet
+        self._missing: set[int] = set()  # held owners whose lock could not be taken yet
         self._lock = LongLock()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pipe = WakePipe()
         self.since = 0.0  # monotonic time of the last connect; 0 while disconnected
-        self.broken = 0  # times the connection was lost
+        self.broken = 0  # how often the connection was lost
 
     def start(self) -> None:
         """Listen from now on. Idempotent.
@@ -80,7 +80,7 @@ class WakeUps:
         conn.until = time.monotonic() + self._limit
         try:
             # The server must notice that a machine has vanished, and free its locks. An idle
-            # connection needs keepalives for that, a busy one tcp_user_timeout.
+            # connection needs keepalives for this, a busy connection needs tcp_user_timeout.
             settings = {
                 "tcp_keepalives_idle": max(1, self._lease // 3),
                 "tcp_keepalives_interval": max(1, self._lease // 10),
@@ -91,7 +91,7 @@ class WakeUps:
             for name, value in settings.items():
                 conn.execute("SELECT set_config(%s, %s, false)", [name, str(value)])
             conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
-            for number in list(self._held):  # the set may grow meanwhile
+            for number in list(self._held):  # a copy, since the set may grow during the loop
                 self._take_lock(conn, number)
         except psycopg.Error as error:
             conn.close()
@@ -101,8 +101,8 @@ class WakeUps:
         self.since = time.monotonic()
 
     def _take_lock(self, conn: Connection, number: int) -> None:
-        # Our old session still holds the lock until the server notices its end. Meanwhile our
-        # lease shows that we live, and each renewal tries the lock again.
+        # The old session holds the lock until the server notices its end. Meanwhile the lease shows
+        # that the owner lives, and each renewal tries the lock again.
         query = "SELECT pg_try_advisory_lock(%s, %s)"
         row = conn.execute(query, [self._table, number]).fetchone()
         if row and row[0]:
@@ -113,13 +113,13 @@ class WakeUps:
     # -- locks ----------------------------------------------------------------------------------
 
     def hold(self, number: int) -> None:
-        """Hold the lock of an owner, as long as this process lives."""
+        """Hold the lock of an owner as long as this process lives."""
         self._held.add(number)
         self._missing.add(number)
         self.renew(number)
 
     def renew(self, number: int) -> None:
-        """Take the lock of an owner, if we do not have it."""
+        """Take the lock of an owner, if this connection does not have it."""
         if number in self._missing:
             self._do(lambda conn: self._take_lock(conn, number))
 
@@ -141,7 +141,7 @@ class WakeUps:
             except psycopg.Error:
                 pass  # the thread connects again and takes the held locks
             conn.until = None
-            self._pipe.wake()  # psycopg has read notifications off the socket meanwhile
+            self._pipe.wake()  # psycopg may have read notifications from the socket
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class WakeUps:
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Leave the connection to the parent, in a forked child: drop our copy unclosed."""
+        """Leave the connection to the parent, in a forked child: drop the copy unclosed."""
         if self._conn is not None:
             leave_to_parent(self._conn)
             self._conn = None

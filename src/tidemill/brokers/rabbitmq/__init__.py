@@ -1,7 +1,8 @@
 """``amqp://``: jobs on a RabbitMQ server (3.10 or later), for users who run a server already.
 
-It uses quorum queues, publisher confirms and delays that the server holds. The protocol cannot look
-into a queue, take a job back or keep a result. The broker refuses such calls by feature name.
+The broker uses quorum queues, publisher confirms and delays that the server holds. AMQP cannot look
+into a queue, take a job back or keep a result. The broker refuses calls that need this; the error
+names the missing feature.
 """
 
 from tidemill.brokers.contract.features import Feature
@@ -15,6 +16,6 @@ __all__ = ["RabbitBroker", "check_url", "features_of", "open_url", "read_url"]
 
 
 def features_of(url: Url) -> frozenset[Feature] | None:
-    """The features of a URL's broker or of its ``store=``. None: only an open store knows them."""
+    """The features of a URL's broker or ``store=``; None if only an open store knows them."""
     store = check_url(url).store
     return store_features(store) if store else RabbitBroker.features

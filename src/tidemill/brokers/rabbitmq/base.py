@@ -31,8 +31,8 @@ __all__ = ["FAREWELL", "ServerCalls", "text_of"]
 
 
 _PUBLISHERS_BEAT = 600
-"""Heartbeat in seconds of the connection that only publishes. Its process may run tasks, and a task
-may hold the interpreter lock for minutes. No lease depends on this connection."""
+"""Seconds between heartbeats of the connection that only publishes. Its process may run tasks,
+which may hold the interpreter lock for minutes. No lease depends on this connection."""
 
 FAREWELL = 5.0
 """Seconds that a closing broker waits for the work under way."""
@@ -45,10 +45,10 @@ class ServerCalls(Lacking):
         self.url = settings.shown
         self._settings = settings
         self._closed = False
-        self._inherited = False  # connections and owners belong to a parent process
-        self._version = ""  # of the server, as it last reported
+        self._inherited = False  # True when connections and owners belong to a parent process
+        self._version = ""  # the version that the server last reported
         self._lock = Lock()
-        settings.parameters(_PUBLISHERS_BEAT)  # raises now if a TLS file cannot be used
+        settings.parameters(_PUBLISHERS_BEAT)  # check now: raises if a TLS file cannot be used
         self._begin()
         try:
             self._out.await_up(settings.patience)
@@ -59,7 +59,7 @@ class ServerCalls(Lacking):
         flush_at_exit(self)
 
     def _begin(self) -> None:
-        """Begin in this process, which may be a fork of the one that opened the broker."""
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
         settings = self._settings
         self._names = Names(settings.prefix, settings.classic)
         delays = DelayQueues(settings.prefix)
@@ -86,7 +86,7 @@ class ServerCalls(Lacking):
         self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copies of the parent's connections and owners.
+        """In a forked child: close the copies of the parent's connections and owners.
 
         The child connects at its first call. Many children never make a call.
         """
@@ -108,7 +108,7 @@ class ServerCalls(Lacking):
                 self._inherited = False
 
     def _consuming(self) -> ConnectionThread:
-        """The connection thread that takes messages, once its connection is open."""
+        """Wait for the connection that takes messages, and return its thread."""
         with self._lock:
             if not self._joined:
                 self._joined = True
@@ -117,14 +117,14 @@ class ServerCalls(Lacking):
         return self._in
 
     def _workers_keep_time(self) -> bool:
-        """Whether workers keep the time of delayed jobs, instead of the server."""
+        """True when workers hold delayed jobs until the due time; False when the server does."""
         self._version = text_of(self._out.server.get("version", "")) or self._version
         return by_workers(self._settings, self._version)
 
     def _put(
         self, jobs: Sequence[Envelope], items: Sequence[Outgoing], *, once: bool = False
     ) -> None:
-        """Make the queues of jobs known, and publish the jobs, within one patience."""
+        """Announce the queues of jobs and publish the jobs, both within one patience."""
         began = machine_time()
         self._make_known([job.queue for job in jobs], began)
         self._publisher.put(items, self._settings.patience, began=began, once=once)
@@ -136,7 +136,7 @@ class ServerCalls(Lacking):
         self._publisher.put(items, self._settings.patience)
 
     def _served(self) -> Iterator[str]:
-        """The queues that our owners take from."""
+        """The queues from which this process's owners take."""
         for attached in list(self._owners.values()):
             yield from self._registry.known() if attached.serves_all else attached.owner.queues
 
@@ -159,7 +159,8 @@ class ServerCalls(Lacking):
         if not (self._closed or self._inherited):
             until = machine_time() + FAREWELL
             self._timekeeping.stop(FAREWELL)
-            self._publisher.flush(FAREWELL)  # a message is acknowledged after its successor
+            # First replacements, then acknowledgements of the messages they replace.
+            self._publisher.flush(FAREWELL)
             for attached in list(self._owners.values()):
                 attached.flush(max(0.1, until - machine_time()))
 

@@ -1,8 +1,8 @@
 """``amqp://``: the broker of jobs in the queues of a RabbitMQ server.
 
-This file has the core of the contract; :mod:`.calls` has the calls beside the core. :mod:`.amqp`
-speaks the protocol. :mod:`.put` publishes, :mod:`.claim` takes, and :mod:`.due` lays out the delay
-queues. :mod:`.queue_registry` knows the queues that exist, and :mod:`.layout` names all places.
+This file has the core of the contract; :mod:`.calls` has all other calls. :mod:`.amqp` speaks the
+protocol. :mod:`.put` publishes, :mod:`.claim` takes, and :mod:`.due` lays out the delay queues.
+:mod:`.queue_registry` knows the queues that exist, and :mod:`.layout` names all places.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
 
     @property
     def identity(self) -> str:
-        """The name of these jobs, the same for every address: cluster, vhost and prefix."""
+        """The name of this set of jobs: cluster, vhost and prefix, the same for every address."""
         self._check_open()
         self._out.await_up(self._settings.patience)
         cluster = text_of(self._out.server.get("cluster_name") or self._settings.where)
@@ -92,7 +92,8 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         """Publish jobs. Jobs whose ids are in ``alone`` are delivered one at a time."""
         self._check_open()
         known = [Carried(job, encode_envelope(job), losses=job.id in alone) for job in jobs]
-        items = [self._writer.write(job) for job in known]  # a refused job is not announced
+        # Before the queue is announced: this may refuse a job.
+        items = [self._writer.write(job) for job in known]
         self._put(jobs, items, once=True)
 
     def attach(self, owner: Owner) -> None:
@@ -137,12 +138,12 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         return self._attached(owner_id).wait(timeout, fds)
 
-    def bell(self, owner_id: str) -> int:
+    def wake_up_fd(self, owner_id: str) -> int:
         """The descriptor that becomes readable at an arrival, after :meth:`arm`."""
         return self._attached(owner_id).wake_up.fd
 
     def arm(self, owner_id: str) -> bool:
-        """Make the descriptor readable at the next arrival; False when a message has come."""
+        """Make the descriptor readable at the next arrival; False if a message is here already."""
         return self._attached(owner_id).wake_up.arm()
 
     def disarm(self, owner_id: str) -> None:
@@ -150,7 +151,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         self._attached(owner_id).wake_up.disarm()
 
     def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Ask the server again about the places of these jobs: the relay just published them."""
+        """Ask the server again about the places of these jobs, which the relay just published."""
         attached = self._owners.get(owner_id)
         if attached is not None:
             names = self._names
@@ -171,7 +172,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         return _TICK
 
     def count_silence(self) -> float:
-        return float("inf")  # there are no remote owners
+        return float("inf")  # RabbitMQ has no remote owners
 
     def wait_space(self, queue: str, timeout: float) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The calls beside the core: inspection, administration and transfer."""
+"""The calls outside the core: inspection, administration and transfer."""
 
 from __future__ import annotations
 
@@ -76,22 +76,24 @@ class AdminCalls(ServerCalls):
         return self._failed.delete(job_ids)
 
     def purge(self, queue: str) -> int:
-        """Delete the ready jobs of a queue, also those that the server pushed to our owners.
+        """Delete the ready jobs of a queue, also jobs that the server pushed to this process.
 
-        Delayed jobs are not deleted. They share their places with other queues' jobs, and arrive.
+        Delayed jobs are not deleted, since they share places with jobs of other queues. They arrive
+        later.
         """
         self._check_open()
         owners = list(self._owners.values())
         for attached in owners:
             attached.put_back(queue, self._settings.patience)
         if owners:
-            self._publisher.flush(self._settings.patience)  # a return may write a new message
+            # The return of a message may write a new message.
+            self._publisher.flush(self._settings.patience)
         try:
             with short_connection(self._settings) as server:
                 return sum(server.purge(place) for place in self._places(queue))
         finally:
             for attached in owners:
-                attached.wake_up.tell()  # owners that wait may want jobs
+                attached.wake_up.tell()  # a waiting owner may want jobs of the queue
 
     def forget_queue(self, queue: str) -> bool:
         refuse("deleting a queue (delayed jobs may be on their way to it)", Feature.INSPECT)
@@ -113,7 +115,7 @@ class TransferCalls(ServerCalls):
         cursor: str,
         schedules: Sequence[Schedule] = (),
     ) -> list[bool]:
-        """Take in jobs of a store, then their cursor. A kill in between repeats only this page."""
+        """Adopt jobs of a store, then store the cursor. After a kill only this page is repeated."""
         self._check_open()
         if schedules:
             refuse("a schedule", Feature.SCHEDULES)

@@ -3,9 +3,9 @@
 The server pushes messages up to the owner's credit (:mod:`.amqp.credit`) into queue states
 (:mod:`.queue_state`). ``exchange`` leases them from there.
 
-When a connection breaks, the server hands out again every message that we held, most likely to us.
-We recognize a job that still runs here, and it goes on; a job that ended meanwhile is settled now.
-A message that goes to another owner runs twice: jobs run at least once.
+When a connection breaks, the server hands out again every message that the owner held, most likely
+to the same owner. The owner recognizes its jobs: a running job goes on, and a job that ended
+meanwhile is settled now. A message that goes to another owner runs twice: jobs run at least once.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class AttachedOwner:
         self.serves_all = False
         self._telling = False
         self._kinds: tuple[str, ...] = ("messages",) if owner.kind == "consumer" else ("tasks",)
-        self._states: dict[str, list[QueueState]] = {}  # by queue, most urgent first
+        self._states: dict[str, list[QueueState]] = {}  # places by queue, urgent ones first
         self._turn = 0
         self._served: dict[str, int] = {}  # the turn in which a queue was last taken from
-        self._held: dict[int, HeldMessage] = {}  # by token
+        self._held: dict[int, HeldMessage] = {}  # leased messages by token
         self._channel = ConsumerChannel(
             context.thread, context.declarer, owner.name, self._came, self._lost, self._all
         )
@@ -105,11 +105,11 @@ class AttachedOwner:
                 more = False
                 leases += self._fetch(want, missing, alone=not (leases or settled or touched))
             if not (want.sleep or leases or settled or touched):
-                self._context.thread.check()  # only the server can say that nothing is ready
+                self._context.thread.check()  # raise if the server is away: it may have jobs
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
 
     def serve(self, queue: str) -> None:
-        """Take from one more queue, which was just announced."""
+        """Also take from this queue, which was just announced."""
         with self._lock:
             if queue not in self._states:
                 self._add_states(queue)
@@ -120,7 +120,7 @@ class AttachedOwner:
         return self.wake_up.sleep(timeout, fds)
 
     def doubt(self, homes: Sequence[str]) -> None:
-        """Ask the server once more about these places: jobs were put there."""
+        """Ask the server again about these places, since jobs were put there."""
         with self._lock:
             for state in (one for one in self._all() if one.place.name in homes):
                 state.doubt()
@@ -130,16 +130,16 @@ class AttachedOwner:
         self.wake_up.wake()
 
     def close(self, patience: float) -> None:
-        """Wait for the messages under way, return all messages, and close the channel."""
+        """Wait for messages that are being sent, return all messages, and close the channel."""
         with self._lock:
             self._closing = True
             for state in self._all():
                 state.credit = 0
         self._channel.adjust()
-        self._channel.sync(patience)  # else a message written anew comes back to us
+        self._channel.sync(patience)  # else the new message of a job would come back to us
         with self._lock:
             holds = [*self._held.values(), *(hold for s in self._all() for hold in s.cut(0))]
-            for hold in sorted(holds, key=lambda one: one.tag):  # they keep their order
+            for hold in sorted(holds, key=lambda one: one.tag):  # in their order
                 self._settlement.give_back(hold)
             self._held.clear()
         self._context.publisher.flush(patience)
@@ -158,7 +158,7 @@ class AttachedOwner:
         with self._lock, self._channel.together():
             for state in self._states.get(queue, ()):
                 self._credit.rest(state)
-        if self._channel.sync(patience):  # all messages under way have come, and go back
+        if self._channel.sync(patience):  # all messages that were under way have come: they go back
             self._channel.sync(patience)
 
     def after_fork_child(self) -> None:
@@ -207,7 +207,7 @@ class AttachedOwner:
                 alone = alone and not state.place.alone
                 holds = state.take(left if not (rows or state.place.alone) else 1)
                 left -= len(holds)
-                rows.append(row)  # last in turn from now on
+                rows.append(row)  # its next turn comes last
                 self._turn += 1
                 self._served[row[0].place.queue] = self._turn
                 yield from holds
@@ -215,7 +215,7 @@ class AttachedOwner:
     def _first(self, row: Sequence[QueueState], *, alone: bool) -> QueueState | None:
         """The place to take from; None while a more urgent place may have messages.
 
-        A place of suspects holds up no other place, and without ``alone`` none of it is taken.
+        A place of suspects delays no other place. Without ``alone`` its messages are not taken.
         """
         for state in row:
             if len(state) and (alone or not state.place.alone):
@@ -237,24 +237,24 @@ class AttachedOwner:
         def answer(count: int, why: str) -> None:
             if count:
                 heard(False)
-            elif why:  # a place that cannot be asked holds up no other
+            elif why:  # go on without a place that cannot be asked
                 heard(True)
-            else:  # pushed messages do not count, and may be under way
+            else:  # 0 is not certain: pushed messages may be under way
                 self._channel.round_trip(heard)
 
         def heard(empty: bool) -> None:
             with self._lock:
                 if not state.asking or state.arrivals != arrivals:
-                    return  # the connection was lost, or a message came
+                    return  # the answer is out of date: connection lost, or message came
                 state.late = False
                 if empty and asked - state.back > _ARRIVES:
                     state.asking, state.empty = False, True
                     self.wake_up.tell()
-                else:  # other owners may get the messages there
+                else:  # not empty: other owners may take its messages
                     again = functools.partial(self._ask_again, state, arrivals)
                     self._context.thread.later(_ASK_AGAIN, again)
 
-        def slow() -> None:  # a slow place holds up no other queue
+        def slow() -> None:  # other queues do not wait for a slow place
             with self._lock:
                 if state.asking and state.arrivals == arrivals:
                     state.late = True
@@ -286,14 +286,15 @@ class AttachedOwner:
         return Lease(token, *counts, envelope.timeout, leased, ttr, job.encoded)
 
     def _sure_of(self, settled: list[bool], once: Mapping[int, str]) -> list[bool]:
-        """``settled``, but False for a message with ttr=0 that the server may still have.
+        """``settled``, with False for each message with ttr=0 that the server may still have.
 
-        The consumer hands such a message on only when the server has forgotten it. ``once`` maps
-        places in ``settled`` to the runs of these messages. A redelivered message is new to us.
+        The consumer hands on a message with ttr=0 only when the server has forgotten it. ``once``
+        maps indexes of ``settled`` to the runs of these messages. If the server hands out such a
+        message again, it counts as new.
         """
         if not once or self._channel.sync(ANSWER_WITHIN):
             return settled
-        log.warning("%d messages with ttr=0 may be lost with the line to rabbitmq", len(once))
+        log.warning("%d messages with ttr=0 may be lost with the connection to rabbitmq", len(once))
         with self._lock:
             self._settlement.forget(once.values())
         return [done and place not in once for place, done in enumerate(settled)]
@@ -309,7 +310,7 @@ class AttachedOwner:
                     fetched.append(self._lease(hold, machine_time(), wall_time()))
         except BrokerUnavailable as error:
             if (alone and not fetched) or raised_by_handler(error):
-                raise  # else the reply counts; the next step gets the error
+                raise  # with leases, return this reply; the next step gets the error
         return fetched
 
     def _touch(self, token: int, seconds: float, now: float) -> bool:
@@ -322,7 +323,7 @@ class AttachedOwner:
 
     def _set_deadline(self, hold: HeldMessage, now: float, seconds: float) -> None:
         hold.deadline = now + seconds
-        if hold.deadline < self._watched:  # the consumer may never come back
+        if hold.deadline < self._watched:  # watch the deadline: the consumer may never come back
             self._watched = hold.deadline
             self._context.thread.do(lambda: self._context.thread.later(seconds, self._watch))
 
@@ -343,7 +344,7 @@ class AttachedOwner:
             for token, hold in list(self._held.items()):
                 if hold.deadline and hold.deadline <= now:
                     self._let_go(token)
-                    if hold.tag:  # else the server has it again
+                    if hold.tag:  # without a tag, the server has the message again
                         self._settlement.close(hold, Verdict(token, Outcome.RETRY, error=RAN_OUT))
 
     def _next_look(self, now: float) -> float:
@@ -355,7 +356,7 @@ class AttachedOwner:
     # -- settling -------------------------------------------------------------------------------
 
     def _acknowledged_once(self, verdicts: Sequence[Verdict]) -> dict[int, str]:
-        """By place of its verdict: the run of each acknowledged message with ttr=0."""
+        """The run of each acknowledged message with ttr=0, by the index of its verdict."""
         if self._kinds == ("tasks",):
             return {}
         return {
@@ -367,7 +368,7 @@ class AttachedOwner:
         }
 
     def _settle(self, verdict: Verdict) -> bool:
-        """Settle a lease. False: the lease was lost with its connection, or before."""
+        """Settle a lease; False when the lease was lost with its connection, or earlier."""
         hold = self._held.get(verdict.token)
         if hold is None:
             return False
@@ -396,7 +397,7 @@ class AttachedOwner:
         hold = self._held.pop(token)
         if hold.tag:
             hold.state.held -= 1
-            if hold.state.resting:  # so no message comes in its place
+            if hold.state.resting:  # no message must come in its place
                 self._credit.rest(hold.state)
 
     # -- in the connection thread ---------------------------------------------------------------
@@ -412,15 +413,15 @@ class AttachedOwner:
                     state.add(hold)
                     added = True
                     if state.resting:
-                        self._credit.see_to_it()
-                else:  # it came after its credit was withdrawn
+                        self._credit.plan_look()
+                else:  # the message came after its credit was withdrawn
                     self._settlement.give_back(hold)
             if added and self._credit.hungry and not self._telling:
                 self._telling = True  # once for all messages of one piece
                 self._context.thread.do(self._tell_of_all)
 
     def _sent_back(self, places: Sequence[Place]) -> None:
-        """Note that we sent messages to places that we take from. The caller has the lock."""
+        """Record that messages went back to places of this owner. The caller has the lock."""
         for place in places:
             for state in self._states.get(place.queue, ()):
                 if state.place.name == place.name:
@@ -437,12 +438,11 @@ class AttachedOwner:
                 hold.tag = 0
             self._settlement.lost = {hold.run: hold for hold in self._held.values()}
             running = len(self._held)
-            self._credit.see_to_it()
+            self._credit.plan_look()
             if self._credit.hungry:  # ask again which places are empty
                 self.wake_up.tell()
         if running:
-            said = "%d jobs go on without a line to rabbitmq; what it hands to others runs twice"
-            log.warning(said, running)
+            log.warning("%d jobs run without rabbitmq; other workers may run them again", running)
 
     def _tell_of_all(self) -> None:
         with self._lock:

@@ -1,12 +1,13 @@
 """Failed jobs: look at them, try them again, delete them.
 
-All failed jobs lie in one place. A look takes messages and returns them in their order. A search
-for jobs by their ids reads all messages before them.
+All failed jobs lie in one place. A *look* reads the failed jobs: it takes messages and returns
+these in their order. A search for jobs by id reads all messages before these jobs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -38,6 +39,9 @@ SHOWN_MOST = 10_000
 PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
 """The most messages, and bytes of their replacements, that one call keeps in memory."""
 
+_LOOKS_MOST = 8
+"""The most looks that are kept for later pages."""
+
 _FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
 """Seconds until a new queue must answer, and between two questions."""
 
@@ -64,11 +68,34 @@ class _Piece:
         return len(self.tags) >= PIECE_COUNT or self._size >= PIECE_BYTES
 
 
+class _Look:
+    """The failed jobs that one reader pages through.
+
+    Each reader has a look of its own, since messages that go back to their queue may get another
+    order.
+    """
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+        self.gone: set[str] = set()  # ids of jobs that were retried or deleted after the look
+
+    def place_after(self, cursor: str) -> int:
+        """The position after the last job of a page, even if the look of the page is forgotten."""
+        if not cursor:
+            return 0
+        number, _, job_id = cursor.partition(".")
+        place = number_of(number)
+        ids = [record.envelope.id for record in self.records]
+        if job_id in ids[place - 1 : place] or job_id not in ids:
+            return place
+        return ids.index(job_id) + 1
+
+
 class DeadLetters:
     """The place of failed jobs.
 
-    ``publish`` returns when the server has the given messages, and ``make_known`` when it has the
-    names of the queues.
+    ``publish`` returns when the server has the given messages, and ``make_known`` when the server
+    has the names of the queues.
     """
 
     def __init__(
@@ -82,23 +109,36 @@ class DeadLetters:
         self._writer = writer
         self._publish = publish
         self._make_known = make_known
-        self._shown: list[Record] = []
+        self._looks: dict[str, _Look] = {}
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
         """The matching jobs, the latest first. Later pages use the look of the first page."""
-        start = number_of(cursor) if cursor else 0
-        if not cursor or not self._shown:
-            self._shown = self._look_until(machine_time() + _FORMS_WITHIN)
+        name, _, rest = cursor.partition(".")
+        look = self._looks.get(name)
+        if look is None:
+            look = _Look(self._look_until(machine_time() + _FORMS_WITHIN))
+            name = self._keep(look)
         records: list[Record] = []
-        for index in range(start, len(self._shown)):
-            if matches(self._shown[index], what):
-                records.append(self._shown[index])
+        for index in range(look.place_after(rest), len(look.records)):
+            record = look.records[index]
+            if record.envelope.id not in look.gone and matches(record, what):
+                records.append(record)
                 if len(records) == limit:
-                    return Page(records, str(index + 1) if index + 1 < len(self._shown) else "")
+                    if index + 1 == len(look.records):
+                        break
+                    return Page(records, f"{name}.{index + 1}.{record.envelope.id}")
         return Page(records)
 
+    def _keep(self, look: _Look) -> str:
+        """Keep a look for its later pages, in place of the oldest look. Return its name."""
+        name = secrets.token_hex(4)
+        self._looks[name] = look
+        for oldest in list(self._looks)[:-_LOOKS_MOST]:
+            self._looks.pop(oldest, None)
+        return name
+
     def _look_until(self, end: float) -> list[Record]:
-        """Look again until that time. RabbitMQ cuts the connection if a queue is in the making."""
+        """Try to look until this time: RabbitMQ cuts the connection while a queue is being made."""
         while True:
             try:
                 return self._look()
@@ -114,9 +154,10 @@ class DeadLetters:
         return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:
-        """Make jobs ready, with fresh attempts and without expiry. After a kill, some run twice.
+        """Make jobs ready, with fresh attempts and without expiry.
 
-        An unreadable message goes back unchanged to its place of origin.
+        After a kill, some jobs run twice. An unreadable message goes back unchanged to its place of
+        origin.
         """
         return self._each(ids, self._again)
 
@@ -135,8 +176,8 @@ class DeadLetters:
             return []
         try:
             return self._each_once(wanted, instead, begun)
-        except BrokerUnavailable as error:  # the queue may be in the making
-            # A call that began to change messages is not repeated.
+        except BrokerUnavailable as error:  # the queue may not be ready yet
+            # A call that has begun to change messages is not repeated.
             if begun or raised_by_handler(error):
                 raise
             return self._each_once(wanted, instead, begun)
@@ -148,7 +189,8 @@ class DeadLetters:
         begun: list[bool],
     ) -> list[bool]:
         left, piece = set(wanted), _Piece()
-        self._shown = []
+        for look in list(self._looks.values()):
+            look.gone |= left
         with short_connection(self._settings) as server:
             for tag, properties, body, _ in server.walk(self._writer.failed):
                 job_id = _record(self._writer, properties, body).envelope.id

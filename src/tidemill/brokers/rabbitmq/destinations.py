@@ -1,4 +1,4 @@
-"""Prepare a place before messages go there: its queues, delay route and notice to workers."""
+"""Prepare a place before messages go there: make its queues and delay route, tell workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Destinations"]
 
 
 class Destinations:
-    """The places that one connection publishes to. All of it runs in the connection thread.
+    """The places that one connection publishes to. All methods run in the connection thread.
 
-    ``notice`` makes the message that tells workers of a listed place. ``send`` sends such messages
-    and calls back when the server has them.
+    ``notice`` makes the message that tells workers of a listed place (``Place.listed``). ``send``
+    sends such messages and calls back when the server has stored them.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Destinations:
         self._noticed.clear()
 
     def forget_all(self) -> None:
-        """Forget everything that was declared: somebody deletes queues."""
+        """Forget everything that was declared: somebody may have deleted queues."""
         self._declarer.forget_all()
         self._noticed.clear()
 
@@ -49,7 +49,8 @@ class Destinations:
         """Make the queues and the route that a window needs."""
 
         def declared(why: str) -> None:
-            if window.home.listed and not why:  # after the notice, workers use the queue
+            # A listed place: workers serve the queue only after a notice.
+            if window.home.listed and not why:
                 self._send([self._notice(window.home)], noticed)
             elif why or not window.digits:
                 then(why)

@@ -1,15 +1,17 @@
 """Delay queues: the server itself holds delayed jobs until they are due.
 
-A delay is a number of units in the base 32. The level of a digit is its position. Each level and
-each value of the digit have a queue whose messages expire after exactly that time. The server moves
-an expired message to the exchange of the next lower level. So a message waits once for each of its
-digits that is not 0, and then reaches its home. All messages of a queue wait equally long, so no
-message blocks a message that is due earlier. At most 166 delay queues exist; each is made at its
+A delay is a number of units, written in base 32. The level of a digit is its position, 0 for the
+lowest digit. Each value of a digit at each level has its own queue. The messages of a queue expire
+after the time of its digit: digit * 32**level units. The server moves an expired message to the
+exchange of the next lower level. So a message waits once for each of its digits that is not 0. Then
+the message reaches its home: the queue of its jobs. All messages of a queue wait equally long, so
+no message blocks a message that is due earlier. At most 166 delay queues exist; each is made at its
 first use. A message's routing key is its route: its digits, highest first, then its home.
 
     5.0.0.12.0.7.tidemill.tasks.normal.default
 
-The longest delay is 46 days. The receiver of a job with a longer delay sends it round again.
+The longest delay is 46 days. The receiver of a job with a longer delay sends the job through the
+delay queues again.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ UNIT = 0.01
 DIGITS: Final = 32
 LEVELS: Final = 6
 _COARSE = 3600.0
-"""Seconds. From this delay on, the lowest digit is 0: up to 0.32 s later, and one wait less."""
+"""Seconds. In a delay of at least this length the lowest digit is 0. The message passes one queue
+less, and its delay is up to 0.32 s longer."""
 
 _TOP = 11
-"""The highest digit of the highest level. More milliseconds do not fit into the server's number."""
+"""The highest digit of the highest level: the longest delay stays below 2**32 milliseconds."""
 
 
 def longest() -> float:
@@ -38,7 +41,10 @@ def longest() -> float:
 
 
 def split(seconds: float) -> tuple[int, ...]:
-    """The digits of a delay, highest first. They round the delay up, to the longest at most."""
+    """The digits of a delay, highest first.
+
+    The delay is rounded up. A delay above ``longest()`` is cut to ``longest()``.
+    """
     units = -int(-min(seconds, longest()) / UNIT // 1)
     if seconds >= _COARSE:
         units = -(-units // DIGITS) * DIGITS
@@ -57,7 +63,7 @@ class DelayQueues:
         self._prefix = prefix
 
     def route(self, digits: tuple[int, ...], home: str) -> tuple[str, str]:
-        """(exchange, routing key) for a message that reaches ``home`` after that delay."""
+        """(exchange, routing key) for a message that reaches ``home`` after this delay."""
         first = next(i for i, digit in enumerate(digits) if digit)
         return self.exchange(LEVELS - 1 - first), ".".join([*map(str, digits), home])
 
@@ -99,7 +105,8 @@ class DelayQueues:
             "x-queue-type": "quorum",
             "x-message-ttl": milliseconds,
             "x-dead-letter-exchange": self.exchange(level - 1),
-            # The message stays here until it has arrived there; only quorum queues can do so.
+            # A message stays in its queue until the next queue has stored it. Only quorum queues do
+            # this.
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }

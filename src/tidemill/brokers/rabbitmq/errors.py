@@ -1,4 +1,4 @@
-"""Errors of the server, each as one sentence for people."""
+"""Turns errors of the server into sentences for people."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ __all__ = ["is_final", "sentence", "with_grant"]
 
 _NO_RIGHT = "ACCESS_REFUSED - "
 
+_REASONS = ("ConnectionClosedByBroker: (403)", "ConnectionClosedByBroker: (530)")
+"""Pika's texts of ACCESS_REFUSED and NOT_ALLOWED. Other codes, such as 541, may be temporary."""
+
 _REFUSED = (ProbableAuthenticationError, ProbableAccessDeniedError, IncompatibleProtocolError)
 
 
@@ -34,12 +37,22 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-_WANTS_OURS = "wants a certificate of ours (tls_cert= and tls_key= in the url)"
+_WANTS_OURS = "wants a client certificate (tls_cert= and tls_key= in the url)"
 
 
 def is_final(error: BaseException) -> bool:
     """True when trying again will not help: user, password, vhost or a certificate is wrong."""
-    return any(isinstance(cause, _REFUSED) or _of_tls(cause) for cause in _causes(error))
+    return any(_is_refusal(cause) or _of_tls(cause) for cause in _causes(error))
+
+
+def _is_refusal(cause: BaseException) -> bool:
+    """True when the server itself has refused the connection.
+
+    Pika raises the same exceptions when the connection is lost at this moment, for example because
+    the server starts or stops. Only the text of the exception shows the difference.
+    """
+    text = str(cause.args)
+    return isinstance(cause, _REFUSED) and any(reason in text for reason in _REASONS)
 
 
 def _of_tls(cause: BaseException) -> str:
@@ -57,7 +70,7 @@ def _of_tls(cause: BaseException) -> str:
 
 
 def _was_cut(causes: list[BaseException]) -> bool:
-    """Whether TLS ended without a reason. The alert of a busy server may not arrive."""
+    """Whether TLS ended without a reason, since the alert of a busy server may not arrive."""
     return any("EOF occurred in violation" in str(cause) for cause in causes)
 
 
@@ -78,18 +91,18 @@ def sentence(error: BaseException, settings: Settings) -> str:
     for cause in causes:
         if of_tls := _of_tls(cause):
             return f"rabbitmq at {where} {of_tls}"
-        if isinstance(cause, ProbableAuthenticationError):
+        if isinstance(cause, ProbableAuthenticationError) and _is_refusal(cause):
             return f"rabbitmq at {where} refuses the user {settings.user!r} or its password"
-        if isinstance(cause, ProbableAccessDeniedError):
+        if isinstance(cause, ProbableAccessDeniedError) and _is_refusal(cause):
             return f"rabbitmq at {where} does not let {settings.user!r} in: check the vhost"
         if isinstance(cause, ChannelClosedByBroker) and cause.reply_text.startswith(_NO_RIGHT):
             return f"rabbitmq at {where}: {with_grant(cause.reply_text, settings)}"
         if isinstance(cause, ConnectionClosedByBroker):
-            return f"rabbitmq at {where} closed the line: {cause.reply_text}"
+            return f"rabbitmq at {where} closed the connection: {cause.reply_text}"
     if settings.tls is not None and "tls_cert" not in settings.tls and _was_cut(causes):
-        return f"rabbitmq at {where} hung up; perhaps it {_WANTS_OURS}"
+        return f"rabbitmq at {where} closed the connection; perhaps it {_WANTS_OURS}"
     last = next((c for c in reversed(causes) if str(c)), error)
     reason = str(last) or type(last).__name__
     if isinstance(last, AMQPConnectionError) and last.args:
         reason = str(last.args[0]) or reason
-    return f"cannot reach rabbitmq at {where}: {reason}"
+    return f"cannot reach rabbitmq at {where}: {reason}; start it, or correct the url"

@@ -1,7 +1,7 @@
 """Flush the brokers of a process that ends without closing them.
 
-A connection thread writes acknowledgements. The interpreter does not wait for that thread. Without
-a flush, the server would hand out again the messages that the process acknowledged last.
+A connection thread writes acknowledgements, and the interpreter does not wait for this thread.
+Without a flush, the server would deliver the messages again that the process acknowledged last.
 """
 
 from __future__ import annotations
@@ -29,5 +29,6 @@ def flush_at_exit(broker: _Flushed) -> None:
 @atexit.register
 def _flush_all() -> None:
     for broker in list(_brokers):
-        with contextlib.suppress(Exception):  # the server is away: the messages come once more
+        # If the server is away, it delivers the messages again.
+        with contextlib.suppress(Exception):
             broker.flush()

@@ -14,7 +14,7 @@
 
 For the jobs of a carried store, the prefix also has a digest of that store.
 
-A queue of the server is called a *place* here, since a queue of tidemill has several places.
+Here, a queue of the server is called a *place*: a queue of tidemill has several places.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ __all__ = ["NEVER", "Names", "Place", "is_pattern", "safe", "server_priority"]
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 
 CLASSIC_PRIORITIES = 20
-"""The highest priority of a classic queue. 10 is our priority 0; ten of our priorities make one."""
+"""The highest priority of a classic queue. There 10 stands for priority 0, and each step for ten of
+ours."""
 
 FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
 """Seconds and messages that the place of failed jobs keeps; the oldest go first."""
 
 NEVER = 1_000_000_000
-"""Deliveries after which the server drops a message. Only with a delivery limit, returned messages
-go to the front of the queue, in their order. Without a limit they go to the end."""
+"""A delivery limit that no message reaches. In a queue with a delivery limit, returned messages go
+to the front, in their order. Without a limit they go to the end."""
 
 _STREAM_BYTES, _SEGMENT_BYTES = 4_000_000, 500_000
 
@@ -51,7 +52,7 @@ class Place(msgspec.Struct, frozen=True):
         name: its name on the server.
         arguments: the arguments that declare the place.
         older: the arguments of earlier releases; the server changes no existing queue.
-        queue, kind: its queue, and the kind of its jobs: ``tasks`` or ``messages``.
+        queue, kind: its queue of tidemill, and the kind of its jobs: ``tasks`` or ``messages``.
         due: whether the place is bound to the exchange of the due jobs.
         alone: whether each of its jobs runs alone.
         listed: whether workers serve the place only after a notice (:mod:`.timer_queues`).
@@ -121,7 +122,7 @@ class Names(msgspec.Struct, frozen=True):
             "x-queue-type": "quorum",
             "x-message-ttl": int(FAILED_KEPT * 1000),
             "x-max-length": FAILED_MOST,
-            # Each look counts as a delivery, and people may look many times before they act.
+            # Each look at the failed jobs counts as a delivery, and people may look many times.
             "x-delivery-limit": NEVER,
         }
         return Place(f"{self.prefix}.failed", arguments)
@@ -152,9 +153,9 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
 def safe(failed: Place) -> dict[str, Any]:
     """Arguments that keep a server policy from destroying accepted jobs.
 
-    A full queue refuses new jobs and drops none. A message that the server takes out goes to the
-    failed jobs, at most once. With ``at-least-once`` a queue can lose its leader for good when
-    nodes come and go, and then all of its jobs wait.
+    A full queue refuses new jobs and drops no job. A message that the server takes out goes to the
+    failed jobs, with ``at-most-once``. With ``at-least-once`` a queue can lose its leader for good
+    when nodes come and go, and then all of its jobs wait.
     """
     return {
         "x-overflow": "reject-publish",
@@ -166,6 +167,6 @@ def safe(failed: Place) -> dict[str, Any]:
 def server_priority(rank: int) -> int:
     """The priority of a job in a classic queue: 0 to 20, higher first."""
     priority = max(-100.0, min(100.0, priority_of(rank)))
-    step = -(-abs(priority) // 10)  # a priority above 0 stays above the middle
+    step = -(-abs(priority) // 10)  # rounded away from 0: a priority above 0 stays above the middle
     middle = CLASSIC_PRIORITIES // 2
     return int(middle + step if priority > 0 else middle - step)

@@ -8,7 +8,7 @@ to run. A new job without a delay has no headers.
     home      the place of the due job, if workers keep its time (:mod:`.timer_queues`)
     due       wall time in ms at which its wait ends, for readers of delayed jobs
     rest      ms that remain beyond the longest delay of the delay queues
-    losses    for a suspect, which runs alone: 1 + the deaths of its workers since then
+    losses    for a suspect: 1 + the deaths of its workers since the job runs alone
     handed    how often the job may have killed its worker before this message was written
 """
 
@@ -115,7 +115,7 @@ class Writer:
         return self.write(Carried(job, encode_envelope(job)), delay, now)
 
     def write_failed(self, job: Carried, reason: str, when: float = 0.0) -> Outgoing:
-        """The message of a failed job with its reason. It failed at ``when``; 0 means now."""
+        """The message of a job that failed at ``when``, with the reason; 0 means now."""
         home: Place = self._names.failed
         headers = {
             "attempt": job.attempt,
@@ -133,12 +133,12 @@ class Writer:
         return self._copy(properties, body, ours, self._names.failed)
 
     def write_again(self, properties: pika.BasicProperties, body: bytes) -> Outgoing | None:
-        """A copy of a message for its place of origin; None when that place is unknown."""
+        """A copy of a message for its place of origin; None when this place is unknown."""
         place = self.origin(cast("dict[str, Any]", properties.headers or {}))
         return None if place is None else self._copy(properties, body, {}, place)
 
     def origin(self, headers: Mapping[str, Any]) -> Place | None:
-        """The place that a failed message came from, if its headers name that place."""
+        """The place from which a failed message came, if its headers name that place."""
         death = death_of(headers)
         return self._names.named(death.place if death else str(headers.get("place") or ""))
 
@@ -146,7 +146,7 @@ class Writer:
         self, source: pika.BasicProperties, body: bytes, ours: dict[str, Any], home: Place
     ) -> Outgoing:
         headers = {**without_traces(source.headers or {}), **ours}
-        for name in ("CC", "BCC"):  # further queues, which already got the message
+        for name in ("CC", "BCC"):  # addresses of further queues, which already have the message
             headers.pop(name, None)
         properties = pika.BasicProperties(
             content_type=source.content_type,

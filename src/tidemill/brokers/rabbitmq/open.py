@@ -1,4 +1,4 @@
-"""Open an ``amqp://`` URL, to use its jobs or only to look at them."""
+"""Open an ``amqp://`` URL, to use its jobs or only to read them."""
 
 from __future__ import annotations
 

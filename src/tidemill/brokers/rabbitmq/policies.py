@@ -1,7 +1,8 @@
 """Policies of the server that can destroy accepted jobs: for ``tidemill doctor``.
 
-AMQP does not report policies, so they are read from the management plugin. AMQP does report whether
-an earlier release declared a queue, without the arguments that protect its jobs from policies.
+AMQP does not report policies, so this module reads them from the management plugin. Queues of
+earlier releases lack the arguments that protect jobs from policies. AMQP does report whether a
+queue has these arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Rows = list[dict[str, Any]]
 def examine(
     settings: Settings, names: Names, queues: Iterable[str], version: str
 ) -> ServerPolicies:
-    """Find dangers for jobs of these queues and of all others under the prefix: loss or delay."""
+    """Find dangers of loss or delay for these queues and all other queues under the prefix."""
     rows: Rows | None = None
     seen = ""
     for base in _addresses(settings):
@@ -54,7 +55,7 @@ def examine(
 
 
 def of_version(settings: Settings, version: str) -> Iterator[Danger]:
-    """The dangers of a cluster of this version that loses a node."""
+    """The dangers in a cluster of this version that loses a node."""
     if len(settings.hosts) > 1 and not (forwards(version) or by_workers(settings, version)):
         text = f"a cluster of RabbitMQ {version} that loses a node can hold up delayed jobs"
         advice = "take delays=server out of the url, or update to RabbitMQ 3.12.5 or later"
@@ -65,7 +66,7 @@ def of_delays(settings: Settings, version: str) -> str:
     """A notice that workers keep the time of delayed jobs; empty when the server does."""
     if not by_workers(settings, version):
         return ""
-    return f"workers keep the time of delayed jobs (RabbitMQ {version}): without one they wait"
+    return f"workers keep the time of delayed jobs (RabbitMQ {version}): without workers, they wait"
 
 
 def _addresses(settings: Settings) -> list[str]:
@@ -99,7 +100,7 @@ def _read(settings: Settings, base: str, names: Names) -> Rows:
         raise ValueError("the answer is no list of queues")
     ours = [row for row in rows if str(row.get("name")).startswith(f"{names.prefix}.")]
     if ours and not any("effective_policy_definition" in row for row in ours):
-        raise ValueError("no policies are told; its statistics may be off")
+        raise ValueError("the answer has no policies; the plugin's statistics may be off")
     return ours
 
 
@@ -142,7 +143,7 @@ def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str
         yield from _harm_to_jobs(policy, arguments)
     elif kind == "failed":
         ours = names.failed.arguments
-        if "delivery-limit" in policy:  # each look is a delivery
+        if "delivery-limit" in policy:  # each look at the failed jobs counts as a delivery
             yield "delivery-limit", _FORGETS
         for key in ("message-ttl", "max-length"):
             if policy.get(key, ours[f"x-{key}"]) < ours[f"x-{key}"]:

@@ -2,8 +2,8 @@
 
 A batch is done when the server has confirmed all of it. After a connection breaks, only messages
 that were sent and not confirmed are sent again. So a message may be stored twice, but never lost.
-A message comes back if its queue was deleted. Then the queue is made again, and the message is sent
-again. A place that cannot be made, or does not answer, holds up only its own messages.
+If a queue was deleted, its messages come back. Then the queue is made again, and its messages are
+sent again. A place that cannot be made, or does not answer, delays only its own messages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tidemill.brokers.rabbitmq.amqp.confirm_channel import (
     PublishOutcome,
     Sent,
 )
+from tidemill.brokers.rabbitmq.amqp.connection_check import DEAD, ConnectionCheck
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.destination_check import DestinationChecks
-from tidemill.brokers.rabbitmq.amqp.heartbeat import DEAD, Heartbeat
 from tidemill.brokers.rabbitmq.amqp.publish_windows import (
     MOST,
     REFUSED,
@@ -47,21 +47,21 @@ __all__ = ["Outgoing", "Publisher"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TURN = 64
-"""Messages that one window sends before the other windows have their turn."""
+"""Messages that one window sends before it is the turn of the next window."""
 
 _REVIEW, _UNSURE = 0.25, 0.5
-"""Seconds, at most, between two checks of a put's patience; and seconds beyond the patience that a
-refused put waits for missing answers."""
+"""The most seconds between two checks of a put's patience; and the seconds that a refused put waits
+for missing answers after its patience."""
 
 _STUCK = 3.0
-"""Seconds without an answer after which a window's messages under way leave room for others."""
+"""After this many seconds without an answer, messages under way do not count for ``MOST``."""
 
 _UNFIT = 406
 """The server's code for a message that it never takes, because the message is too large."""
 
 _TRIES, _REOPEN = 3, 0.5
 """Tries of a batch whose channel the server closes, maybe because of another batch; and seconds
-until a channel is opened again that the server closed at once."""
+until a new channel replaces a channel that the server closed at once."""
 
 
 class Publisher:
@@ -73,17 +73,17 @@ class Publisher:
         self._thread = thread
         self._where = thread.settings.where
         self._readiness = Destinations(declarer, notice, self.send)
-        self._heartbeat = Heartbeat(thread, self._owes)
+        self._check = ConnectionCheck(thread, self._owes)
         self._connection: pika.SelectConnection | None = None
         self._main: ConfirmChannel | None = None
         self._checks = DestinationChecks()
         self._windows = PublishWindows()
-        self._stuck = 0  # messages under way that leave room for others
+        self._stuck = 0  # messages under way that do not count for ``MOST``
         self._closed = self._pumping = False
-        self._listeners: list[Event] = []  # set when nothing is under way
+        self._listeners: list[Event] = []  # set when no message is under way
         self._lock = Lock()
         self._new: deque[Batch] = deque()
-        self._called = False  # the thread was asked to pump
+        self._called = False  # True when the thread was asked to pump
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -92,9 +92,9 @@ class Publisher:
     ) -> None:
         """Send messages, and sleep until the server has them, however many they are.
 
-        The put ends when a place confirmed nothing for the ``patience``, in seconds. ``began`` is
+        The put fails when a place confirmed nothing for the ``patience``, in seconds. ``began`` is
         the machine time from which the patience counts, 0 for now. A message that a queue refuses
-        is sent again until then, but not if ``once``.
+        is sent again during the patience, unless ``once``.
 
         Raises:
             StoreFull: the server lets nobody publish, and no message was sent.
@@ -160,9 +160,9 @@ class Publisher:
     def opened(self, connection: pika.SelectConnection) -> None:
         self._connection = connection
         self._readiness.begin_anew()
-        self._heartbeat.begin(connection)
+        self._check.begin(connection)
         self._open_main()
-        self._pump()  # makes places, and checks them
+        self._pump()  # makes and checks places
 
     def unblocked(self) -> None:
         self._pump()
@@ -182,7 +182,7 @@ class Publisher:
         connection = self._connection
         if self._main is None and connection is not None and connection.is_open:
             self._main = ConfirmChannel(connection, self)
-            self._heartbeat.watch()
+            self._check.watch()
 
     def channel_opened(self, channel: ConfirmChannel) -> None:
         self._send_first(channel) if channel.destination else self._pump()
@@ -190,7 +190,7 @@ class Publisher:
     def channel_closed(self, channel: ConfirmChannel, code: int, why: str) -> None:
         """The server refused a message and closed the channel. The connection may be well."""
         why = with_grant(why, self._thread.settings)
-        log.error("rabbitmq closed the channel of what we publish: %s", why)
+        log.error("rabbitmq closed the channel that publishes messages: %s", why)
         self._readiness.forget_all()  # somebody may have deleted our queues
         soon = not channel.sent
         for batch in {id(batch): batch for _, batch, _ in channel.sent.values()}.values():
@@ -236,7 +236,7 @@ class Publisher:
         with self._lock:
             self._called = False
         if self._pumping:
-            return  # the outer call goes on anyway
+            return  # the outer call of this method goes on
         self._pumping = True
         try:
             self._take_in()
@@ -265,7 +265,7 @@ class Publisher:
         now = machine_time()
         while self._new:
             batch = self._new.popleft()
-            self._heartbeat.watch()
+            self._check.watch()
             if self._closed:
                 self._give_up(batch)
             else:
@@ -296,7 +296,7 @@ class Publisher:
         self._readiness.make(window, functools.partial(self._prepared, window))
 
     def _prepared(self, window: PublishWindow, why: str) -> None:
-        if not why or not self._thread.is_up:  # a lost connection is no fault of the place
+        if not why or not self._thread.is_up:  # success, or a lost connection
             self._resume(window)
             return
         if not window.why:
@@ -304,10 +304,10 @@ class Publisher:
         window.why = why
         if never_made(why):
             why = with_grant(why, self._thread.settings)
-            said = f"rabbitmq at {self._where}: {window.home.name} cannot be made: {why}"
+            text = f"rabbitmq at {self._where}: {window.home.name} cannot be made: {why}"
             for batch in window.batches():
                 if batch.then is None:
-                    self._give_up(batch, said, NoPlace)
+                    self._give_up(batch, text, NoPlace)
         self._halt(window, window.next_pause())
 
     def _halt(self, window: PublishWindow, pause: float) -> None:
@@ -363,7 +363,7 @@ class Publisher:
         if channel is self._main and channel.spent and not channel.sent:
             channel.close()
             self._drop_channel(channel, 0.0)
-        self._heartbeat.heard()
+        self._check.heard()
         self._pump()
 
     def _came_back(self, window: PublishWindow, batch: Batch, item: Outgoing) -> None:
@@ -393,14 +393,14 @@ class Publisher:
         self._windows.drop(batch)
 
     def _owes(self) -> bool:
-        """Whether answers are due. Messages under way without answers leave room for others."""
+        """Whether answers are due. Also count the messages that do not count for ``MOST``."""
         late = machine_time() - _STUCK
         stuck = sum(window.under_way for window in self._windows if window.moved <= late)
         main = self._main
         if main is not None and main.sent:
             main.quiet += 1
             if main.quiet > DEAD and len({id(window) for window, _, _ in main.sent.values()}) > 1:
-                main.close()  # one silent queue holds up the others
+                main.close()  # other queues must not wait for a silent queue
                 self._drop_channel(main, 0.0)
         if stuck != self._stuck:
             self._stuck = stuck
@@ -414,7 +414,7 @@ class Publisher:
         return [channel for channel in channels if channel is not None]
 
     def _review(self, batch: Batch, patience: float) -> None:
-        """Give up a batch if a part of it had no answer for the patience."""
+        """Give up a batch if one of its windows had no answer for ``patience`` seconds."""
         self._take_in()
         since = machine_time() - patience
         sent = [one for channel in self._channels() for one in channel.sent.values()]

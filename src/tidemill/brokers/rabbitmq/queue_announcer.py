@@ -1,10 +1,9 @@
-"""Write the names of queues that this process uses to the stream of names.
+"""Writes the names of the queues that this process uses to the stream of names.
 
 See :mod:`.queue_registry`.
 
 The announcer writes a name before the first job goes to the queue, so that workers find the job. It
-writes the name again every hour. The stream keeps only the latest names, and a queue may be unused
-for days.
+writes the name again every hour, since the stream keeps only the latest names.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Announcer:
         self._registry = registry
         self._served = served
         self._used: dict[str, None] = {}
-        self._told: set[str] = set()  # on this connection: the next may lead to another server
+        self._told: set[str] = set()  # names that were written over this connection
         self._comings = 0  # ``connects`` of the thread at the last announcement
         self._timing = self._telling = False
 

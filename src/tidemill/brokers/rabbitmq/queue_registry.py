@@ -1,9 +1,9 @@
 """The registry of queues: a stream with the name of every queue, written at its first use.
 
-The protocol cannot list the names of queues. A stream is a log: a reader starts at its beginning
-and then hears of each new entry. So a worker that serves all queues learns of a new queue at once.
-The registry has its own connection. The server closes a connection that reads a stream in the
-making, or a stream of a server that has just started.
+The protocol cannot list the names of queues. A stream is a log: a reader starts at its beginning,
+and then gets each new entry. So a worker that serves all queues learns of a new queue at once. The
+registry has its own connection. If a connection reads a stream too early, the server closes it. The
+time is too early while the stream is being made, or just after the server has started.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Registry:
     def entry(self, queue: str, mark: str = "") -> Outgoing:
         """The message that announces a name."""
         home = self._names.registry
-        said = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
-        return Outgoing("", home.name, encoded(said), queue.encode(), home)
+        properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
+        return Outgoing("", home.name, encoded(properties), queue.encode(), home)
 
     def listen(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` with every known name and every name to come."""
@@ -91,12 +91,14 @@ class Registry:
         """All names that were announced before this call.
 
         Raises:
-            BrokerUnavailable: the server does not send them.
+            BrokerUnavailable: the server does not send the names.
         """
         mark, seen = uuid.uuid4().hex, Event()
         self._marks[mark] = seen
         try:
-            publish(self.entry("", mark))  # before the read: the mark proves that the stream exists
+            # Publish first: this makes the stream if it is missing. A read of a missing stream
+            # closes the connection.
+            publish(self.entry("", mark))
             self.listen(_ignore)
             here = seen.wait(patience)
         finally:
@@ -111,12 +113,12 @@ class Registry:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not connection.is_open:
-            return  # another connection is open, or will be
+            return  # the connection was lost: the next connection reads
 
         def consume(why: str) -> None:
             if not connection.is_open:
                 return
-            if why:  # a server that has just started does not know its queues yet
+            if why:  # for example, a server that has just started
                 log.warning("the names of the queues cannot be read yet: %s", why)
                 self._thread.later(_AGAIN, lambda: self.opened(connection))
             else:
@@ -148,7 +150,7 @@ class Registry:
     def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
         channel.basic_ack(method.delivery_tag, multiple=True)
         queue = body.decode(errors="replace")
-        if not is_pattern(queue):  # no queue can have this name
+        if not is_pattern(queue):  # a pattern is no name of a queue: ignore it
             self.know(queue)
         mark = self._marks.get(properties.message_id or "")
         if mark is not None:

@@ -17,13 +17,13 @@ CREDIT_MOST, _EXACT = 4096, 4
 
 
 class HeldMessage:
-    """A message that we hold. The server gives it to nobody else while the connection lives.
+    """A message in this process. While the connection lives, no other process gets it.
 
     Attributes:
         tag, era: the delivery tag, and the number of its channel. The tag is 0 when the channel is
             gone and the server has the message again.
         run: the name of the message, which is the same on every connection.
-        changed: its attempt was counted, and the stored message does not say so yet.
+        changed: True when the attempt was counted, and the message on the server has the old count.
         deadline: machine time at which a message's ttr is over.
     """
 
@@ -57,17 +57,17 @@ class QueueState:
     """A place, as one owner sees it.
 
     Attributes:
-        credit: the number of messages that the server may hand out to us; 0: no consumer.
-        trim: the consumers can bring more than the credit, and must be cut to it.
+        credit: the number of messages that the server may hand out to the owner; 0: no consumer.
+        trim: the consumers can bring more than the credit, so some of them must end.
         needs, peak: the credit that the latest want needed, and the most since the last look.
-        resting: nobody wants more messages of the place than are leased.
+        resting: the owner wants no messages of the place beyond the leased messages.
         consumers: the consumers of the place, as the connection thread knows them; ``got`` counts
             the messages that were fetched one by one.
-        held: the number of leased messages, without those that the server has again.
+        held: the number of leased messages, without messages that the server has again.
         empty: the server had no message at the last question, and none has come since.
-        asking, late: a question to the server is open; its answer is late.
+        asking: a question to the server has no answer yet. late: the answer is late.
         wanted: machine time at which somebody last wanted messages of the place.
-        back: machine time at which we last sent a message there, or a consumer ended.
+        back: machine time at which this owner last sent a message there, or a consumer ended.
         begun: machine time at which a consumer of the place last began.
     """
 
@@ -105,7 +105,7 @@ class QueueState:
         return self._holds
 
     def doubt(self) -> None:
-        """Note that the server may have messages, and ignore an answer that is under way."""
+        """Count the place as not empty, and ignore an answer that is under way."""
         self.arrivals += 1
         self.empty = self.asking = self.late = False
 
@@ -120,7 +120,7 @@ class QueueState:
         return [holds.popleft() for _ in range(min(most, len(holds)))]
 
     def cut(self, most: int) -> list[HeldMessage]:
-        """Take out all messages but the first ``most``, in the order in which they must go back."""
+        """Take out all messages except the first ``most``, in the order for their return."""
         holds = list(self._sort())
         self._holds = deque(holds[:most])
         return holds[most:]
@@ -148,7 +148,7 @@ class QueueState:
     # -- credit ---------------------------------------------------------------------------------
 
     def need(self, missing: int, now: float) -> bool:
-        """Ask for ``missing`` messages beside the leased ones; True when that needs more credit."""
+        """Ask for ``missing`` messages besides the leased messages; True when the credit grows."""
         self.needs = 1 if self.place.alone else rounded(self.held + missing)
         self.peak = max(self.peak, self.needs)
         self.wanted, self.resting = now, False
@@ -171,6 +171,6 @@ class QueueState:
 
 
 def rounded(credit: int) -> int:
-    """Round a credit up, so that it changes rarely. Small credits stay exact."""
+    """Round a credit up, so that the credit changes rarely. Small credits stay exact."""
     step = 1 << max(0, (credit - 1).bit_length() - _EXACT)
     return min(CREDIT_MOST, -(-credit // step) * step)

@@ -25,7 +25,7 @@ def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list
     """The job after a run, and the messages to publish before its own message is acknowledged."""
     outcome, error = Outcome(verdict.outcome), verdict.error
     items = [writer.write_new(follower, follower.delay) for follower in verdict.followers]
-    if outcome in (Outcome.RETRY, Outcome.FAIL):  # its worker survived the run
+    if outcome in (Outcome.RETRY, Outcome.FAIL):  # the run ended, so it did not kill its worker
         job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0, handed=0)
     limit = job.envelope.retries.max_attempts
     if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):

@@ -11,6 +11,7 @@ import urllib.parse
 import msgspec
 import pika
 
+from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.brokers.registry import check_url as check_store
 from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
@@ -20,7 +21,7 @@ __all__ = ["TLS_PORT", "Settings", "check_url"]
 
 PORT, TLS_PORT = 5672, 5671
 CONNECT_TIMEOUT = 5.0
-"""Seconds one host has to answer."""
+"""Seconds that one host has to answer."""
 
 _OPTIONS = (
     *("delays", "management", "owner_lease", "patience", "prefix", "queues", "store"),
@@ -35,12 +36,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hosts: nodes of one cluster, tried in turn.
         classic: durable classic queues with priorities, instead of quorum queues in bands.
-        patience: seconds a put waits for the server to come back, or to let publishers go on.
-        owner_lease: seconds after which the server takes a silent worker for dead (heartbeats).
+        patience: the seconds that a put waits until the server is back, or reads publications
+            again.
+        owner_lease: the seconds after which a silent worker counts as dead, by heartbeats.
         shown: the URL without its password.
         store: the URL of the store whose ready jobs the server carries; empty for none.
         management: the address of the management plugin; empty for its port on the same hosts.
-        delays: ``server`` or ``workers``: the keeper of delayed jobs' time; empty: by version.
+        delays: the holder of delayed jobs, ``server`` or ``workers``. If empty, the version of the
+            server decides.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -64,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return places + (f" (vhost {self.vhost})" if self.vhost != "/" else "")
 
     def for_store(self, identity: str) -> Settings:
-        """The settings with separate queues for a store, so that no other store meets its jobs."""
+        """The settings with separate queues for one store: no other store gets its jobs."""
         digest = hashlib.sha256(identity.encode()).digest()
         own = base64.b32encode(digest)[:6].decode().lower()
         return msgspec.structs.replace(self, prefix=f"{self.prefix}.{own}")
@@ -85,8 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             stack_timeout=2 * CONNECT_TIMEOUT,
             ssl_options=self._ssl_options(host),
             client_properties={"connection_name": "tidemill"},
-            # TCP_USER_TIMEOUT ends a connection whose data is not received for that time. A link
-            # that went down sends no reset.
+            # TCP_USER_TIMEOUT ends a connection whose data nobody has received for this time. It is
+            # needed since a broken link sends no reset.
             tcp_options={"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": silence},
         )
 
@@ -137,11 +140,14 @@ def check_url(url: Url) -> Settings:
     places, slash, path = place.partition("/")
     secure = url.scheme == "amqps"
     default = TLS_PORT if secure else PORT
+    shown = mask_password(url.text)
     lease = number_option(options, "owner_lease", 30.0)
     if not 2 <= lease <= 3600:
         raise InvalidOption(f"owner_lease in the url must be 2 to 3600 seconds, not {lease:g}")
     return Settings(
-        hosts=tuple(_host(url, one, default) for one in (places or "localhost").split(",")),
+        hosts=tuple(
+            host_and_port(one, default, shown) for one in (places or "localhost").split(",")
+        ),
         user=urllib.parse.unquote(user) or "guest",
         password=urllib.parse.unquote(password) if login else "guest",
         vhost=urllib.parse.unquote(path) if slash and path else "/",
@@ -150,7 +156,7 @@ def check_url(url: Url) -> Settings:
         classic=_is_classic(options.get("queues", "quorum")),
         patience=number_option(options, "patience", 10.0),
         owner_lease=lease,
-        shown=_masked(url.text),
+        shown=shown,
         store=_store(options.get("store", "")),
         management=_management(options.get("management", "")),
         delays=_delays(options.get("delays", "")),
@@ -166,7 +172,7 @@ def _prefix(text: str) -> str:
 
 
 def _store(text: str) -> str:
-    """The URL of a store. In that URL, each & is written as %26."""
+    """The URL of a store, in which each & is written as %26."""
     if text:
         check_store(text)
     return text
@@ -192,21 +198,8 @@ def _is_classic(text: str) -> bool:
     return text == "classic"
 
 
-def _host(url: Url, text: str, default: int) -> tuple[str, int]:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
-    port = int(found[2] or default) if found else 0
-    if not found or not 0 < port < 65536:
-        raise InvalidOption(f"{text!r} in url {_masked(url.text)!r} is not a host or host:port")
-    return urllib.parse.unquote(found[1].strip("[]")) or "localhost", port
-
-
 def _tls(url: Url) -> dict[str, str]:
     tls = {name: value for name, value in url.options.items() if name.startswith("tls_")}
     if tls.get("tls_verify", "yes") not in ("yes", "no"):
         raise InvalidOption(f"tls_verify in the url must be yes or no, not {tls['tls_verify']!r}")
     return tls
-
-
-def _masked(text: str) -> str:
-    """The URL with a masked password."""
-    return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)

@@ -1,8 +1,9 @@
-"""Settle messages: acknowledge them, return them, put them aside, or publish successors first.
+"""Settle messages: acknowledge them, return them, or move them to the failed jobs.
 
-An acknowledgement goes out after the server has confirmed the messages that replace the old one. A
-kill in between leaves both: at worst a repeat. The ends of the latest runs are remembered. After a
-connection breaks, the server hands out again the messages that were not acknowledged.
+A message is acknowledged after the server has confirmed the messages that replace it. After a kill
+in between, the server has the message and its replacements: at worst the job runs twice. After a
+broken connection the server delivers messages again that were not acknowledged. So this module
+remembers the ends of the latest runs.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from tidemill.brokers.rabbitmq.message import read as read_message
 from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.requeue import after, goes_back
+from tidemill.core.backoff import backoff
 from tidemill.core.clock import wall_time
 from tidemill.core.job import CONSUMER_DIED, Verdict
 from tidemill.core.locks import RLock
-from tidemill.core.retry import backoff
 
 __all__ = ["Settlement"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 
 SUSPECT = 10
-"""After so many deliveries without an end, a task is a suspect: it may have killed its workers.
+"""Deliveries without an end after which a task is a suspect: it may have killed its workers.
 
-Another task of the same workers may have killed them. So a suspect goes to a place whose jobs run
-alone, one at a time on each worker. A worker that dies there was killed by the suspect.
+Another task may have killed these workers. So a suspect goes to a place whose jobs run alone, one
+at a time on each worker. A worker that dies there was killed by the suspect.
 """
 
 _MANY_RETURNS = 5
-"""Deliveries from which a return writes a new message: the server counts returns like deaths.
+"""Deliveries after which a returned job goes back as a new message.
 
-The new message counts half of the deliveries as deaths. So a task that kills its workers is found,
-although it also goes back from time to time.
+The server counts returns and deaths of workers together, as deliveries. The new message counts half
+of these as deaths. So a task that kills its workers is found, even if it was also returned
+sometimes.
 """
 
 _REMEMBERED = 20_000
@@ -49,7 +51,7 @@ _REMEMBERED = 20_000
 
 
 class _Left:
-    """A message that is acknowledged, or will be when the messages that replace it are stored."""
+    """A message that is acknowledged, or will be when its replacements are stored."""
 
     __slots__ = ("era", "stored", "tag")
 
@@ -63,7 +65,7 @@ class Settlement:
     """Settles the messages of one owner.
 
     ``held`` has the owner's leases, and ``lock`` is the owner's lock. ``announce`` makes messages
-    that announce new queue names. ``sent_back`` is told the places that messages went to.
+    that announce new queue names. ``sent_back`` is called with the places to which messages went.
     """
 
     def __init__(
@@ -81,13 +83,13 @@ class Settlement:
         self._writer = writer
         self._held = held
         self._lock = lock
-        self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # by run
+        self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # how runs ended, by run
         self._sent_back = sent_back
         self._announce = announce
         self.lost: dict[str, HeldMessage] = {}
         """By run: leases whose messages the server has again since the connection broke."""
         self.storing = 0
-        """Messages whose successors are on their way to the server."""
+        """The number of messages whose replacements are on their way to the server."""
 
     # -- leaving --------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Settlement:
     def read(
         self, state: QueueState, tag: int, redelivered: bool, properties: Properties, body: bytes
     ) -> HeldMessage | bool:
-        """The message to lease; False when reading settled it, or its lease goes on here."""
+        """The message to lease; False when it was settled here, or when its lease goes on here."""
         try:
             job = read_message(properties, body, redelivered=redelivered)
         except (msgspec.DecodeError, ValueError) as error:
@@ -174,10 +176,13 @@ class Settlement:
         return hold
 
     def _is_known(self, hold: HeldMessage, redelivered: bool) -> bool:
-        """Whether we had the message before the connection broke: its job runs or ended here."""
+        """True when this owner had the message before the connection broke.
+
+        Then its job still runs, or has ended.
+        """
         ended = self._ended.get(hold.run)
         if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
-            self._channel.ack(hold.tag, hold.era)  # a second message of one run
+            self._channel.ack(hold.tag, hold.era)  # a second copy of a run that is leased
         elif isinstance(ended, _Left):
             ended.tag, ended.era = hold.tag, hold.era
             if ended.stored:
@@ -220,7 +225,7 @@ class Settlement:
             reason = f"its worker died {job.deliveries} times while it had nothing else to run"
             self.finish(hold, [self._writer.write_failed(job, reason)])
         elif limit and not envelope.is_message and job.handed + job.deliveries >= SUSPECT:
-            log.warning("job %s is run alone: it may be what workers die of", envelope.id)
+            log.warning("job %s runs alone from now on: it may have killed workers", envelope.id)
             alone = msgspec.structs.replace(job, losses=1, handed=0)
             self.finish(hold, [self._writer.write(alone)])
         else:
@@ -245,7 +250,7 @@ class Settlement:
         self, state: QueueState, tag: int, properties: Properties, body: bytes, why: str
     ) -> None:
         """Move a message that is no job of tidemill to the failed jobs."""
-        log.error("a message in %s is put aside: %s", state.place.name, why)
+        log.error("a message in %s goes to the failed jobs: %s", state.place.name, why)
         item = self._writer.write_unreadable(state.place, decoded(properties), body, why)
         with self._lock:
             self.storing += 1
@@ -253,7 +258,7 @@ class Settlement:
 
 
 def _is_counted(job: Carried) -> bool:
-    """True for a message whose earlier deliveries were failed attempts: consumers died with it."""
+    """True for a message whose earlier deliveries failed, since its consumers died."""
     envelope = job.envelope
     finite = envelope.retries.max_attempts > 0
     return job.deliveries > 0 and envelope.is_message and envelope.ttr != 0 and finite

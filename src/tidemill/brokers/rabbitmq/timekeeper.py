@@ -2,13 +2,14 @@
 
 A timekeeper holds a job unacknowledged. It publishes a due job to its home with a confirm, and then
 acknowledges the job. After a kill in between, the job is in both places, and runs twice. Several
-processes may have timekeepers: the server hands each message to one of them, and to another when
-that process is gone.
+processes may have timekeepers. The server delivers each message to one timekeeper, and to another
+one when the process of the first is gone.
 
 The server hands out the first messages of each queue, up to a window. While the window has room,
-all jobs of the queue are held, and each job moves once. When the window is full, jobs whose rest is
-shorter than the least delay of the queue move to the queue for that rest. So a job behind the
-window is seen in time: it waits at least the least delay, and by then all jobs before it have left.
+all jobs of the queue are held, and each job moves once. The rest of a job is the time until it is
+due. When the window is full, jobs with a rest below the least delay of the queue move to the queue
+for their rest. So a job beyond the window is reached in time. It waits at least the least delay,
+and in this time all jobs before it leave the queue.
 
 A process returns its held jobs every few minutes, before the server's ``consumer_timeout``.
 All of this runs in the connection thread, except where a comment says otherwise.
@@ -60,7 +61,7 @@ _BYTES = 64_000_000
 """Bytes of held bodies, of all timer queues together, above which windows get smaller."""
 
 _HOLD_MOST, _LOOK_EVERY = 300.0, 60.0
-"""The longest hold of a message, and the time between two looks for overlong holds, in seconds."""
+"""Seconds: the longest time to hold a message, and the time between two checks of these times."""
 
 _REMEMBERED = 20_000
 """Moved messages that are remembered, in case the server hands them out once more."""
@@ -70,7 +71,7 @@ _GRAIN = 0.0005
 
 
 class _Held:
-    """A message that we hold. Its tag is 0 when the server has it again."""
+    """A message that this process holds. Its tag is 0 when the server has the message again."""
 
     __slots__ = ("body", "due", "era", "key", "properties", "queue", "tag", "taken")
 
@@ -106,12 +107,12 @@ class _Queue:
 
     @property
     def in_hand(self) -> int:
-        """The number of messages that are held or move."""
+        """The number of messages that are held or are moving."""
         return len(self.waiting) + self.moving
 
     @property
     def is_full(self) -> bool:
-        """Whether the server may have more messages than it hands out."""
+        """True when the server may have messages beyond the window."""
         return self.in_hand >= self.state.credit
 
     def shrink(self) -> None:
@@ -119,7 +120,7 @@ class _Queue:
         self.state.credit, self.state.trim = max(1, self.in_hand), True
 
     def take_until(self, due: float) -> list[_Held]:
-        """Take out the messages that are due by then."""
+        """Take out the messages that are due at this time."""
         taken: list[_Held] = []
         while self.waiting and self.waiting[0][0] <= due:
             taken.append(heapq.heappop(self.waiting)[2])
@@ -152,11 +153,11 @@ class Timekeeper:
         self._numbers = itertools.count()
         self._in_use = QueueState(self._timers.in_use)
         self._in_use.credit = 2 * LEVELS
-        self._noticed: dict[int, tuple[int, int]] = {}  # by level: tag and era of a held notice
+        self._noticed: dict[int, tuple[int, int]] = {}  # tag and era of a held notice, by level
         self._queues: dict[str, _Queue] = {}  # by name
         self._moving: dict[tuple[str, int], _Held] = {}
         self._moved: dict[tuple[str, int], None] = {}
-        self._bytes = 0  # of bodies that are held, or move
+        self._bytes = 0  # bytes of the bodies that are held or are moving
         self._alarm = float("inf")  # machine time for which a timer is set
         self._closing = False
         self._channel = ConsumerChannel(
@@ -201,7 +202,7 @@ class Timekeeper:
         self._look()
 
     def _notice(self, tag: int, body: bytes) -> None:
-        """Serve a timer queue that is in use. Keep one notice for each, for later timekeepers."""
+        """Serve a timer queue in use. Keep one notice for each queue, for later timekeepers."""
         level = int(body) if body.isdigit() else LEVELS
         place = self._timers.at(level)
         if level in self._noticed or level >= LEVELS:
@@ -213,14 +214,15 @@ class Timekeeper:
             self._channel.adjust()
 
     def _hold(self, queue: _Queue, tag: int, properties: Properties, body: bytes) -> None:
-        said = decoded(properties)
+        basic = decoded(properties)
         try:
-            held = _Held(queue, tag, self._channel.era, said, body)
+            held = _Held(queue, tag, self._channel.era, basic, body)
         except (KeyError, TypeError, ValueError):
-            self._put_aside(queue, tag, said, body)
+            self._put_aside(queue, tag, basic, body)
             return
         before = self._moving.get(held.key)
-        if before is not None:  # the connection was lost while the message moved
+        # The message was being moved when the connection was lost, and has a new tag now.
+        if before is not None:
             before.tag, before.era = tag, self._channel.era
         elif held.key in self._moved:
             self._channel.ack(tag, self._channel.era)
@@ -228,11 +230,13 @@ class Timekeeper:
             heapq.heappush(queue.waiting, (held.due, next(self._numbers), held))
             self._bytes += len(body)
 
-    def _put_aside(self, queue: _Queue, tag: int, said: pika.BasicProperties, body: bytes) -> None:
+    def _put_aside(self, queue: _Queue, tag: int, basic: pika.BasicProperties, body: bytes) -> None:
         """Move a message that is no delayed job of tidemill to the failed jobs."""
         place, era = queue.state.place, self._channel.era
-        log.error("a message in %s is put aside: it does not say when it is due", place.name)
-        item = self._writer.write_unreadable(place, said, body, "it does not say when it is due")
+        log.error(
+            "a message in %s goes to the failed jobs: it does not say when it is due", place.name
+        )
+        item = self._writer.write_unreadable(place, basic, body, "it does not say when it is due")
         self._publisher.send([item], lambda: self._thread.do(lambda: self._channel.ack(tag, era)))
 
     # -- moving on ------------------------------------------------------------------------------
@@ -252,7 +256,8 @@ class Timekeeper:
             self._thread.later(max(0.0, first - now), self._ring)
 
     def _ring(self) -> None:
-        if machine_time() >= self._alarm - _GRAIN:  # else another timer is set for the next message
+        # If the alarm was set to a later time, another timer will ring.
+        if machine_time() >= self._alarm - _GRAIN:
             self._alarm = float("inf")
             self._look()
 
@@ -275,19 +280,19 @@ class Timekeeper:
 
     def _onward(self, held: _Held) -> Outgoing | None:
         """The message for the next place of a job; None if its headers name no place."""
-        said = held.properties
-        home = self._names.named(str((said.headers or {}).get(HOME)))
+        basic = held.properties
+        home = self._names.named(str((basic.headers or {}).get(HOME)))
         if home is None:
             return None
-        ours = {k: v for k, v in (said.headers or {}).items() if not k.startswith("x-")}
+        ours = {k: v for k, v in (basic.headers or {}).items() if not k.startswith("x-")}
         rest = held.due - machine_time()
         if rest > 0:
             level = min(level_of(rest), held.queue.level - 1)
             home = self._timers.at(level)
         else:
             del ours[HOME]
-        said.headers = ours or None
-        return Outgoing("", home.name, encoded(said), held.body, home)
+        basic.headers = ours or None
+        return Outgoing("", home.name, encoded(basic), held.body, home)
 
     def _stored(self, together: Sequence[_Held]) -> None:
         """Acknowledge moved messages: the server has confirmed their copies."""
@@ -305,7 +310,7 @@ class Timekeeper:
         self._look()
 
     def _grow(self) -> None:
-        """Widen the windows again that large bodies made smaller."""
+        """Widen windows again that were made smaller because of large bodies."""
         if self._bytes <= _BYTES // 2:
             small = [one for one in self._queues.values() if one.state.credit < _WINDOW]
             for queue in small:
@@ -316,7 +321,7 @@ class Timekeeper:
     # -- giving back ----------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Return the messages that were held for long. The server hands them out again at once."""
+        """Return messages that were held for long; the server delivers these again at once."""
         if self._closing:
             return
         self._thread.later(_LOOK_EVERY, self._renew)

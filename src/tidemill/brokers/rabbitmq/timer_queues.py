@@ -1,13 +1,13 @@
-"""Timer queues: the places of delayed jobs whose time workers keep, instead of the server.
+"""Timer queues: the places of delayed jobs that workers, not the server, hold until due.
 
-RabbitMQ before 3.12.5 cannot be trusted with delays in a cluster. The server's dead-letter worker
-moves messages from each delay queue (:mod:`.due`) to the next, and remembers the leader of that
-next queue. While the node of that leader is lost, the dead-letter worker moves no message. So in a
-cluster each delayed job goes to a plain quorum queue. A worker of ours moves the job on when it is
-due (:mod:`.timekeeper`).
+In a cluster, RabbitMQ before 3.12.5 may fail to move delayed jobs. The server's dead-letter worker
+moves messages from each delay queue (:mod:`.due`) to the next queue, and remembers the leader of
+the next queue. While the node of this leader is lost, the dead-letter worker moves no message. So
+in a cluster each delayed job goes to a plain quorum queue. A worker moves the job on when it is due
+(:mod:`.timekeeper`).
 
 Each timer queue is for a range of delays: below 0.5 s, from 0.5 to 1 s, from 1 to 2 s, and so on.
-In such a queue no job is due before it has waited for the least delay of the range.
+No job in a timer queue is due before it has waited for the least delay of the range.
 
     PREFIX.timer.LEVEL   delayed jobs; the header ``home`` names the place of each due job
     PREFIX.timers        the levels in use, one message each; the worker that takes the message
@@ -64,7 +64,8 @@ class TimerQueues:
         self._prefix = names.prefix
         self._arguments: dict[str, Any] = {
             "x-queue-type": "quorum",
-            "x-delivery-limit": NEVER,  # workers return their held messages from time to time
+            # Each return counts: workers return held messages from time to time.
+            "x-delivery-limit": NEVER,
             **safe(names.failed),
         }
 

@@ -2,11 +2,12 @@
 
 A message is acknowledged when the store has its job. After a kill in between, the server hands
 the message out again. Delayed jobs pass from one delay queue to the next, and then to their home.
-Places are emptied in that order, so a job that moves meanwhile is met later. A message between two
-queues is in neither queue. So rounds go on until two rounds, with a pause between, found nothing.
-In the last round each place must let us consume, since the server reports a place without a leader
-as empty. A place that does not answer is left out, and named. Failed jobs come last: a kill during
-a retry may leave a job both failed and ready, and then the ready job counts.
+Places are emptied in this order, so a job that moves during the transfer is found later. A message
+on its way between two queues is in neither queue. So the rounds end only when two rounds, with a
+pause in between, have found nothing. In the last round a consumer must begin at each place, since
+the server reports a place without a leader as empty. A place that does not answer is left out, and
+the report names it. Failed jobs come last. After a kill during a retry, a job may be both failed
+and ready. Then the ready job counts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ROUNDS = 10
 """The most rounds through all places."""
 
 _UNANSWERED_MOST = 10
-"""The most silent places that a move skips. With more the server is in trouble: each takes long."""
+"""The most silent places that a move skips, since each silent place takes long."""
 
 _PAUSE = 1.0
 """Seconds after an empty round until the next round. A job between two queues arrives sooner."""
@@ -77,13 +78,14 @@ class TransferOut:
         self._delayed = [*self._timers.all(), *self._delays.all_waits()]
         self._waits = {place.name for place in self._delayed}
         self._queues = dict.fromkeys(queues)
-        self._missing: set[str] = set()  # places that did not exist: each look takes long
-        self._stored: set[str] = set()  # runs of suspects' copies, whose jobs the store has
+        # Missing places, which are not asked again, since a question takes long.
+        self._missing: set[str] = set()
+        self._stored: set[str] = set()  # runs of copies of suspects that the store has
         self._doubted: set[str] = set()
         self._unanswered: set[str] = set()
 
     def unfit(self, job: Envelope) -> str:
-        """Why the server cannot carry a job."""
+        """The reason why the server cannot carry a job."""
         return unfit(job)
 
     def remains(self) -> Remains:
@@ -114,7 +116,7 @@ class TransferOut:
                 number -= 1
                 found_nothing = found_nothing and not found
                 continue
-            except BrokerUnavailable as error:  # the server cuts us off if a queue is in the making
+            except BrokerUnavailable as error:  # the server may still be making the queue
                 if number == _ROUNDS or (failed and not found) or raised_by_handler(error):
                     raise
                 failed, found_nothing = True, found_nothing and not found
@@ -124,7 +126,7 @@ class TransferOut:
                 time.sleep(_PAUSE)
 
     def _leave_out(self, error: Unanswered) -> None:
-        """Leave a place out at its second silence. A queue in the making may be silent once."""
+        """Leave a place out at its second silence. A queue that is being made is silent once."""
         if error.place not in self._doubted:
             self._doubted.add(error.place)
             time.sleep(_PAUSE)
@@ -162,7 +164,7 @@ class TransferOut:
     def _places(self) -> Iterator[Place]:
         waits = self._answering(self._delayed)
         yield from (wait for wait in waits if wait.name not in self._missing)
-        for queue in list(self._queues):  # also queues that delayed jobs named
+        for queue in list(self._queues):  # the set grows: delayed jobs name further queues
             yield from self._homes(queue)
         yield from self._answering([self._names.failed])
 
@@ -174,7 +176,7 @@ class TransferOut:
             if place.alone:
                 yield from self._suspects(server, unacknowledged, place, left, asks=asks)
                 continue
-            while left or asks:  # held messages may end a walk early
+            while left or asks:  # walk again: held messages may have ended the walk early
                 asks = False
                 taken = 0
                 for piece in _pieces(server.walk(place, left, _AHEAD)):
@@ -193,9 +195,10 @@ class TransferOut:
     ) -> Iterator[Taken]:
         """Take suspects, one at a time.
 
-        The server counts the deliveries of a suspect, not their receivers. A killed move must not
-        count as one more death. So we publish a copy before the store takes the suspect. The walk
-        later meets the copy behind the others, and acknowledges it if the store has the job.
+        The server counts the deliveries of a suspect, but not who received them. If a move is
+        killed, this must not count as another death of a worker. So the move publishes a copy
+        before the store takes the suspect. Later the walk finds the copy at the end of the queue,
+        and acknowledges the copy if the store has the job.
         """
         for _ in range(2 * left or asks):
             found = server.take(place, min(1, left))
@@ -281,9 +284,10 @@ class TransferOut:
         )
 
     def _due(self, place: Place, seen: Seen, job: Carried) -> float:
-        """When a job is due, by its message, within the bounds that its place allows."""
+        """The due time of a job by its message, within the bounds of its place."""
         at, now = job.envelope.at, wall_time()
-        if place.name not in self._waits:  # its receiver would have sent it round again
+        # The job has left the delay queues. Only the rest beyond their longest delay remains.
+        if place.name not in self._waits:
             return now + job.rest
         if at and abs(job.due - at) < 0.002:
             return at
@@ -317,7 +321,7 @@ class _Unacknowledged:
 
 
 def _is_once(record: Record) -> bool:
-    """Whether a message is at most once: its acknowledgement comes before the store has the job."""
+    """True when a message runs at most once: it is acknowledged before the store has the job."""
     e = record.envelope
     return e.is_message and e.ttr == 0 and record.state is not State.FAILED
 

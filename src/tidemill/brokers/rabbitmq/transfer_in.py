@@ -1,8 +1,8 @@
-"""Take in jobs that come from a store (``tidemill move``), and record the progress of the move.
+"""Adopt jobs that come from a store (``tidemill move``), and record the progress of the move.
 
-The mark of a departure has a place with one message: the cursor of the last page. The cursor is
-published after the page is confirmed. The cursor stays for good: without it, a repeated move would
-begin anew, however late, and store all jobs twice.
+Each move (``Departure``) has a place named by its mark, with one message: the cursor of the last
+page. The cursor is published after the page is confirmed. The cursor stays for ever. Without it, a
+repeated move would begin again and store all jobs twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["arrivals", "cursor_message", "read_cursor"]
 
 
 def arrivals(writer: Writer, records: Sequence[Record]) -> list[Outgoing]:
-    """Messages for jobs as they stood in their store."""
+    """Messages for jobs, in the state that they had in their store."""
     now, items = wall_time(), list[Outgoing]()
     for record in records:
         job = _carried(record)
@@ -43,7 +43,7 @@ def _carried(record: Record) -> Carried:
         expires = e.expires  # a failed job no longer expires
     envelope = msgspec.structs.replace(e, rank=record.rank, expires=expires)
     policy = e.retries.max_attempts
-    fresh = record.max_attempts - policy if policy else 0  # the attempts that a kick added
+    fresh = record.max_attempts - policy if policy else 0  # further attempts that a kick has given
     error = record.error or (record.attempts[-1].error if record.attempts else "")
     attempt = max(0, record.attempt - max(0, fresh))
     losses = 0 if e.is_message else record.losses  # messages never run alone
@@ -58,7 +58,7 @@ def cursor_message(prefix: str, mark: str, cursor: str) -> Outgoing:
 
 
 def read_cursor(settings: Settings, mark: str) -> str:
-    """The progress of a departure; empty when no page of it has arrived."""
+    """The progress of a departure; empty when no page has arrived."""
     with short_connection(settings) as server:
         found = server.take(_place(settings.prefix, mark), 1)
     return found[0].body.decode() if found else ""
@@ -68,6 +68,6 @@ def _place(prefix: str, mark: str) -> Place:
     arguments = {
         "x-queue-type": "quorum",
         "x-max-length": 1,  # a new cursor replaces the old one
-        "x-delivery-limit": NEVER,  # each look is a delivery
+        "x-delivery-limit": NEVER,  # each look at the cursor counts as a delivery
     }
     return Place(f"{prefix}.moved.{mark}", arguments)

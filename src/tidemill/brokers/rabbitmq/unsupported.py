@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
@@ -19,7 +20,7 @@ def refuse(what: str, feature: Feature) -> NoReturn:
 
 
 def check_job(job: Envelope) -> None:
-    """Refuse a job that needs a feature which the server does not have."""
+    """Refuse a job that needs a feature that the server lacks."""
     if job.key:
         refuse("key=", Feature.KEYS)
     if job.unique is not None:
@@ -31,9 +32,9 @@ def check_job(job: Envelope) -> None:
 
 
 def unfit(job: Envelope) -> str:
-    """Why the server cannot carry a job that a store accepted; empty when it can."""
+    """Why the server cannot carry a job that a store accepted; empty when the server can."""
     if job.links is not None:
-        return "that wait for others, or others for them"
+        return "that wait for other jobs or that other jobs wait for"
     if job.key:
         return "with a key"
     if job.limit is not None:
@@ -57,12 +58,23 @@ class Lacking:
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         refuse("cancel", Feature.CANCEL)
 
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        refuse("alter", Feature.ALTER)
+
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         if paused is not None:
             refuse("pause", Feature.PAUSE)
         refuse("max_size=", Feature.MAX_SIZE)
+
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        refuse("a purge that keeps its jobs", Feature.RESTORE)
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        refuse("restoring a purge", Feature.RESTORE)
 
     def backup(self, target: str) -> None:
         refuse("backup", Feature.BACKUP)

@@ -14,7 +14,7 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A pipe to sleep on. Nobody falls asleep while there is news that nobody has seen."""
+    """A pipe to sleep on. While there is unseen news, a sleep ends at once."""
 
     def __init__(self) -> None:
         self._end, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,7 +60,7 @@ class WakeUp:
                     os.read(self._end, 4096)
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Sleep until news, a readable descriptor or the timeout. Return the readable ones."""
+        """Sleep until news, a readable descriptor or the timeout. Return readable descriptors."""
         if self._closed:
             return []
         poll = select.poll()
@@ -76,13 +76,13 @@ class WakeUp:
         """Wake the sleeper and close the pipe."""
         with self._lock:
             if not self._closed:
-                self._ring()  # poll does not notice that a descriptor is closed
+                self._ring()  # wake the sleeper: poll does not notice a closed descriptor
                 self._closed = True
                 os.close(self._end)
                 os.close(self._rope)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copy of the parent's pipe."""
+        """In a forked child: close the copy of the parent's pipe."""
         if not self._closed:
             self._closed = True
             os.close(self._end)

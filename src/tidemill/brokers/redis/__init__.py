@@ -1,7 +1,7 @@
 """``redis://``: jobs on a Redis server (7 or later, or Valkey), for workers on many machines.
 
-Every call of the contract is one Lua function, which the server runs alone. ``lua/layout.lua``
-lists the keys. The jobs are as durable as the server's append-only file.
+Every call of the contract is one Lua function. While a function runs, the server runs nothing else.
+``lua/layout.lua`` lists the keys. The jobs are as durable as the server's append-only file.
 """
 
 from tidemill.brokers.redis.broker import RedisBroker, open_url

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 
@@ -63,7 +64,8 @@ def parse_address(url: Url) -> Address:
     sentinel = scheme in _SENTINEL
     service, db = _path(url, path, sentinel)
     default = SENTINEL_PORT if sentinel else PORT
-    hosts = tuple(_host(url, one, default) for one in (places or "localhost").split(","))
+    shown = _masked(url.text)
+    hosts = tuple(host_and_port(one, default, shown) for one in (places or "localhost").split(","))
     options = url.options
     return Address(
         hosts=hosts,
@@ -74,12 +76,12 @@ def parse_address(url: Url) -> Address:
         sentinel_user=options.get("sentinel_user", ""),
         sentinel_password=options.get("sentinel_password", ""),
         tls=_tls(options) if scheme.startswith("rediss") or _TLS & options.keys() else None,
-        shown=_masked(url.text),
+        shown=shown,
     )
 
 
 def prefix_of(url: Url) -> str:
-    """The prefix of all keys: the hash tag that keeps them on one node of a cluster."""
+    """The prefix of all keys: a hash tag, which keeps all keys on one node of a cluster."""
     prefix = url.options.get("prefix", "tidemill")
     if not _PREFIX.fullmatch(prefix):
         raise InvalidOption(
@@ -105,19 +107,12 @@ def _path(url: Url, path: str, sentinel: bool) -> tuple[str, int]:
     return service, int(number or 0)
 
 
-def _host(url: Url, text: str, default: int) -> tuple[str, int]:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
-    port = int(found[2] or default) if found else 0
-    if not found or not 0 < port < 65536:
-        raise InvalidOption(f"{text!r} in url {_masked(url.text)!r} is not a host or host:port")
-    return urllib.parse.unquote(found[1].strip("[]")) or "localhost", port
-
-
 def _tls(options: Mapping[str, str]) -> dict[str, Any]:
     """The TLS options of redis-py's connection.
 
-    Without ``tls_ca`` the system's authorities hold. The checks are set explicitly, because the
-    defaults of redis-py change: before version 6 it did not check host names.
+    Without ``tls_ca`` the system's certificate authorities are trusted. The checks are set
+    explicitly, because the defaults of redis-py change: before version 6 it did not check host
+    names.
     """
     tls: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     for option, name in (
@@ -137,5 +132,4 @@ def _tls(options: Mapping[str, str]) -> dict[str, Any]:
 
 def _masked(text: str) -> str:
     """Return a URL with its passwords masked."""
-    text = re.sub(r"(sentinel_password=)[^&]*", r"\1***", text)
-    return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", text)
+    return mask_password(re.sub(r"(sentinel_password=)[^&]*", r"\1***", text))

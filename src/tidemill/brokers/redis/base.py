@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.failover import Server
+from tidemill.brokers.redis.history import HistoryTable
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger
 from tidemill.brokers.redis.open import open_store
@@ -35,7 +36,7 @@ class ServerCalls:
         self._settings = settings
         self._closed = False
         self._next_tick = 0.0
-        self._doubtful = False  # an owner was unknown to the store
+        self._doubtful = False  # True when the store did not know an owner
         self._begin()
         try:
             born, now = open_store(self._lines)
@@ -46,7 +47,7 @@ class ServerCalls:
         tell_of_forks(self)
 
     def _begin(self) -> None:
-        """Set up the broker in this process, which may be a fork of the process that opened it."""
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
         settings, kept = self._settings, self._settings.retention
         self._pid = os.getpid()
         times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
@@ -62,9 +63,10 @@ class ServerCalls:
         self._inspection = Inspection(self._lines)
         self._book = Book(self._lines)
         self._ledger = Ledger(self._lines)
+        self._history = HistoryTable(self._lines)
 
     def after_fork_child(self) -> None:
-        """In a forked child: connections and owners are the parent's; close our copies."""
+        """In a forked child: close the copies of the parent's connections and owners."""
         if not self._closed:
             self._owners.after_fork_child()
             self.waits.after_fork_child()
@@ -79,21 +81,21 @@ class ServerCalls:
             raise TidemillError("this broker is closed")
 
     def _call(self, verb: str, *args: bytes) -> Any:
-        """Run a verb once, however often its reply is lost; replicate it as the URL says."""
+        """Run a verb with one effect even if replies are lost; wait for replicas as configured."""
         self._check_open()
         answer = self._lines.call(verb, *args, once=True, replicated=True)
         check_moved(answer)
         return answer
 
-    def _do(self, *args: bytes) -> Any:
-        """Run one admin call, then its rest in pieces: it may end too many jobs for one call."""
-        answer, more = self._call("admin", *args)
+    def _do(self, *args: bytes, function: str = "admin") -> Any:
+        """Run an admin call. If the call ends many jobs, later calls end the rest in pieces."""
+        answer, more = self._call(function, *args)
         if more:
             self._go_on(self._lines)
         return answer
 
     def _go_on(self, lines: ServerConnections) -> None:
-        """Move due jobs, do what follows, and prune: in pieces, to the end."""
+        """Move due jobs, start their dependents, and prune, in pieces, until nothing is left."""
         while lines.call("housekeeping", b"%d" % _PRUNE_MOST):
             pass
 

@@ -1,8 +1,8 @@
 """``redis://``: the broker of a store on a Redis server.
 
-This file has the core of the contract; :mod:`.calls` has the calls beside the core.
-Each call runs one function on the server: see ``lua/``. :mod:`.connections` connects to the
-server, :mod:`.owners` holds the owners of this process.
+This file has the core of the contract; :mod:`.calls` has all other calls. Each call runs one
+function on the server: see ``lua/``. :mod:`.connections` connects to the server, :mod:`.owners`
+holds the owners of this process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.redis.calls import (
     AdminCalls,
+    HistoryCalls,
     InspectionCalls,
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
+    TopicCalls,
     TransferCalls,
+    refuse_txn,
 )
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.errors import refusal
@@ -35,7 +38,7 @@ from tidemill.brokers.redis.server_clock import MICRO
 from tidemill.brokers.redis.settings import check_url
 from tidemill.core.clock import wall_time
 from tidemill.core.config import Url
-from tidemill.core.errors import BrokerUnavailable, FeatureMissing
+from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Owner, Placed, Put, Record
 
 __all__ = ["RedisBroker", "open_url"]
@@ -44,6 +47,7 @@ log = logging.getLogger("tidemill.redis")
 
 _TICK = 30.0
 _PLACED = tuple(Placed)
+_STALE = b"stale"  # the bindings have another version
 
 
 def open_url(url: Url) -> RedisBroker:
@@ -52,7 +56,14 @@ def open_url(url: Url) -> RedisBroker:
 
 
 class RedisBroker(
-    InspectionCalls, AdminCalls, LimitCalls, JobNumberCalls, ScheduleCalls, TransferCalls
+    InspectionCalls,
+    AdminCalls,
+    LimitCalls,
+    JobNumberCalls,
+    ScheduleCalls,
+    TopicCalls,
+    HistoryCalls,
+    TransferCalls,
 ):
     """A broker on a Redis server."""
 
@@ -65,7 +76,7 @@ class RedisBroker(
 
     @property
     def boards(self) -> str:
-        """The folder of scoreboards: on this machine, for processes that outlive an owner."""
+        """The folder of scoreboards on this machine, which other processes read after a death."""
         folder = os.path.join(folder_here(), "boards")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
@@ -79,10 +90,7 @@ class RedisBroker(
         let_go: Collection[str] = (),
         nonce: str = "",
     ) -> list[Put]:
-        if txn is not None:
-            raise FeatureMissing(
-                "txn= needs the feature transactions, which redis:// does not have"
-            )
+        refuse_txn(txn)
         check_nonce(nonce)
         if not jobs and not let_go:
             return []
@@ -90,16 +98,16 @@ class RedisBroker(
         packed = pack_put(jobs)
         held = pack_holds(jobs, hold, let_go)
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
-        answer = self._lines.put(packed, plain, held, nonce)
-        check_moved(answer)
-        if answer == 1:
-            created = Placed.CREATED
-            return [Put(job.id, created) for job in jobs]
-        what = answer[0]
-        if isinstance(what, bytes):
-            raise refusal(what, *[part.decode() for part in answer[1:] if part is not None])
-        pairs = zip(answer[0::2], answer[1::2], strict=True)
-        return [Put(job_id.decode(), _PLACED[placed]) for placed, job_id in pairs]
+        return _puts(jobs, self._lines.put(packed, plain, held, nonce))
+
+    def publish(
+        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
+    ) -> list[Put] | None:
+        refuse_txn(txn)
+        check_nonce(nonce)
+        self._check_open()
+        answer = self._lines.publish(pack_put(jobs), version, nonce)
+        return None if answer == _STALE else _puts(jobs, answer)
 
     def attach(self, owner: Owner) -> None:
         self._check_open()
@@ -113,16 +121,17 @@ class RedisBroker(
         self._check_open()
         if step.behalf:
             return self._owners.hear_behalf(step)
-        member = self._owners.find(step.owner) if step.serial else self._owners[step.owner]
-        reply = member.exchange(step) if member else lost(step)
+        attached = self._owners.find(step.owner) if step.serial else self._owners[step.owner]
+        reply = attached.exchange(step) if attached else lost(step)
         self._doubtful |= is_lost(reply)
+        self._history.unfolded += len(step.history)
         if self._doubtful:
-            with contextlib.suppress(BrokerUnavailable):  # the next step tries again
+            with contextlib.suppress(BrokerUnavailable):  # if this fails, the next step tries again
                 self._look_for_loss()
         return reply
 
     def _look_for_loss(self) -> None:
-        """Log that the store was replaced, if that is why an owner is unknown to the store."""
+        """After the store did not know an owner: log an error if another store is in its place."""
         born, now = open_store(self._brisk)
         self._doubtful = False
         if born / MICRO != self._born:
@@ -138,16 +147,18 @@ class RedisBroker(
 
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
-        member = self._owners[owner_id]
+        attached = self._owners[owner_id]
         now = time.monotonic()
         limit = max(0.0, self._next_tick - now)
-        ready = yield from self._owners.parked(member, min(timeout, limit), fds)
+        ready = yield from self._owners.parked(attached, min(timeout, limit), fds)
         now = time.monotonic()
         if now >= self._next_tick:
             self._tick(self._brisk)
-        elif now >= member.death_at:
-            member.death_at = now + 1.0  # reap again in a second, unless a step sets another time
+        elif now >= attached.death_at:
+            attached.death_at = now + 1.0  # reap again in a second, unless a step sets another time
             self._owners.reap()
+        if self._history.has_many():
+            self._history.fold()
         return ready
 
     def wake(self, owner_id: str) -> None:
@@ -175,6 +186,7 @@ class RedisBroker(
         self._next_tick = time.monotonic() + _TICK
         self._owners.reap()
         self._go_on(lines)
+        self._history.fold()
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
@@ -190,3 +202,16 @@ class RedisBroker(
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
         return self.waits.until(b"space", [queue.encode()], timeout)
+
+
+def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:
+    """The outcome of a put, from the server's answer."""
+    check_moved(answer)
+    if answer == 1:
+        created = Placed.CREATED
+        return [Put(job.id, created) for job in jobs]
+    what = answer[0]
+    if isinstance(what, bytes):
+        raise refusal(what, *[part.decode() for part in answer[1:] if part is not None])
+    pairs = zip(answer[0::2], answer[1::2], strict=True)
+    return [Put(job_id.decode(), _PLACED[placed]) for placed, job_id in pairs]

@@ -1,31 +1,38 @@
-"""Calls beside the core: inspection, admin, limits, job numbers, schedules and transfer."""
+"""The calls outside the core: inspection, admin, limits, job numbers, schedules and transfer."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tidemill.brokers.contract.admin import KeptPurge
+from tidemill.brokers.contract.history import NotedAct
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
+from tidemill.brokers.contract.topics import Binding, Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.redis.base import ServerCalls
+from tidemill.brokers.redis.history import pack_note
 from tidemill.brokers.redis.limits import change
 from tidemill.brokers.redis.record import pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
 from tidemill.core.clock import id_time, new_id, wall_time
-from tidemill.core.errors import FeatureMissing
+from tidemill.core.errors import FeatureMissing, StoreFull
 from tidemill.core.job import Command, Lease, Owner, Record, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = [
     "AdminCalls",
+    "HistoryCalls",
     "InspectionCalls",
     "JobNumberCalls",
     "LimitCalls",
     "ScheduleCalls",
+    "TopicCalls",
     "TransferCalls",
 ]
 
@@ -33,7 +40,15 @@ __all__ = [
 _PURGE_MOST = 200
 _ACT_MOST = 250
 _RECALL_MOST = 250
-_GOES_ON = 2  # the answer when a change has not reached all keys of a limit yet
+_GOES_ON = 2  # the answer when some keys of a limit still have old settings
+
+
+_CHANGED, _SAME = b"12"  # the answers for a job that was changed, or that was so already
+
+
+def altered(rank: int | None, queue: str | None) -> bytes:
+    """What ``alter`` gives to jobs, as an argument."""
+    return b"%b %b" % (b"" if rank is None else b"%d" % rank, (queue or "").encode())
 
 
 class InspectionCalls(ServerCalls):
@@ -51,7 +66,7 @@ class InspectionCalls(ServerCalls):
         made = id_time(job_id)
         if made is None:
             return False
-        apart = abs(self._ahead) + 1  # ids are made by the clocks of producers
+        apart = abs(self._ahead) + 1  # producers make ids by their own clocks
         return bool(self._born - apart <= made <= wall_time() + apart)
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
@@ -94,12 +109,17 @@ class AdminCalls(ServerCalls):
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act(b"delete", job_ids)
 
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        return self._act(b"alter", job_ids, altered(rank, queue))
+
     def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
         done: list[bool] = []
-        ids = (job_id.encode() for job_id in job_ids)
-        while some := list(itertools.islice(ids, _ACT_MOST)):
-            answer: bytes = self._do(verb, how, *some)
-            done += [flag == 49 for flag in answer]
+        ids = [job_id.encode() for job_id in job_ids]
+        while some := ids[len(done) : len(done) + _ACT_MOST]:
+            answer: bytes = self._do(verb, how, *some)  # one call may restore only the first jobs
+            done += [flag in (_CHANGED, _SAME) for flag in answer]
         return done
 
     def set_queue(
@@ -115,8 +135,23 @@ class AdminCalls(ServerCalls):
             removed += int(batch)
         return removed
 
+    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
+        mark = check_purge_id(purge_id).encode()
+        purged, place = 0, b"own"
+        while place != b"end":
+            piece = queue.encode(), b"%d" % _PURGE_MOST, place, mark
+            try:  # the server refuses this function, unlike the others, when it is out of memory
+                batch, place = self._do(b"purge", *piece, function="admin_kept")
+            except StoreFull:
+                return KeptPurge(purged, is_whole=False)
+            purged += int(batch)
+        return KeptPurge(purged)
+
+    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
+        return self._act(b"restore", job_ids, purge_id.encode())
+
     def forget_queue(self, queue: str) -> bool:
-        return bool(self._do(b"forget", queue.encode()))
+        return bool(self._do(b"forget", queue.encode(), new_id().encode()))
 
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()
@@ -126,7 +161,7 @@ class AdminCalls(ServerCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
-            given += batch  # the bound ends the loop: a job may be carried again already
+            given += batch  # the bound ends the loop: the relay may carry returned jobs again
         return given
 
     def backup(self, target: str) -> None:
@@ -162,8 +197,8 @@ class JobNumberCalls(ServerCalls):
 
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         ids = [job_id.encode() for job_id in job_ids]
-        member = self._owners[owner_id]
-        return member.lent(self._call("job_numbers", *member.head(), *ids))
+        attached = self._owners[owner_id]
+        return attached.read_leases_of_act(self._call("job_numbers", *attached.head(), *ids))
 
 
 class ScheduleCalls(ServerCalls):
@@ -180,6 +215,66 @@ class ScheduleCalls(ServerCalls):
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         verb, args = pack_changes(changes)
         return read_changed(self._call(verb, *args))
+
+
+class TopicCalls(ServerCalls):
+    """See :mod:`~tidemill.brokers.contract.topics`."""
+
+    def bind(self, queue: str, pattern: str) -> bool:
+        return self._change_binding(b"bind", queue, pattern)
+
+    def unbind(self, queue: str, pattern: str) -> bool:
+        return self._change_binding(b"unbind", queue, pattern)
+
+    def _change_binding(self, verb: bytes, queue: str, pattern: str) -> bool:
+        return bool(self._do(verb, queue.encode(), pattern.encode(), new_id().encode()))
+
+    def bindings(self, *, txn: Any = None) -> Bindings:
+        refuse_txn(txn)
+        self._check_open()
+        flat = self._lines.ask(b"HGETALL", self._lines.key + b":bindings")
+        fields = [field.decode() for field in flat[::2]]
+        version = flat[fields.index("") * 2 + 1].decode() if "" in fields else ""
+        pairs = [field.split("\0") for field in fields if field]
+        return Bindings(version, tuple(sorted(Binding(queue, pattern) for pattern, queue in pairs)))
+
+
+def refuse_txn(txn: Any) -> None:
+    """Refuse a transaction of the caller."""
+    if txn is not None:
+        raise FeatureMissing("txn= needs the feature transactions, which redis:// does not have")
+
+
+class HistoryCalls(ServerCalls):
+    """See :mod:`~tidemill.brokers.contract.history`."""
+
+    def history(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
+        self._check_open()
+        return self._history.read(kind, span, since, until, name)
+
+    def history_kinds(self) -> list[tuple[str, int]]:
+        self._check_open()
+        return self._history.kinds()
+
+    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        self._check_open()
+        self._history.keep(rows)
+
+    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        self._check_open()
+        return self._history.replace(before, rows)
+
+    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
+        verb, how = act.verb.encode(), b""
+        if verb in (b"cancel", b"terminate"):
+            verb, how = b"cancel", verb
+        elif verb == b"alter":
+            how = altered(act.rank, act.queue)
+        args = [verb, how, *pack_note(before, after), *map(str.encode, act.job_ids)]
+        answer: bytes = self._do(*args, function="admin_noted")
+        return None if answer == b"other" else [flag == _CHANGED for flag in answer]
 
 
 class TransferCalls(ServerCalls):

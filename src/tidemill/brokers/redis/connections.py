@@ -1,7 +1,7 @@
-"""Connections to the server, and calls on them that the store does once however often sent.
+"""Connections to the server. The store does each call once, however often it is sent.
 
 A connection here has a session, and one socket at a time. The calls of a session are numbered, and
-the store keeps the session's last answer. So a call whose reply was lost can be sent again.
+the store keeps the last answer of each session. So a call whose reply was lost can be sent again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tidemill.core.sigpipe import Unkilled
 __all__ = ["STEP_TIMEOUT", "ServerConnection", "ServerConnections"]
 
 STEP_TIMEOUT = 3.0
-"""Seconds that a call may always take; with more ``patience`` it may take that long."""
+"""Seconds that a call may take. A longer ``patience`` replaces this limit."""
 
-_DUE = b"due"  # the answer when more has come due than the call should move before its own work
-_MOVES = 5  # repetitions of one call, such as after MOVED
+_DUE = b"due"  # the answer when other calls must first move many due jobs
+_MOVES = 5  # the most repetitions of one call, for example after MOVED
 _SERIAL = struct.Struct(">Q")
 
 
@@ -47,8 +47,9 @@ class ServerConnection:
         self._socket: Any = None
         self._changes = 0  # the server's count of changes when the connection was made
         self._until = 0.0  # the deadline of the current call
-        self._repeated = False  # the last call was sent more than once
-        self._asking = False  # a command was sent, and its answer is not read yet
+        self._wait = SILENCE  # seconds that the socket waits for the server
+        self._repeated = False  # True when the last call was sent more than once
+        self._asking = False  # True when a command was sent and its answer is not read
         self._reader = hiredis.Reader()
         self._session = session.encode()
         self._serial = 0
@@ -60,12 +61,12 @@ class ServerConnection:
         return self._session, _SERIAL.pack(self._serial)
 
     def run(self, verb: str, key: bytes, args: Sequence[bytes], until: float = 0.0) -> Any:
-        """Run a function and return its answer. A broken connection is made anew, once.
+        """Run a function and return its answer. A broken connection is replaced once.
 
         Without ``until`` the connection's own timeout holds.
 
         Raises:
-            BrokerUnavailable: the function may have run or not, unless the error says which.
+            BrokerUnavailable: the function may have run, unless the error says that it did not.
         """
         command = (b"FCALL", LIBRARY.function(verb), b"1", key, *args)
         self._until = until or time.monotonic() + self._read_timeout
@@ -83,7 +84,7 @@ class ServerConnection:
         raise Away(f"redis at {self._server.where} sends us from node to node")
 
     def _recover(self, error: Exception, again: bool) -> None:
-        """Repair the cause of an error, so that the call may be sent once more, or raise it.
+        """Repair the cause of an error, so that the call can be sent again, or raise the error.
 
         With ``again`` the connection may have broken before the call.
         """
@@ -108,8 +109,10 @@ class ServerConnection:
     def _send(self, command: tuple[Any, ...]) -> Any:
         """Send and read without redis-py, whose own code takes longer than the server's answer."""
         if self._asking or self._changes != self._server.changes:
-            self.close()  # a signal handler interrupted the last call, or the master changed
+            # Hang up after a call that a signal handler interrupted, or when the master changed.
+            self.close()
         sock = self._socket or self._connect()
+        self._fit_timeout(sock)
         reader = self._reader
         self._asking = True
         try:
@@ -120,13 +123,14 @@ class ServerConnection:
                         data = sock.recv(65536)
                     except TimeoutError as error:
                         self._bear_silence(error)
+                        self._fit_timeout(sock)
                         continue
                     if not data:
                         raise redis.ConnectionError("the line was closed")
                     reader.feed(data)
             self._asking = False
         except BaseException:
-            self.close()  # the answer may still come: the next call must not read it as its own
+            self.close()  # hang up: the next call must not read a late answer of this call
             raise
         if isinstance(answer, redis.ResponseError):
             raise answer
@@ -139,9 +143,17 @@ class ServerConnection:
                 rest = rest[sock.send(rest) :]
             except TimeoutError as error:
                 self._bear_silence(error)
+                self._fit_timeout(sock)
+
+    def _fit_timeout(self, sock: Any) -> None:
+        """Have the socket wait for ``SILENCE``, or less if the call must end earlier."""
+        wait = min(SILENCE, max(0.01, self._until - time.monotonic()))
+        if wait != self._wait:  # only when the timeout changes, since this costs a system call
+            sock.settimeout(wait)
+            self._wait = wait
 
     def _bear_silence(self, error: TimeoutError) -> None:
-        """Return if the call may wait longer: the silent server is the master and there is time.
+        """Return if the call may wait longer: the silent server is the master, and time is left.
 
         Raises:
             TimeoutError: a signal handler has raised it.
@@ -152,7 +164,7 @@ class ServerConnection:
             raise error
         server, connection = self._server, self._connection
         if connection is None:
-            raise redis.ConnectionError("another thread has closed the line")
+            raise redis.ConnectionError("another thread has closed the connection")
         if self._changes != server.changes or server.is_replaced(connection, self._until):
             raise Replaced(f"{server.where} is the master now")
         if time.monotonic() >= self._until:
@@ -166,7 +178,9 @@ class ServerConnection:
         self._asking = False
         self._socket = self._connection._sock
         self._socket.settimeout(SILENCE)
-        if self._ended:  # by another thread, perhaps while this one connected
+        self._wait = SILENCE
+        # Another thread has ended this session, perhaps while this thread connected.
+        if self._ended:
             self.close()
             raise TidemillError("this broker is closed")
         return self._socket
@@ -180,7 +194,7 @@ class ServerConnection:
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            if "already exists" not in str(error):  # another process was faster
+            if "already exists" not in str(error):  # another process loaded the library first
                 raise translate(error, self._server.where) from error
 
     def ask(self, *command: bytes, until: float = 0.0) -> Any:
@@ -200,7 +214,8 @@ class ServerConnection:
 
         Raises:
             NotReplicated: fewer replicas had the writes in time.
-            BrokerUnavailable: the server is away: the call must be repeated, perhaps elsewhere.
+            BrokerUnavailable: the server is away: the call must be repeated, perhaps on a new
+            master.
         """
         if self._repeated:  # WAIT counts no write that came over another connection
             self.ask(b"SET", key + b":barrier", b"", until=until)
@@ -224,7 +239,7 @@ class ServerConnection:
         self._server.learn_slots(slots, (self._connection.host, self._connection.port))
 
     def close(self) -> None:
-        """Close the socket; the next call connects anew."""
+        """Close the socket; the next call connects again."""
         connection, self._connection, self._socket = self._connection, None, None
         if connection is not None:
             connection.disconnect()
@@ -236,7 +251,7 @@ class ServerConnection:
 
 
 class ServerConnections:
-    """The connections of one broker for any thread: as many as are in use at once."""
+    """The connections of one broker, for all threads. Each running call has its own connection."""
 
     def __init__(
         self, server: Server, key: bytes, retention: bytes, patience: float, replicas: int = 0
@@ -251,12 +266,12 @@ class ServerConnections:
         self._spares = Spares(self.new_connection)
 
     def new_connection(self, read_timeout: float | None = None) -> ServerConnection:
-        """Make a connection that its caller keeps."""
+        """Make a connection for a caller that keeps it."""
         timeout = max(STEP_TIMEOUT, self._patience) if read_timeout is None else read_timeout
         return ServerConnection(self.server, timeout, f"{self._id}-{next(self._numbers)}")
 
     def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
-        """The first arguments of every function but ``put_one``."""
+        """The first arguments of every function except ``put_one``."""
         offset = server_clock.server_offset()
         return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
 
@@ -282,12 +297,12 @@ class ServerConnections:
     ) -> Any:
         """Put jobs, once; a plain single job goes through the faster function ``put_one``.
 
-        ``held`` has the arguments about jobs that wait for others. With a ``nonce`` the jobs are
-        stored once, whoever calls.
+        ``held`` has the arguments about jobs that wait for others. Jobs with a ``nonce`` are stored
+        once, even if two processes put them.
         """
         line = self._spares.take()
         try:
-            session = (f"once {nonce}".encode(), _SERIAL.pack(1)) if nonce else line.number()
+            session = _session_of(line, nonce)
             if line_and_rank is not None:
                 args = (*session, *jobs[:3], *line_and_rank)
                 answer = self._patiently(line, "put_one", args, replicated=True)
@@ -296,6 +311,16 @@ class ServerConnections:
             count = b"%d" % (len(jobs) // 4)
             args = (*self.head(session), count, *jobs, *held)
             return self._patiently(line, "put", args, replicated=True)
+        finally:
+            self._spares.give_back(line)
+
+    def publish(self, jobs: Sequence[bytes], version: str, nonce: str = "") -> Any:
+        """Put jobs, once, if the bindings have this version."""
+        line = self._spares.take()
+        try:
+            session = _session_of(line, nonce)
+            args = (*self.head(session), b"%d" % (len(jobs) // 4), *jobs, version.encode())
+            return self._patiently(line, "publish", args, replicated=True)
         finally:
             self._spares.give_back(line)
 
@@ -313,18 +338,28 @@ class ServerConnections:
                     return answer
                 while line.run("housekeeping", self.key, (*self.head(), b"0")):
                     pass
-            except Away:
-                now = time.monotonic()
-                if now >= until:
-                    raise
-                with InterruptibleWait():
-                    time.sleep(max(0.01, min(self.server.pause(), until - now)))
+            except Away as error:
+                self._pause(error, until)
+
+    def _pause(self, error: Away, until: float) -> None:
+        """Wait a moment for an absent server, or raise the error when patience is over."""
+        now = time.monotonic()
+        if now >= until:
+            raise error
+        with InterruptibleWait():
+            time.sleep(max(0.01, min(self.server.pause(), until - now)))
 
     def ask(self, *command: bytes) -> Any:
-        """Send a plain command on a spare connection and return its answer."""
+        """Send a plain command on a spare connection; wait for an absent server as ``call``."""
+        now = time.monotonic()
+        until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
         line = self._spares.take()
         try:
-            return line.ask(*command)
+            while True:
+                try:
+                    return line.ask(*command, until=limit)
+                except Away as error:
+                    self._pause(error, until)
         finally:
             self._spares.give_back(line)
 
@@ -339,3 +374,8 @@ class ServerConnections:
     def close(self) -> None:
         """Close all connections for good; a connection in use closes when its call ends."""
         self._spares.close()
+
+
+def _session_of(line: ServerConnection, nonce: str) -> tuple[bytes, bytes]:
+    """Session and serial of a put, which the store does only once."""
+    return (f"once {nonce}".encode(), _SERIAL.pack(1)) if nonce else line.number()

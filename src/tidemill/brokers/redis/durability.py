@@ -9,11 +9,11 @@ __all__ = ["read_info", "server_facts"]
 
 _AOF = {
     "always": "accepted jobs survive a power cut: appendfsync is always",
-    "everysec": "accepted jobs survive kill -9; a power cut may cost the last second's "
-    "(appendfsync is everysec)",
-    "no": "accepted jobs survive kill -9 of the server; a power cut may cost what the system has "
-    "not written yet (appendfsync is no)",
-    "": "the append-only file is on; how often it is synced the server does not tell",
+    "everysec": "accepted jobs survive kill -9; a power cut may lose the jobs of the last "
+    "second (appendfsync is everysec)",
+    "no": "accepted jobs survive kill -9 of the server; a power cut may lose the jobs that the "
+    "system has not written yet (appendfsync is no)",
+    "": "the append-only file is on; the server does not tell how often it is synced",
 }
 _NO_AOF = (
     "the append-only file is off: when the server restarts, jobs since the last snapshot are lost"
@@ -72,5 +72,5 @@ def server_facts(
 
 
 def version_of(info: Mapping[str, str]) -> str:
-    """The server's version: Valkey also tells the Redis version it is compatible with."""
+    """The server's version. Valkey also reports a Redis version, with which it is compatible."""
     return info.get("valkey_version") or info.get("redis_version", "0")

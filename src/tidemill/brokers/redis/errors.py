@@ -17,7 +17,7 @@ __all__ = ["Away", "is_broken", "refusal", "translate"]
 
 
 class Away(BrokerUnavailable):
-    """The server is away, perhaps for a moment: a call with ``patience`` tries again."""
+    """The server is away, perhaps only for a moment: a call with ``patience`` tries again."""
 
 
 _PASSING = {
@@ -72,7 +72,9 @@ def translate(error: Exception, where: str) -> TidemillError:
     if isinstance(error, redis_errors.AuthenticationError):
         return BrokerUnavailable(f"redis at {where} refuses the user or the password in the url")
     if is_broken(error):
-        return Away(f"cannot reach redis at {where}: {_first_line(error)}")
+        return Away(
+            f"cannot reach redis at {where}: {_first_line(error)}; start it, or correct the url"
+        )
     return TidemillError(f"redis at {where} refused a step: {_first_line(error)}")
 
 

@@ -1,7 +1,7 @@
 """Connections to the server, and the search for the master when the server falls silent.
 
 A silent server may be slow, or its machine may be gone. Only Sentinel or the other nodes of a
-cluster can tell: a connection leaves a silent server when they name another master.
+cluster know which. A connection leaves a silent server when these name another master.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _Node = tuple[str, int]
 
 
 class Replaced(redis.ConnectionError):
-    """The silent server is no longer the master: the call goes to the new one."""
+    """The silent server is no longer the master: the call goes to the new master."""
 
 
 class Server:
     """The present address of one store's server, and the way to connect to it.
 
     Attributes:
-        changes: how often Sentinel or the cluster named another master than a silent server. A
-            connection from before the last change leads to a server that is not the master.
+        changes: how often Sentinel or the cluster has named a new master in place of a silent
+            server. A connection that is older than the last change does not lead to the master.
         loaded: whether this process has loaded the library of functions.
         nodes: the sentinels, or all nodes of the cluster that are known.
     """
@@ -59,7 +59,7 @@ class Server:
         self.loaded = False
         self._slot = key_slot(key)
         self.nodes = list(address.hosts)
-        self._node: _Node | None = None  # the node that has our slot
+        self._node: _Node | None = None  # the node that has the slot of the store
         self._next_ask = 0.0
         self._failures = 0
         self._next_try = 0.0
@@ -83,7 +83,7 @@ class Server:
         """Make an authenticated connection. After a failure, a pause precedes the next attempt.
 
         Raises:
-            BrokerUnavailable: the server is away, or does not let us in.
+            BrokerUnavailable: the server is away, or refuses the login.
         """
         if self.pause() > 0:
             raise Away(self._trouble)
@@ -129,7 +129,7 @@ class Server:
         return [self._node, *known] if self._node else known
 
     def _ask_later(self, node: _Node) -> None:
-        """Move a node that does not answer behind all others."""
+        """Move a node that does not answer to the end of the list."""
         if node in self.nodes:
             self.nodes = [*(other for other in self.nodes if other != node), node]
 
@@ -166,15 +166,16 @@ class Server:
         self.nodes += [node for node in nodes if node not in self.nodes]
 
     def look_again(self) -> None:
-        """Forget the present node: it is not the master, or no longer."""
+        """Forget the present node, which is no longer the master."""
         self._node = None
 
     # -- finding the master ---------------------------------------------------------------------
 
     def is_replaced(self, silent: Connection, until: float) -> bool:
-        """Ask for the master, once a second at most; True when it is not the silent server.
+        """Ask for the master, once a second at most; True when another server is the master.
 
-        The silent server counts as slow, and not dead, until somebody names another master.
+        The silent server counts as slow, not as dead, until Sentinel or a node names another
+        master.
         """
         now = time.monotonic()
         if not self.has_others or now < self._next_ask:
@@ -258,7 +259,7 @@ class Server:
         raise failed or redis.TimeoutError("no other node answers")
 
     def learn_slots(self, slots: Sequence[Any], asked: _Node) -> _Node | None:
-        """Remember the nodes that CLUSTER SLOTS names; return the node that has our slot."""
+        """Remember the nodes that CLUSTER SLOTS names; return the node of the slot."""
         self.learn([_node(node, asked) for row in slots for node in row[2:]])
         for first, last, master, *_ in slots:
             if first <= self._slot <= last:
@@ -267,7 +268,7 @@ class Server:
 
 
 def _node(told: Sequence[Any], asked: _Node) -> _Node:
-    """A node as another node names it; a node without an address is the node that was asked."""
+    """The node in an answer of another node. Without an address it is the node that answers."""
     host = told[0].decode() if told[0] else ""
     return (asked[0] if host in ("", "?") else host), int(told[1])
 

@@ -6,7 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.inspection import (
+    Filter,
+    Page,
+    QueueStats,
+    matches,
+    number_of,
+)
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
@@ -18,6 +24,9 @@ __all__ = ["Inspection"]
 
 _SCAN = 500
 """Jobs that one call examines."""
+
+_SCAN_IDS = 10_000
+"""Ids that one call compares, without their jobs."""
 
 _GET_MOST = 1000
 _QUEUES_MOST = b"50"
@@ -47,10 +56,15 @@ class Inspection:
         """Find jobs, newest first. The cursor is the number of the last record returned."""
         found: list[Record] = []
         states = "".join(str(STATES.index(state)) for state in what.states).encode()
-        most = limit if what == Filter() else max(limit, _SCAN)
-        below = str(number_of(cursor)) if cursor else ""
-        while True:
-            on, shown = self._lines.call("inspect", b"find", below.encode(), b"%d" % most, states)
+        by_id = what.id_prefix or what.id_suffix
+        most = limit if what == Filter() else max(limit, _SCAN_IDS if by_id else _SCAN)
+        ends = what.id_prefix.encode(), what.id_suffix.encode()
+        below, looked = str(number_of(cursor)) if cursor else "", 0
+        while looked < what.look_most:
+            on, shown = self._lines.call(
+                "inspect", b"find", below.encode(), b"%d" % most, states, *ends
+            )
+            looked += most
             for one in shown:
                 record = read_record(one)
                 if matches(record, what):
@@ -61,6 +75,7 @@ class Inspection:
             if not on:
                 return Page(found)
             below = on.decode()
+        return Page(found, below)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue in a state."""
@@ -99,7 +114,9 @@ class Inspection:
         with contextlib.suppress(TidemillError):  # a hosted server may refuse CONFIG
             name, value = self._lines.ask(b"CONFIG", b"GET", b"appendfsync")
             settings[name.decode()] = value.decode()
-        return {"jobs": jobs, **server_facts(info, settings, replicas)}
+        seconds, micros = map(int, self._lines.ask(b"TIME"))
+        facts = {"jobs": jobs, "server_time": seconds + micros / 1e6}
+        return {**facts, **server_facts(info, settings, replicas)}
 
 
 def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) -> UnknownTask:

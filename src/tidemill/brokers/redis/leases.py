@@ -1,18 +1,18 @@
 """Detection of dead owners, and the return of their leases.
 
-An owner shows in two ways that it lives. On its own machine it holds a FIFO, which the kernel
-closes with the process. On all machines it has an owner lease, which each of its steps renews.
+An owner has two signs of life. On its own machine it holds a FIFO, which the kernel closes with the
+process. On all machines it has an owner lease, which each of its steps renews.
 
     FIFO here, nobody holds it    dead, at once: its process is gone, and its scoreboard tells more
-    owner lease over              given up: the store no longer hears it
+    owner lease over              given up: no step has reached the store
     else                          alive
 
 While the server is away, or this process is stopped, no owner can renew its lease. So a process
-that has not heard the server for half a lease gives no owner up in the next ``RETURN`` seconds.
+that got no answer of the server for half a lease gives up no owner in the next ``RETURN`` seconds.
 
-An owner draws its number and holds its FIFO before it goes on the list. The function that lists it
-hints the owners of its machine, so they read the list and watch the new owner. An owner that dies
-before anybody watches it is found by the next process that reads the list.
+An owner gets its number and holds its FIFO before it is listed. The function that lists an owner
+hints the owners of the same machine, which read the list and watch the new owner. If an owner dies
+before anybody watches it, the next process that reads the list finds the dead owner.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from tidemill.brokers.redis.connections import ServerConnections
+from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.server_clock import MICRO
 from tidemill.brokers.shared.liveness import Liveness, neighbours
+from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT, log_failed
 from tidemill.core.files import private_folder
 from tidemill.core.job import Owner
 from tidemill.core.locks import Lock
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
 from tidemill.core.signals import SignalsDeferred
 
-__all__ = ["ExpiredOwners", "Watch", "folder_here", "release_args"]
+__all__ = ["ExpiredOwners", "Watch", "folder_here", "release", "release_args"]
 
 PRECEDENCE = 3.0
-"""Seconds for which only processes on a dead owner's machine may release it, as its witnesses."""
+"""Seconds in which only processes on the dead owner's machine may release the owner. They can read
+its scoreboard."""
 
 RETURN = 5.0
 """Seconds that living owners have to renew their leases once the server answers again."""
@@ -79,11 +82,11 @@ class ExpiredOwners:
     ) -> None:
         self._lease = lease
         self._heard_at = float("inf")  # when the server last answered a step
-        self._trusted_at = 0.0  # from then on an owner whose lease is over may be given up
+        self._trusted_at = 0.0  # from this time on, owners whose lease is over may be given up
         self._lines = lines
         self._brisk = brisk
         self._ours = ours
-        self._store = ""  # the store of the FIFOs here: the server may come back with another
+        self._store = ""  # the store of the FIFOs: the server may come back with another store
         self._liveness: Liveness | None = None
         self._watches: list[Watch] = []
         self._watching = Lock()
@@ -119,12 +122,12 @@ class ExpiredOwners:
         return self._trusted_at
 
     def _trusts(self) -> bool:
-        """Whether the server has answered so long that each living owner renewed its lease."""
+        """True when every living owner has had time to renew its lease at the server."""
         now = time.monotonic()
         return now - self._heard_at <= self._lease / 2 and now >= self._trusted_at
 
     def end(self, watch: Watch) -> None:
-        """Let the FIFO of an owner go, after the owner left the list."""
+        """Close the FIFO of an owner that left the list."""
         with self._watching:
             if watch in self._watches and self._liveness is not None:
                 self._watches.remove(watch)
@@ -134,7 +137,7 @@ class ExpiredOwners:
     # -- watching -------------------------------------------------------------------------------
 
     def watch(self, watch: Watch, seen: bytes) -> None:
-        """Choose anew the neighbours that an owner watches, after the list has changed."""
+        """Choose the neighbours that an owner watches, after the list has changed."""
         if not watch.number or self._liveness is None:
             watch.seen = seen
             return
@@ -150,7 +153,7 @@ class ExpiredOwners:
             self.reap()
 
     def forget(self, watch: Watch) -> None:
-        """Forget the neighbours after one has died: the next sleep chooses them anew."""
+        """Forget the neighbours after a death; the next sleep chooses new neighbours."""
         watch.fds, watch.numbers, watch.seen = [], [], b""
 
     def _unwatch(self) -> None:
@@ -209,7 +212,8 @@ class ExpiredOwners:
         late = [
             (_OWNER.decode(overdue[i + 1]), overdue[i + 2] / MICRO)
             for i in range(0, len(overdue), 3)
-            if overdue[i].decode() not in self._ours()  # our own owner renews, or hears its end
+            # Skip owners of this process: they renew their leases themselves.
+            if overdue[i].decode() not in self._ours()
         ]
         if not late or not self._trusts():
             return 0
@@ -225,35 +229,48 @@ class ExpiredOwners:
         return len(mine)
 
     def _bury(self, owner: Owner, only: bytes) -> None:
-        """Give back a dead owner's leases, by the account of its scoreboard if that is here."""
+        """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard."""
         here = owner.host == hostname()
         running = read_scoreboard(owner.board, owner.id) if here and owner.board else None
         if here and owner.kind == "consumer" and only != b"dead":
-            running = self._brisk.call("owners", b"tokens", owner.id.encode())  # all of them ran
+            # A consumer runs all jobs that it holds.
+            running = self._brisk.call("owners", b"tokens", owner.id.encode())
         causes = None
         if running is not None:
             died = "died" if owner.kind == "consumer" else "died with its processes"
             causes = dict.fromkeys(map(int, running), f"{owner.kind} {owner.name} {died}")
-        self._brisk.call("owners", *release_args(owner.id, causes, only), once=True)
+        release(self._brisk, owner.id, causes, only)
         if here and owner.board:
             remove_scoreboard(owner.board, owner.id)
 
     def close(self) -> None:
-        """Let all FIFOs of this process go, and watch nobody."""
+        """Close all FIFOs of this process, and watch no owner."""
         for watch in list(self._watches):
             self.end(watch)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copies, or the parent would seem alive after its death."""
+        """In a forked child: close the copies, or the parent would seem alive after its death."""
         if self._liveness is not None:
             self._liveness.after_fork_child()
         self._liveness, self._watches = None, []
 
 
+def release(
+    lines: ServerConnections, owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
+) -> int:
+    """Take an owner off the list, and log the jobs that fail with it; return its leases' number."""
+    held = lines.ask(b"HVALS", lines.key + b":l:" + owner_id.encode()) if causes is None else []
+    many = int(lines.call("owners", *release_args(owner_id, causes, only), once=True))
+    if held and many:
+        ids = [job_id.decode() for job_id in held[:MOST_LOOKED_AT]]
+        log_failed(Inspection(lines).get(ids))
+    return many
+
+
 def release_args(
     owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
 ) -> Sequence[bytes]:
-    """The arguments of a release; ``only`` is the condition on which the store does it."""
+    """The arguments of a release; ``only`` is the condition that the store checks first."""
     account: list[bytes] = []
     for token, cause in (causes or {}).items():
         account += (b"%d" % token, cause.encode())

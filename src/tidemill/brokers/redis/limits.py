@@ -1,4 +1,4 @@
-"""Packing of limits; in ``lua/``, limiter, limits, partitions and set_limit have the other side."""
+"""Reads limits and packs changes. The Lua part: limiter, limits, partitions and set_limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidemill.limits.arithmetic import Held, LimitStats
 
 __all__ = ["Ledger", "change"]
 
-_LANES_MOST = b"500"
-"""Keys of a limit that one call counts."""
+_PARTITIONS_MOST = b"500"
+"""The most partitions of a limit that one call counts."""
 
 
 class Ledger:
@@ -27,20 +27,20 @@ class Ledger:
     def all(self) -> list[LimitStats]:
         """Every limit in numbers, by name, queues first.
 
-        The keys of a limit are counted in pieces; jobs may start and end in between.
+        The partitions of a limit are counted in pieces; jobs may start and end in between.
         """
         facts = self._lines.call("inspect", b"limits")
         rows = [self._counted(_stats(*facts[i : i + 8])) for i in range(0, len(facts), 8)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
     def _counted(self, row: LimitStats) -> LimitStats:
-        """Add the number of running jobs, and of keys in use, to a limit."""
+        """Add to a limit the numbers of its running jobs and of its partitions in use."""
         if row.queue:
             return row
         running, keys, behind = 0, 0, b""
         while True:
             piece = self._lines.call(
-                "inspect", b"partitions", row.name.encode(), behind, _LANES_MOST
+                "inspect", b"partitions", row.name.encode(), behind, _PARTITIONS_MOST
             )
             running, keys, behind = running + piece[0], keys + piece[1], piece[2]
             if not behind:

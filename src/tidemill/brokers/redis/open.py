@@ -35,7 +35,7 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
         )
     if lines.server.loaded:
         lines.server.loaded = False
-        with contextlib.suppress(TidemillError):  # the user may lack the right; no harm but room
+        with contextlib.suppress(TidemillError):  # without the permission, old libraries stay
             _remove_outdated(lines)
     if facts.get("redis_mode") == "cluster":
         lines.learn_nodes()
@@ -45,8 +45,8 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
 def _remove_outdated(lines: ServerConnections) -> None:
     """Remove the libraries of other versions that were loaded more than a day ago.
 
-    Only a process that had to load its own library at opening does so. So two versions side by
-    side never keep removing each other's library.
+    Only a process that had to load its own library removes others. So two versions side by side do
+    not remove each other's library again and again.
     """
     listed = lines.ask(b"FUNCTION", b"LIST", b"LIBRARYNAME", LIBRARIES)
     for name in outdated(listed, wall_time()):

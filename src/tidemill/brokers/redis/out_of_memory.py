@@ -1,4 +1,4 @@
-"""Steps on a server that is out of memory: the server does them and keeps what it has room for."""
+"""Steps on a server that is out of memory: jobs are settled, and results kept if they fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.brokers.contract.exchange import Step
 from tidemill.core.errors import StoreFull
 
-__all__ = ["Room"]
+__all__ = ["MemoryRoom"]
 
 log = logging.getLogger("tidemill.redis")
 
@@ -24,8 +24,8 @@ _NOT_KEPT = ord("2")  # settled, and the result was not kept
 _LOST = ord("0")
 
 
-class Room:
-    """Chooses the verb for each step of a broker; ``lua/out_of_memory.lua`` has the other side."""
+class MemoryRoom:
+    """Chooses the verb for each step of a broker; ``lua/out_of_memory.lua`` has the verbs."""
 
     def __init__(self, where: Callable[[], str]) -> None:
         """Set up; ``where`` returns the server's address."""
@@ -49,7 +49,7 @@ class Room:
         return send("exchange_pressed")
 
     def settled(self, flags: Iterable[int]) -> list[bool]:
-        """Which verdicts were settled; log an error when results were not kept."""
+        """Whether each verdict was settled; log an error when results were not kept."""
         told = list(flags)
         if _NOT_KEPT in told and time.monotonic() - self._said_at >= _SAID_FOR:
             self._said_at = time.monotonic()

@@ -14,8 +14,9 @@ from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, late, lo
 from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
-from tidemill.brokers.redis.leases import ExpiredOwners, Watch, release_args
-from tidemill.brokers.redis.out_of_memory import Room
+from tidemill.brokers.redis.history import pack_history
+from tidemill.brokers.redis.leases import ExpiredOwners, Watch, release, release_args
+from tidemill.brokers.redis.out_of_memory import MemoryRoom
 from tidemill.brokers.redis.record import pack_verdict, read_leases
 from tidemill.brokers.redis.schedules import read_schedules
 from tidemill.brokers.redis.server_clock import MICRO
@@ -24,7 +25,7 @@ from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
 from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, StoreMoved, TidemillError
-from tidemill.core.job import Command, Lease, Owner
+from tidemill.core.job import Command, Lease, Note, Owner
 from tidemill.core.locks import LongLock
 from tidemill.core.wake_pipe import WakePipe
 
@@ -36,7 +37,7 @@ _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _HEAD = struct.Struct(">QQH").pack
 _NAMED = struct.Struct(">QH").pack
 _TOUCH = struct.Struct(">Qd").pack
-_NOTE = struct.Struct(">Qddd").pack
+_NOTE = struct.Struct(">QdddI").pack
 _encode = msgspec.msgpack.Encoder().encode
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
@@ -51,36 +52,37 @@ class LocalOwner:
         lease: float,
         watch: Watch,
         deaths: ExpiredOwners,
-        room: Room,
+        room: MemoryRoom,
     ) -> None:
         self.owner = owner
         self._room = room
         self._deaths = deaths
         self.watch = watch
-        self.roster = b""  # the state of the list of owners at the last step
+        self.owners_state = b""  # the state of the list of owners at the last step
         self.epoch = b"" if owner.lease else new_id().encode()
-        self.told = 0  # the highest token it ever had
+        self.told = 0  # the highest token that the owner ever had
         self._lines = lines
         self._lease = owner.lease or lease
         self._line = lines.new_connection(STEP_TIMEOUT)
-        self._talk = RepeatedCalls(self._send)
+        self._calls = RepeatedCalls(self._send)
         self._alone = LongLock()
         self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
         self.asleep = Asleep()
-        self.near = False  # its steps have no serials: this process attached it and makes its calls
+        self.near = False  # its caller is in this process, so steps need no serials
         self.renew_at = 0.0
-        self.death_at = float("inf")  # the time at which the next other owner is given up
+        self.death_at = float("inf")  # the time at which the next owner in the list may be given up
         self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
-        """Do one step; if its reply is lost, the next exchange repairs that.
+        """Make a step. If its reply is lost, the next exchange repeats the step.
 
-        A caller that gives a serial repeats the step itself, perhaps while the first still runs.
+        A caller that gives a serial repeats the step itself, perhaps while the first call still
+        runs.
         """
         try:
             if not step.serial:
                 self.near = True
-                return self._talk.exchange(step)
+                return self._calls.exchange(step)
             with self._alone:
                 return self._send(step, step.serial)
         except BrokerUnavailable:
@@ -104,19 +106,19 @@ class LocalOwner:
         return self._read(answer, step, now)
 
     def _read(self, answer: Any, step: Step, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs, schedules, roster, *took = answer
-        self.roster = roster or self.roster
+        settled, touched, leases, commands, due, death, inputs, schedules, state, *took = answer
+        self.owners_state = state or self.owners_state
         trusted_at = self._deaths.heard(now)
         self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
         taken = [flag == 49 for flag in took[0]] if took else []
         unknown, behind, strays = took[1:] if len(took) > 1 else ([], 0, [])
         brought = [token for (token, _), mine in zip(step.take, taken, strict=True) if mine]
-        lent = read_leases(leases, inputs)
-        self.told = max(self.told, *[lease.token for lease in lent], *brought, 0)
+        leased = read_leases(leases, inputs)
+        self.told = max(self.told, *[lease.token for lease in leased], *brought, 0)
         return Reply(
             self._room.settled(settled),
             [flag == 49 for flag in touched],
-            lent,
+            leased,
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
             read_schedules(schedules[1:]),
@@ -132,7 +134,7 @@ class LocalOwner:
         """The first arguments of an act for this owner: its id, its highest token, its epoch."""
         return self.owner.id.encode(), _NAMED(self.told, len(self.epoch)) + self.epoch
 
-    def lent(self, shown: Sequence[Any]) -> list[Lease | None]:
+    def read_leases_of_act(self, shown: Sequence[Any]) -> list[Lease | None]:
         """Read the leases that an act gave this owner."""
         leases = [read_leases(one, ())[0] if one else None for one in shown]
         self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
@@ -141,7 +143,7 @@ class LocalOwner:
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
         """Sleep until a hint, a wake, a death, a readable descriptor, a due time, or the timeout.
 
-        Returns the readable descriptors, and whether a watched neighbour has died.
+        Returns the readable descriptors, and True when a watched neighbour has died.
         """
         limit = min(self.renew_at, self.death_at) - time.monotonic()
         watched = self.watch.fds
@@ -157,14 +159,14 @@ class LocalOwner:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the connections, once no thread sleeps here."""
+        """Close the connections when no thread sleeps here."""
         self.asleep.end(self.wake)
         self._line.end()
         self.sleeper.close()
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Close a child's copies; the child has none of the threads that slept here."""
+        """Close the copies in a forked child, where no thread sleeps."""
         self._line.end()
         self.sleeper.close()
         self._pipe.after_fork_child()
@@ -178,30 +180,30 @@ class Owners:
         self._lines = lines
         self._brisk = brisk
         self._lease = lease
-        self._members: dict[str, LocalOwner] = {}
+        self._attached: dict[str, LocalOwner] = {}
         self._deaths = ExpiredOwners(lines, brisk, self.ids, lease)
         self._joining = LongLock()
-        self._room = Room(lambda: lines.server.where)
+        self._room = MemoryRoom(lambda: lines.server.where)
         self._silence: Silence[str] = Silence()
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """An attached owner; a remote owner may have been in another process so far.
+        """An attached owner. The calls of a remote owner may have come to another process before.
 
         Raises:
-            TidemillError: the owner is not attached, or not here.
+            TidemillError: the owner is not attached, or is attached in another process.
         """
-        member = self.find(owner_id)
-        if member is None:
+        attached = self.find(owner_id)
+        if attached is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")
-        return member
+        return attached
 
     def find(self, owner_id: str) -> LocalOwner | None:
         """An attached owner, or None."""
-        return self._members.get(owner_id) or self._go_on(owner_id)
+        return self._attached.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
         """The ids of all owners that are attached here."""
-        return list(self._members)
+        return list(self._attached)
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -213,65 +215,65 @@ class Owners:
         before = self._drop(owner.id)
         if before is not None:
             self._deaths.end(before.watch)
-        member = self._new_member(owner, self._deaths.begin(owner))
-        member.told = before.told if before is not None else 0
+        attached = self._new_owner(owner, self._deaths.begin(owner))
+        attached.told = before.told if before is not None else 0
         try:
             answer = self._call(
                 *("attach", owner.id, owner.name, owner.kind),
-                *(_encode(owner), b"%d" % int(self._lease * MICRO), member.epoch),
-                *(b"%d" % member.watch.number, owner.host),
+                *(_encode(owner), b"%d" % int(self._lease * MICRO), attached.epoch),
+                *(b"%d" % attached.watch.number, owner.host),
             )
             check_moved(answer)
-            member.sleeper.ready()
+            attached.sleeper.ready()
         except BaseException:
-            self._deaths.end(member.watch)
-            member.close()
+            self._deaths.end(attached.watch)
+            attached.close()
             raise
-        member.renew_at = time.monotonic() + self._lease / 3
-        self._members[owner.id] = member
+        attached.renew_at = time.monotonic() + self._lease / 3
+        self._attached[owner.id] = attached
         self.reap()
 
-    def _new_member(self, owner: Owner, watch: Watch) -> LocalOwner:
+    def _new_owner(self, owner: Owner, watch: Watch) -> LocalOwner:
         return LocalOwner(self._lines, owner, self._lease, watch, self._deaths, self._room)
 
     # -- remote owners --------------------------------------------------------------------------
 
     def _join(self, owner: Owner) -> None:
-        """List a remote owner, or go on with a listed one."""
+        """List a remote owner, or go on with a remote owner that is listed already."""
         facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
         with self._joining:
-            here = self._members.get(owner.id)
+            here = self._attached.get(owner.id)
             if here is not None and not here.owner.lease:
                 self.detach(owner.id)
             while not (answer := self._call("join", owner.id, *facts)):
-                self.release(owner.id, {})  # a local owner had its id
+                self.release(owner.id, {})  # a local owner had this id
             check_moved(answer)
             self._make_calls_of(owner)
 
     def _go_on(self, owner_id: str) -> LocalOwner | None:
         """Make the calls of a remote owner from now on, if its id is on the list."""
         with self._joining:
-            if owner_id in self._members:  # another thread was faster
-                return self._members[owner_id]
+            if owner_id in self._attached:  # another thread was faster
+                return self._attached[owner_id]
             record = self._lines.call("owners", b"resume", owner_id.encode())
             if not record:
                 return None
-            member = self._make_calls_of(_OWNER.decode(record))
-            member.wake()  # the first wait returns at once: a hint may have been missed meanwhile
-            return member
+            attached = self._make_calls_of(_OWNER.decode(record))
+            attached.wake()  # end its first wait at once, since it may have missed a hint
+            return attached
 
     def _make_calls_of(self, owner: Owner) -> LocalOwner:
-        member = self._members.get(owner.id)
-        if member is None:
-            member = self._new_member(owner, Watch(0))
-            member.renew_at = time.monotonic() + owner.lease / 3
-            self._members[owner.id] = member
-        member.owner = owner
-        return member
+        attached = self._attached.get(owner.id)
+        if attached is None:
+            attached = self._new_owner(owner, Watch(0))
+            attached.renew_at = time.monotonic() + owner.lease / 3
+            self._attached[owner.id] = attached
+        attached.owner = owner
+        return attached
 
     def count_silence(self) -> float:
         """Give up remote owners that were silent for their owner lease; see the contract."""
-        away = [m for m in list(self._members.values()) if m.owner.lease and not m.near]
+        away = [m for m in list(self._attached.values()) if m.owner.lease and not m.near]
         told = self._brisk.call("owners", b"words", b"")
         heard: dict[str, SignOfLife] = {}
         for i in range(0, len(told), 4):
@@ -281,24 +283,24 @@ class Owners:
         silent, again = self._silence.look(heard)
         for name in silent:
             unless_heard = heard[name].word
-            assert isinstance(unless_heard, bytes)  # an ``object()`` differs at each look
-            self._brisk.call("owners", *release_args(name, None, unless_heard), once=True)
-        self._forget([member for member in away if member.owner.id not in heard])
+            assert isinstance(unless_heard, bytes)  # an ``object()`` differs at each check
+            release(self._brisk, name, None, unless_heard)
+        self._forget([attached for attached in away if attached.owner.id not in heard])
         return again
 
     def _forget(self, gone: Collection[LocalOwner]) -> None:
-        """Close the connections of remote owners that are off the list, whoever removed them.
+        """Close the connections of remote owners that are no longer listed.
 
-        Such owners may never call again. A sleeping owner is woken, and forgotten another time.
-        An owner that is ``near`` is kept, so that its next step learns that it is lost.
+        Removed owners may never call again. A sleeping owner is only woken, and forgotten later. An
+        owner that is ``near`` is kept: its next step learns that the owner is lost.
         """
-        for member in gone:
-            if not member.asleep.end_if_empty():
-                member.wake()
+        for attached in gone:
+            if not attached.asleep.end_if_empty():
+                attached.wake()
                 continue
             with self._joining:
-                if self._members.get(member.owner.id) is member:
-                    self._drop(member.owner.id)
+                if self._attached.get(attached.owner.id) is attached:
+                    self._drop(attached.owner.id)
 
     def hear_behalf(self, step: Step) -> Reply:
         """Do a step on behalf of a remote owner, without touching the owner's own serials."""
@@ -316,32 +318,33 @@ class Owners:
     def leave(self) -> None:
         """Take local owners off the list when the broker closes; remote owners stay listed."""
         for owner_id in self.ids():
-            if self._members[owner_id].owner.lease:
+            if self._attached[owner_id].owner.lease:
                 self._drop(owner_id)
             else:
-                with contextlib.suppress(BrokerUnavailable):  # other processes give it up later
+                # If this fails, other processes release the owner.
+                with contextlib.suppress(BrokerUnavailable):
                     self.detach(owner_id, brisk=True)
 
     def detach(self, owner_id: str, *, brisk: bool = False) -> None:
         """Take an owner off the list; its leases go back, and no attempt is counted."""
-        member = self._drop(owner_id)
-        if member is None:
+        attached = self._drop(owner_id)
+        if attached is None:
             if any(owner.id == owner_id and owner.lease for owner in self.listed()):
                 self.release(owner_id, {})
             return
         lines = self._brisk if brisk else self._lines
         lines.call("owners", *release_args(owner_id, {}), once=True)
-        self._deaths.end(member.watch)
+        self._deaths.end(attached.watch)
 
     def _drop(self, owner_id: str) -> LocalOwner | None:
-        member = self._members.pop(owner_id, None)
-        if member is not None:
-            member.close()
-        return member
+        attached = self._attached.pop(owner_id, None)
+        if attached is not None:
+            attached.close()
+        return attached
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         """Take an owner of any process off the list; return the number of its leases."""
-        return int(self._lines.call("owners", *release_args(owner_id, causes), once=True))
+        return release(self._lines, owner_id, causes)
 
     def command(self, owner_id: str, command: Command) -> bool:
         """Leave a command for an owner; False when the owner is not listed."""
@@ -350,9 +353,9 @@ class Owners:
 
     def wake(self, owner_id: str) -> None:
         """End an owner's sleep, from any thread."""
-        member = self._members.get(owner_id)
-        if member:
-            member.wake()
+        attached = self._attached.get(owner_id)
+        if attached:
+            attached.wake()
 
     def _call(self, verb: str, owner_id: str, *args: bytes | str) -> Any:
         encoded = [arg if isinstance(arg, bytes) else arg.encode() for arg in args]
@@ -368,32 +371,32 @@ class Owners:
         """Give back the leases of dead owners; return the number of these owners."""
         return self._deaths.reap()
 
-    def parked(self, member: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
+    def parked(self, attached: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as an owner, and give back the leases of neighbours that died meanwhile."""
-        if member.roster != member.watch.seen:
-            self._deaths.watch(member.watch, member.roster)
-        with member.asleep.inside() as may:
+        if attached.owners_state != attached.watch.seen:
+            self._deaths.watch(attached.watch, attached.owners_state)
+        with attached.asleep.inside() as may:
             if not may:
-                return []  # the owner was given up a moment ago, or attached once more
-            ready, died = yield from member.parked(timeout, fds)
+                return []  # the owner was given up or attached again a moment ago
+            ready, died = yield from attached.parked(timeout, fds)
         if died:
-            self._deaths.forget(member.watch)
+            self._deaths.forget(attached.watch)
             self._deaths.reap()
         return ready
 
     def close(self) -> None:
         """Close the connections of all owners."""
-        for member in list(self._members.values()):
-            member.close()
-        self._members.clear()
+        for attached in list(self._attached.values()):
+            attached.close()
+        self._attached.clear()
         self._deaths.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: all owners are the parent's; close our copies."""
+        """In a forked child: all owners belong to the parent; close the copies."""
         self._deaths.after_fork_child()
-        for member in list(self._members.values()):
-            member.after_fork_child()
-        self._members.clear()
+        for attached in list(self._attached.values()):
+            attached.after_fork_child()
+        self._attached.clear()
 
 
 def check_moved(answer: Any) -> None:
@@ -409,12 +412,18 @@ def _pack(step: Step) -> list[bytes]:
     args.append(b"%d" % len(step.touch))
     args += [_TOUCH(token, seconds) for token, seconds in step.touch]
     args.append(b"%d" % len(step.notes))
-    args += [_NOTE(n.token, n.done, n.total, n.time) + n.line.encode() for n in step.notes]
+    args += map(_packed_note, step.notes)
     args.append(b"%d" % len(step.take))
     args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
     told, knows = (step.want.told, step.want.knows) if step.want is not None else (-1, ())
     args += [b"%d" % told, b"%d" % len(knows), *[name.encode() for name in knows]]
-    return [*args, _pack_held(step.held)]
+    return [*args, _pack_held(step.held), *pack_history(step.history)]
+
+
+def _packed_note(note: Note) -> bytes:
+    text = note.text.encode()
+    head = _NOTE(note.token, note.done, note.total, note.time, len(text))
+    return head + text + note.line.encode()
 
 
 def _pack_held(held: Sequence[int] | None) -> bytes:

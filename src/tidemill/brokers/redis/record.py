@@ -27,6 +27,7 @@ from tidemill.core.job import (
     encode_envelope,
 )
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.progress import whole_progress
 
 __all__ = [
     "PUT_MOST",
@@ -50,7 +51,7 @@ _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, polic
 _SEQ = struct.Struct(">Q")
 _TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
 _WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
-_LINKS = struct.Struct(">BII")  # wait condition, number of inputs, number of jobs behind it
+_LINKS = struct.Struct(">BII")  # wait condition, number of inputs, number of dependents
 _COUNTS = struct.Struct(">IIBB")  # pending, failures, wait condition, whether it was dropped
 TERMS = struct.Struct(">Bdddddddd")
 """Bits of the settings that exist, rate, burst, window, concurrency, breaker."""
@@ -58,7 +59,7 @@ _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
 _FINISHED = struct.Struct(">QQ")  # finished, prune
 _SIZE = struct.Struct(">I")
 _ATTEMPT = struct.Struct(">IdddBH")  # number, leased, started, ended, outcome, size of worker
-# The run follows error and traceback, if it is not the first.
+# The number of the run comes after error and traceback, except for the first run.
 _VERDICT = struct.Struct(">QBdddBIIIq")
 _LEASE = struct.Struct(">QIIIQdQd")
 _SHORT = struct.Struct(">H")
@@ -69,18 +70,18 @@ _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflic
 
 
 PUT_MOST = 50_000
-"""The most jobs of one step: the server does nothing else meanwhile."""
+"""The most jobs of one put: the server does nothing else meanwhile."""
 
 
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
-    """Four arguments for each job: id, record behind its seq, envelope, wish.
+    """Four arguments for each job: its id, its record without the sequence, its envelope, its wish.
 
     Raises:
-        InvalidOption: there are too many jobs for one step.
+        InvalidOption: there are too many jobs for one put.
     """
     if len(jobs) > PUT_MOST:
         raise InvalidOption(
-            f"redis:// stores at most {PUT_MOST} jobs in one step, not {len(jobs)}; "
+            f"redis:// stores at most {PUT_MOST} jobs in one put, not {len(jobs)}; "
             "put them in smaller batches"
         )
     args: list[bytes] = []
@@ -111,7 +112,7 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
 def pack_holds(
     jobs: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
 ) -> list[bytes]:
-    """The arguments about jobs that wait for others; empty when there are none."""
+    """The arguments about jobs that wait for other jobs; empty without such jobs."""
     held: list[bytes] = []
     if hold or let_go or any(job.links for job in jobs):
         for job in jobs:
@@ -128,7 +129,7 @@ def _pack_lane(claim: JobLimit) -> bytes:
 
 
 def pack_terms(t: LimitSettings, *, if_new: bool = False) -> bytes:
-    """Pack the settings of a limit; with ``if_new`` they change no limit that is known."""
+    """Pack the settings of a limit. With ``if_new`` the settings do not change a known limit."""
     which = (t.rate is not None) | (t.window is not None) << 1 | if_new << 4
     which |= (t.concurrency is not None) << 2 | (t.breaker is not None) << 3
     none = (0.0, 0.0)
@@ -164,16 +165,16 @@ def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
 
 
 def pack_record(r: Record) -> list[bytes]:
-    """Seven arguments for a job of another store: with its state, progress, log and counts."""
+    """Seven arguments for a job of another store, such as its state, progress, log and counts."""
     e, state = r.envelope, STATES.index(r.state)
     queue, key = e.queue.encode(), e.key.encode()
-    said = b""
+    progress_and_log = b""
     flags = _TIMED | _TAIL | (0 if e.task else _MESSAGE) | (_CANCELLING if r.cancelling else 0)
     if r.progress or r.log:
         flags |= _NOTED
-        progress = _PAIR.pack(*r.progress) if r.progress else b""
+        progress = _PAIR.pack(*r.progress) + r.progress_text.encode() if r.progress else b""
         lines = [_sized(_DOUBLE.pack(when) + line.encode()) for when, line in r.log]
-        said = _sized(progress) + b"".join(lines)
+        progress_and_log = _sized(progress) + b"".join(lines)
     wish = wait = b""
     if e.links is not None or e.limit is not None or (e.key and e.unique is not None):
         period = e.unique.period if e.unique is not None else 0.0
@@ -197,7 +198,7 @@ def pack_record(r: Record) -> list[bytes]:
         record += _FINISHED.pack(int(r.finished * MICRO), 0)
     attempts = b"".join(_pack_attempt(attempt) for attempt in r.attempts)
     record += _sized(r.error.encode()) + b"%c" % len(r.attempts) + _sized(attempts)
-    return [e.id.encode(), record, encode_envelope(e), r.result, said, wish, wait]
+    return [e.id.encode(), record, encode_envelope(e), r.raw_result, progress_and_log, wish, wait]
 
 
 def _pack_attempt(a: Attempt) -> bytes:
@@ -222,7 +223,7 @@ def pack_verdict(v: Verdict) -> list[bytes]:
 
 
 def read_leases(shown: Sequence[bytes], inputs: Sequence[Any]) -> list[Lease]:
-    """Read leases, with encoded envelopes; ``inputs`` has a lease's place, then its inputs, …."""
+    """Read leases, with encoded envelopes; ``inputs`` has places of leases and their inputs."""
     leases = []
     for i in range(0, len(shown), 2):
         token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(shown[i])
@@ -257,10 +258,11 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         max_attempts=limit,
         attempt=attempt,
         losses=losses,
-        result=result,
+        raw_result=result,
         worker=worker.decode(),
         cancelling=bool(flags & _CANCELLING),
-        progress=_PAIR.unpack(progress) if progress else None,
+        progress=whole_progress(*_PAIR.unpack_from(progress)) if progress else None,
+        progress_text=progress[_PAIR.size :].decode(),
         # ``lines`` is a list of bytes; the common type of all columns does not show that.
         log=[(_DOUBLE.unpack_from(line)[0], bytes(line[8:]).decode()) for line in lines],  # type: ignore[arg-type, index]
     )
@@ -278,7 +280,7 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
 
 
 def _past_limit(data: bytes, flags: int) -> int:
-    """The offset behind the queue, the key and the limit of a record."""
+    """The offset after the queue, the key and the limit of a record."""
     at = _SEQ.size + _HEAD.size
     at += 1 + data[at]  # queue
     at += 1 + data[at]  # key
@@ -290,8 +292,8 @@ def _past_limit(data: bytes, flags: int) -> int:
 def _read_end(record: Record, data: bytes, at: int, state: int, flags: int) -> None:
     """Read the last part of a record: its lease or its end, the error, and the attempts."""
     if state == _RUNNING:
-        _, leased, _, size = _LEASED.unpack_from(data, at)
-        record.leased = leased / MICRO
+        record.token, leased, deadline, size = _LEASED.unpack_from(data, at)
+        record.leased, record.lease_ends = leased / MICRO, deadline / MICRO
         at += _LEASED.size + size
     elif state >= _SUCCEEDED:
         record.finished = _FINISHED.unpack_from(data, at)[0] / MICRO
@@ -302,7 +304,7 @@ def _read_end(record: Record, data: bytes, at: int, state: int, flags: int) -> N
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
-    """Read a text: (text, offset behind it)."""
+    """Read a text: (text, offset after the text)."""
     end = at + _SIZE.size + int(_SIZE.unpack_from(data, at)[0])
     return data[at + _SIZE.size : end].decode(), end
 

@@ -30,13 +30,13 @@ class Book:
         ]
 
     def page(self, after: str, limit: int) -> list[Schedule]:
-        """Schedules by name, from the first name behind ``after``."""
+        """Schedules by name, from the first name after ``after`` on."""
         found = self._lines.call("inspect", b"schedules_after", after.encode(), b"%d" % limit)
         return read_schedules(found)
 
 
 def read_schedules(shown: Sequence[bytes]) -> list[Schedule]:
-    """Read schedules from an answer of names and records in turn."""
+    """Read schedules from an answer with names and records in turn."""
     return [_opened(shown[i].decode(), shown[i + 1]) for i in range(0, len(shown), 2)]
 
 

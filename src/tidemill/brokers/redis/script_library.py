@@ -1,10 +1,11 @@
 """The Lua files as one library of server functions, named after a hash of its text.
 
-Functions are faster than scripts: a script defines all its parts anew at every call, which took
-the server 45 of the 65 microseconds of a put. A process loads the library when the server lacks it.
+Functions are faster than scripts. A script defines all its parts again at every call, which took 45
+of the 65 microseconds of a put. A process loads the library when the server lacks it.
 
 Each version of tidemill has a library of its own. A process that loads its library also removes
-those loaded more than a day before, see :func:`outdated`. A process that still uses one reloads it.
+libraries that were loaded more than a day before (:func:`outdated`). A process that still uses such
+a library loads it again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PARTS = (
 """Files that all verbs use, in the order of loading."""
 
 _VERBS = {
-    ("put",): {"put": ""},
+    ("put",): {"put": "", "publish": ""},
     ("put_one",): {"put_one": ""},
     ("transfer_in",): {"transfer_in": ""},
     ("schedules_change",): {"schedules_change": "", "schedules_drop": "'allow-oom'"},
@@ -42,17 +43,25 @@ _VERBS = {
         "exchange_pressed": "'allow-oom'",
     },
     ("owners",): {"owners": "'allow-oom'"},
-    ("admin_kick", "admin_purge", "admin"): {"admin": "'allow-oom'"},
+    ("admin_kick", "admin_alter", "admin_purge", "topics", "admin"): {
+        "admin": "'allow-oom'",
+        "admin_noted": "'allow-oom'",
+        "admin_kept": "",
+    },
     ("admin_kick", "job_numbers"): {"job_numbers": "'allow-oom'"},
     ("set_limit",): {"set_limit": "'allow-oom'"},
     ("transfer",): {"transfer": "'allow-oom'"},
-    ("housekeeping",): {"housekeeping": "'allow-oom'"},
+    ("history", "housekeeping"): {
+        "history": "'no-writes'",
+        "history_change": "'allow-oom'",
+        "housekeeping": "'allow-oom'",
+    },
     ("waits",): {"waits": "'allow-oom'"},
 }
 """Files, and the server functions that they make, with their flags.
 
-Settling must go on when the server is out of memory; accepting must not. The server then refuses a
-step that has something to keep. The client repeats the step under pressure: see
+A server that is out of memory must go on settling jobs, but accept none. It refuses a step with
+results or notes to keep. The client then repeats the step by another function: see
 ``out_of_memory.lua``.
 """
 
@@ -80,7 +89,7 @@ class Library:
         self.name = "tidemill_" + hashlib.sha256(whole.encode()).hexdigest()[:12]
         parts = [f"#!lua name={self.name}\n", *(texts[name] for name in _PARTS)]
         for some, made in _VERBS.items():
-            # A block, because the library is one Lua function, with at most 200 local names.
+            # Each file is a block of Lua, since a Lua function has at most 200 local names.
             parts += ["do\n", *(texts[name] for name in some), "end\n"]
             for verb, flags in made.items():
                 begin = "begin_lightly" if verb == "put_one" else "begin"

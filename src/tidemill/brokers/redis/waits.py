@@ -19,7 +19,7 @@ __all__ = ["Waits"]
 
 _LONGEST = 30.0  # seconds: the longest delay if a hint is lost with its sleeper
 _HOLDS = -2
-_SHOWN = 8  # records that one call reads: each may have a megabyte
+_SHOWN = 8  # records that one call reads: a record may have a megabyte
 
 
 class Waits:
@@ -44,7 +44,7 @@ class Waits:
     def until(
         self, verb: bytes, names: Sequence[bytes], timeout: float, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until all jobs have finished, the first has, or the queue has room.
+        """Sleep until all jobs have finished, or the first one has, or the queue has room.
 
         False when the time is over, or the alarm rings.
         """
@@ -54,7 +54,8 @@ class Waits:
             name, sleeper = self._spare.pop() if self._spare else self._new()
         try:
             while True:
-                with contextlib.suppress(Away):  # the call below waits longer, and raises the error
+                # If this fails, the next call waits longer and raises the error.
+                with contextlib.suppress(Away):
                     sleeper.ready()  # subscribe before the store may list the sleeper
                 due = int(self._lines.call("waits", verb, name, *names))
                 if due == _HOLDS:
@@ -85,6 +86,6 @@ class Waits:
             sleeper.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: the places are the parent's; close our copies."""
+        """In a forked child: the places belong to the parent; close the copies."""
         self._lock = Lock()
         self.close()

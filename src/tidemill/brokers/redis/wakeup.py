@@ -1,7 +1,7 @@
 """A place to sleep: a subscription to a channel, on a connection of its own.
 
-Every message is a hint, so nothing is parsed. A broken subscription may have missed a hint, so
-making it again counts as a hint.
+Every message is a hint, so messages are not parsed. A broken subscription may have missed a hint,
+so a new subscription counts as a hint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Wakeup:
         self._pinged = self._heard = self._asked = 0.0
 
     def ready(self) -> bool:
-        """Subscribe, if need be. True when the subscription existed: no hint was missed."""
+        """Subscribe if necessary. True if a subscription existed, so that no hint was missed."""
         if self._connection is not None and self._changes == self._server.changes:
             return True
         self.close()
@@ -72,12 +72,12 @@ class Wakeup:
     def parked(
         self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
     ) -> Parked:
-        """Sleep until a hint, a readable descriptor, the end of a watched one, or the timeout.
+        """Sleep until a hint, a readable or watched descriptor, or the timeout ends the sleep.
 
         Returns the descriptors that are readable, or have ended.
 
         Raises:
-            BrokerUnavailable: the connection is broken; the next call makes it anew.
+            BrokerUnavailable: the connection is broken; the next call makes a new connection.
         """
         until = time.monotonic() + max(0.0, timeout)
         if not self.ready():
@@ -128,7 +128,7 @@ class Wakeup:
             raise self._broken(error) from error
 
     def _drain(self, sock: Any) -> bool:
-        """Read all data that is there; True when there was more than the answer to a ping."""
+        """Read all received data; True when a hint came, not only the answer to a ping."""
         data = b""
         try:
             while part := sock.recv(65536):
@@ -146,7 +146,7 @@ class Wakeup:
         return Away(f"cannot reach redis at {self._server.where}: {error}")
 
     def close(self) -> None:
-        """Close the connection; the next wait subscribes anew."""
+        """Close the connection; the next wait subscribes again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()

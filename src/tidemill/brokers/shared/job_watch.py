@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 
 class Alarm:
-    """Ends a watch from another thread. The descriptor ``fd`` is readable once the alarm rings.
+    """Ends a watch from another thread. The descriptor ``fd`` is readable when the alarm rings.
 
     A watch that cannot sleep on a descriptor sets ``tell``, which ``ring`` calls. ``number`` is
     unique in this process.
@@ -34,7 +34,7 @@ class Alarm:
         self.tell: Callable[[], None] = _nobody
 
     def ring(self) -> None:
-        """End the current watch, or else the next watch at its beginning."""
+        """End the current watch. Without a current watch, end the next one at its beginning."""
         if self.rings:
             return
         self.rings = True
@@ -61,7 +61,7 @@ class Ends(Protocol):
     """The waits of a store that report ended jobs."""
 
     def ended(self, ids: Sequence[str], timeout: float, alarm: Alarm) -> list[bool]:
-        """Sleep until a job has ended, the alarm rings or the time is over; True per ended job.
+        """Sleep until a job ends, the alarm rings or the time is over; True for each ended job.
 
         A missing job counts as ended.
         """

@@ -2,14 +2,15 @@
 
 An owner holds the reading end of its FIFO and never reads. To check an owner, a process opens the
 writing end, which fails when no process holds the reading end. To watch an owner, a process keeps
-the writing end open and polls it along with its other descriptors. The kernel reports at once that
-the reader has gone, however it died, in every container that shares the directory. This needs no
+the writing end open and polls it along with its other descriptors. The kernel reports the death of
+the reader at once, whatever its cause, in every container that shares the directory. This needs no
 thread and no repeated checks. Children forked by user code would keep the FIFO open, so they close
 their copy at once (:meth:`Liveness.after_fork_child`).
 
 FIFOs are made and removed only under the store's write lock. An owner's FIFO is made in the commit
-that lists the owner. So a FIFO whose number is not listed is not needed: its owner left, was given
-up, or died before it was listed. Numbers are never reused, so a name never means another file.
+that lists the owner. So the FIFO of a number that is not on the list may be removed: its owner
+left, was given up, or died before it was listed. Numbers are never reused, so a name never belongs
+to another owner.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Liveness:
     """The FIFOs that this process holds, and the FIFOs that it watches."""
 
     def __init__(self, folder: str | Folder | None) -> None:
-        """``folder`` is open, a path that is made whenever it is missing, or None."""
+        """``folder`` is an open folder, None, or a path; a missing path is made again."""
         self._path = folder if isinstance(folder, str) else ""
         self._open_folder = None if isinstance(folder, str) else folder
         self._held: dict[int, int] = {}
@@ -43,7 +44,7 @@ class Liveness:
 
     @property
     def _folder(self) -> Folder:
-        """The folder; a path is opened again after old files were cleared away."""
+        """The folder. A path is opened again after the system has cleared away old files."""
         folder = self._open_folder
         if folder is None or (self._path and not folder.there):
             folder = self._open_folder = Folder(self._path)
@@ -67,7 +68,8 @@ class Liveness:
                 self._hold(number)
 
     def _hold(self, number: int) -> None:
-        # No process may see it before it is held. An old file of that name is an earlier store's.
+        # No process may see the FIFO before this process holds it. An existing file of this name
+        # belongs to an old store.
         self._make()
         name = _name_of(number)
         self._folder.remove(name + ".new")
@@ -82,7 +84,7 @@ class Liveness:
                     self._folder.touch(_name_of(number))
                 except FileNotFoundError:
                     self._hold(number)
-                    os.close(fd)  # watchers check again, and find the new one
+                    os.close(fd)  # the close wakes watchers, which then find the new FIFO
 
     def let_go(self, number: int) -> None:
         """Stop holding the FIFO of an owner."""
@@ -109,7 +111,7 @@ class Liveness:
         return True
 
     def is_here(self, number: int) -> bool:
-        """True when the owner has a FIFO: it lives or died on this machine."""
+        """True when the owner has a FIFO, so that it lives or died on this machine."""
         try:
             return self._folder.stat(_name_of(number)) is not None
         except FileNotFoundError:
@@ -119,17 +121,17 @@ class Liveness:
         """The writing end; None when no process holds the reading end."""
         try:
             return self._folder.open_fifo(_name_of(number), os.O_WRONLY)
-        except BrokerUnavailable:  # no FIFO, so no holder
+        except BrokerUnavailable:  # without a FIFO, nobody holds it
             return None
         except OSError as error:
-            if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader; removed
+            if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader, or no file
                 return None
             raise
 
     # -- watching -------------------------------------------------------------------------------
 
     def watch(self, numbers: Iterable[int]) -> tuple[list[int], bool]:
-        """Descriptors that become ready once an owner is gone, and whether an owner is gone now."""
+        """Descriptors that become ready when an owner dies, and True if an owner is dead now."""
         fds, gone = [], False
         for number in numbers:
             fd = self._watched.get(number)
@@ -137,7 +139,8 @@ class Liveness:
                 try:
                     fd = self._open(number)
                 except OSError:
-                    continue  # it cannot be watched now; the next check of all owners finds it
+                    # This owner is not watched; the next check of all owners detects its death.
+                    continue
                 if fd is None:
                     gone = True
                     continue
@@ -157,7 +160,7 @@ class Liveness:
         """Remove the FIFOs of unlisted owners. Called under the write lock."""
         for name in self.names():
             if _number_in(name) not in listed:
-                with contextlib.suppress(OSError):  # another user's file
+                with contextlib.suppress(OSError):  # fails for a file of another user
                     self._folder.remove(name)
 
     def names(self) -> list[str]:
@@ -175,11 +178,11 @@ class Liveness:
             pass  # the folder was cleared away
 
     def after_fork_child(self) -> None:
-        """Close the copies of the parent's FIFOs, which would otherwise outlive the parent."""
+        """Close the copies of the parent's FIFOs, which would make a dead parent seem alive."""
         for fd in (*self._held.values(), *self._watched.values()):
             os.close(fd)
         self._held, self._watched = {}, {}
-        self._holding = Lock()  # another thread of the parent may have had it
+        self._holding = Lock()  # another thread of the parent may have held the lock
 
 
 def _name_of(number: int) -> str:
@@ -192,10 +195,10 @@ def _number_in(name: str) -> int:
 
 
 def neighbours(mine: int, owners: Sequence[tuple[int, bool]]) -> list[int]:
-    """The owners that an owner watches: the next ones in a ring of (number, is a worker).
+    """The owners that an owner watches: the owners after it in a ring of (number, is a worker).
 
-    A worker watches at least up to the second worker after it, so two workers watch each owner, if
-    there are two. Consumers poll only while they wait, so consumers alone are not enough.
+    A worker watches all owners up to the second worker after it. So two workers watch each owner,
+    if there are so many. Consumers alone are not enough, since they poll only while they wait.
     """
     ring = [row for row in owners if row[0] > mine] + [row for row in owners if row[0] < mine]
     most = WATCHED

@@ -1,24 +1,41 @@
-"""Measure the silence of remote owners, in one process that hears them.
+"""The silence of remote owners, in the process that receives their calls; and turns of their calls.
 
-No two clocks are compared, and nothing is written. At each check, the silence of an owner with a
-new sign of life begins anew. The silence of any other owner grows by the time since the last check.
-So only time counts in which this process could hear the owner. A server that was restarted begins
-with no silence. So does a process that was stopped in between, or slept with its machine: its check
-comes much later than planned.
+No clocks of two machines are compared, and nothing is written. At each check, the silence of an
+owner with a new sign of life is set to 0. The silence of any other owner grows by the time since
+the last check. So only time counts in which this process could receive calls. After a restart of
+the server, the silence of all owners is 0. All silence is also set to 0 when a check comes much
+later than planned, because the process was stopped or its machine slept.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from tidemill.core.locks import Lock
 
-__all__ = ["SignOfLife", "Silence"]
+__all__ = ["SignOfLife", "Silence", "Turns"]
 
 K = TypeVar("K")
-_SELDOM = 10.0  # most seconds between checks, so that a lease begins soon after its sign of life
+_SELDOM = 10.0  # the most seconds between checks, so that a sign of life counts soon
+_LOCKS = 64  # so two owners seldom share a lock
+
+
+class Turns:
+    """Locks for owners: calls for one owner take turns, calls for different owners do not wait.
+
+    A thread holds a lock over a commit. With one lock for all owners, each attach would wait for
+    the commits of all attaches before it, instead of joining them in one group commit.
+    """
+
+    def __init__(self) -> None:
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def of(self, owner_id: str) -> threading.Lock:
+        """The lock of an owner."""
+        return self._locks[hash(owner_id) % _LOCKS]
 
 
 class SignOfLife(NamedTuple):
@@ -42,7 +59,7 @@ class Silence(Generic[K]):
         with self._looking:
             now = time.monotonic()
             between = now - self._looked
-            if between > 2 * self._every:  # no owner could be heard
+            if between > 2 * self._every:  # this process did not run, so it could hear no owner
                 self._silent.clear()
             silent, self._silent = self._silent, {}
             for key, heard in owners.items():

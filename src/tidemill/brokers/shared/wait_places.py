@@ -1,8 +1,8 @@
-"""Count the threads in the wait of an owner, and close its descriptor once all have left.
+"""Count the threads in the wait of an owner, and close its descriptor when all have left.
 
-A remote owner may leave or be given up while a thread of its server sleeps for it. If its
-descriptor were closed then, the number could belong to another file a moment later, and the thread
-would sleep on that file.
+A remote owner may leave or be given up while a thread of its server sleeps on the owner's
+descriptor. If the descriptor were closed at once, another file could get its number, and the thread
+would sleep on this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.core.signals import SignalsDeferred
 __all__ = ["Asleep"]
 
 _PATIENCE, _AGAIN = 5.0, 0.1
-"""Seconds for all threads to leave, and seconds between wake-ups of the others."""
+"""Seconds for all threads to leave, and seconds between wake-ups of threads that stay."""
 
 
 class Asleep:
@@ -30,7 +30,7 @@ class Asleep:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[bool]:
-        """Enter the wait; False when the wait is over and its descriptor closed.
+        """Enter the wait for a block; False when the wait is over and its descriptor is closed.
 
         Signal handlers are deferred inside, except in an ``InterruptibleWait`` of the caller.
         """
@@ -46,7 +46,7 @@ class Asleep:
                     self._changed.notify_all()
 
     def end_if_empty(self) -> bool:
-        """Close the wait if no thread is in it; True if that happened."""
+        """Close the wait if no thread is in it; return True then."""
         with self._changed:
             self._over = self._over or not self._many
             return self._over and not self._many
@@ -54,7 +54,7 @@ class Asleep:
     def end(self, wake: Callable[[], None]) -> None:
         """Close the wait, and wait for its threads to leave; ``wake`` ends their sleep.
 
-        The wait is bounded: the closing code may be a signal handler above the sleeper's frame.
+        It waits a few seconds at most: the caller may be a signal handler inside the sleep.
         """
         until = time.monotonic() + _PATIENCE
         with self._changed:

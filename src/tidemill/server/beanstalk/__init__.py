@@ -6,9 +6,12 @@ silent.
     listener      the port: opening, draining, closing
     connection    one client's connection
     parser        bytes to commands
-    commands      the effect of each command; reserve: of those that reserve jobs
+    commands      the effect of each command, except those in reserve
+    reserve       the commands that reserve jobs
+    replies       the replies
     client        the state of one client: its tubes and reservations
     shared_state  the state that all clients share
-    bodies        jobs as clients see them; job_numbers: their numbers
+    bodies        the bodies of jobs as clients see them
+    job_numbers   the numbers of jobs
     stats, tubes  statistics, and the tubes
 """

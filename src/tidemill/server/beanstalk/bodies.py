@@ -1,6 +1,6 @@
 """Bodies: jobs as the clients of the port see them.
 
-A put makes a message of its bytes, or a call of a task if the port serves tasks. A client gets
+A put makes a message of its bytes, or a call of a task if the port serves tasks. A client gets:
 
 bytes                      as they are
 text                       as UTF-8
@@ -16,17 +16,17 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.client.arguments import TEXT_OF_BODY, summary
+from tidemill.core.backoff import ENDLESS
 from tidemill.core.codec import pack, pack_pickle, unpack, unpack_pickle
 from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import Envelope
-from tidemill.core.retry import ENDLESS
 from tidemill.core.signatures import trusted
 from tidemill.server.beanstalk.parser import PutJob
 
-__all__ = ["envelope_of", "body_of"]
+__all__ = ["Call", "envelope_of", "body_of", "call_in"]
 
 
-class _Call(msgspec.Struct, forbid_unknown_fields=True):
+class Call(msgspec.Struct, forbid_unknown_fields=True):
     """A call of a task in the body of a job."""
 
     task: str
@@ -35,7 +35,7 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
     id: str = ""
 
 
-_read_call = msgspec.json.Decoder(_Call).decode
+_read_call = msgspec.json.Decoder(Call).decode
 _write = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -48,6 +48,8 @@ def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
     trusted(envelope, mill.keys)
     body = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.task:
+        if not (isinstance(body, (list, tuple)) and len(body) == 2):
+            raise CodecError("the arguments of the call cannot be read")
         args, kwargs = body
         return _json({"task": envelope.task, "args": args, "kwargs": kwargs, "id": envelope.id})
     if isinstance(body, bytes):
@@ -59,16 +61,15 @@ def _json(value: Any) -> bytes:
     try:
         return _write(value)
     except (TypeError, ValueError, RecursionError):
-        return repr(value).encode("utf-8", "backslashreplace")  # JSON has no such keys
+        return repr(value).encode("utf-8", "backslashreplace")  # JSON cannot hold the value
 
 
-def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, *, tasks: bool) -> Envelope:
-    """The job of a put.
+def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call | None) -> Envelope:
+    """The job of a put: a message, or the call in its body.
 
     Raises:
-        InvalidOption: the task does not take these arguments, or the body is nested too deeply.
+        InvalidOption: the task does not take these arguments, or a needed option is missing.
     """
-    call = _call_in(job.body) if tasks else None
     if call is not None:
         return _task(mill, tube, job, call, job_id)
     envelope = Envelope(
@@ -86,7 +87,12 @@ def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, *, tasks: b
     return mill.seal(envelope)
 
 
-def _call_in(body: bytes) -> _Call | None:
+def call_in(body: bytes) -> Call | None:
+    """The call of a task in a body, if it has one.
+
+    Raises:
+        InvalidOption: the body is nested too deeply.
+    """
     if not body.lstrip().startswith(b"{"):
         return None
     try:
@@ -97,14 +103,12 @@ def _call_in(body: bytes) -> _Call | None:
         return None
 
 
-def _task(mill: Tidemill, tube: str, job: PutJob, call: _Call, job_id: str) -> Envelope:
+def _task(mill: Tidemill, tube: str, job: PutJob, call: Call, job_id: str) -> Envelope:
     try:
         asked = mill.call(call.task, *call.args, **call.kwargs).using(queue=tube)
         envelope = mill.envelope(asked, job.id or call.id or job_id)
-    except TypeError as error:
-        raise InvalidOption(f"{call.task} cannot be called with these arguments: {error}") from None
-    except CodecError as error:
-        raise InvalidOption(f"the arguments of {call.task} cannot be stored: {error}") from None
+    except (TypeError, CodecError) as error:  # the text of the error names the task
+        raise InvalidOption(str(error)) from None
     envelope.rank, envelope.delay, envelope.ttr = job.rank, job.delay, job.ttr
     envelope.key = job.key or envelope.key
-    return envelope  # these fields are not signed
+    return envelope  # its signature stays valid: it does not cover these four fields

@@ -36,7 +36,8 @@ class Reservation(msgspec.Struct, gc=False):
 class Client:
     """The state of one connection.
 
-    ``interrupt`` makes a waiting client look again; ``hang_up`` closes the connection at once.
+    ``interrupt`` ends a wait, so that the client asks for a job again; ``hang_up`` closes the
+    connection at once.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Client:
         self.use.using += 1
 
     def watch_tube(self, name: str) -> None:
-        """Watch a tube, too."""
+        """Add a tube to the watched tubes."""
         if name not in self.watch:
             tube = self.watch[name] = self._tubes[name]
             tube.watching += 1
@@ -102,7 +103,7 @@ class Client:
         self._first = None
 
     def reservation(self, number: int) -> Reservation | None:
-        """The reservation of a job; None without one, or when its time is over."""
+        """The client's reservation of a job; None when there is none, or its ttr is over."""
         reservation = self.reservations.get(number)
         if reservation is not None and reservation.deadline <= time.monotonic():
             self.end_late()
@@ -118,7 +119,7 @@ class Client:
             self._first = None
 
     def end_late(self) -> None:
-        """Remove reservations whose time is over: the store gives their jobs to others."""
+        """Remove reservations whose ttr is over: the store gives their jobs to other clients."""
         now = time.monotonic()
         if self._earliest() > now:
             return

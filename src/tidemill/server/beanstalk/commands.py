@@ -1,6 +1,6 @@
 """The effect of each command, except those that reserve jobs (:mod:`.reserve`).
 
-A command answers at once, or with a coroutine. Every change is stored before its answer is sent.
+A command returns its reply, or a coroutine of it. Every change is stored before its reply is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidemill.core.clock import wall_time
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.server.beanstalk import reserve, stats
-from tidemill.server.beanstalk.bodies import body_of, envelope_of
+from tidemill.server.beanstalk.bodies import body_of, call_in, envelope_of
 from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.job_numbers import id_of
 from tidemill.server.beanstalk.parser import Command, PutJob
@@ -55,15 +55,18 @@ def answer(port: PortState, client: Client, command: Command) -> Answer:
 async def _put(port: PortState, tube: str, job: PutJob) -> bytes:
     if port.draining:
         return DRAINING
+    call = call_in(job.body) if port.tasks else None
+    if call is not None and (stale := port.mill.declarations.stale([call.task])):
+        await port.mill.threaded(port.mill.declarations.read, stale)
     clashes = 0
     while True:
         number = await port.numbers.draw()
-        envelope = envelope_of(port.mill, tube, job, id_of(number), tasks=port.tasks)
+        envelope = envelope_of(port.mill, tube, job, id_of(number), call)
         own = envelope.id == id_of(number)
         try:
             put = await port.mill.put_batching.put(envelope)
         except DuplicateJob as error:
-            if not own:  # the user chose the id, and a job has it already
+            if not own:  # the user chose the id, and another job has it
                 return b"INSERTED %d\r\n" % await port.numbers.of(error.job_id or envelope.id)
             clashes += 1
             await port.numbers.skip(1 << min(clashes, 40))
@@ -79,7 +82,7 @@ async def _put(port: PortState, tube: str, job: PutJob) -> bytes:
 async def _settle(
     port: PortState, client: Client, number: int, outcome: Outcome, **more: Any
 ) -> bool:
-    """Settle a reserved job; False when the client has not reserved it."""
+    """Settle a reserved job; False when the client has not reserved it, or has lost it."""
     reservation = client.reservation(number)
     if reservation is None:
         return False
@@ -90,7 +93,7 @@ async def _settle(
     try:
         return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
-        client.keep(reservation)  # the verdict may not have been stored: the client may repeat it
+        client.keep(reservation)  # the verdict may not be stored, and the client may repeat it
         raise
     finally:
         if reservation.commit is not None and reservation.commit.failed:
@@ -113,7 +116,10 @@ async def _delete(port: PortState, client: Client, number: int) -> bytes:
 
 
 def _delete_unreserved(port: PortState, job_id: str) -> str | None:
-    """Delete a job that is not reserved; return its tube. Lease it first: no other may get it."""
+    """Delete a job that is not reserved; return its tube.
+
+    The port leases the job first, so that no other client can get it.
+    """
     lease = port.take_named(job_id)
     if lease is None:
         return None

@@ -1,8 +1,8 @@
-"""The connection of one client: its commands are done one after the other.
+"""The connection of one client. The port does its commands one after the other.
 
 The port keeps up to ``AHEAD`` bytes of later commands, and then stops reading. It keeps unread
-answers up to the transport's mark, and then stops working for the client. So no client can make the
-port use more memory than these bounds and one job.
+answers up to the transport's high-water mark, and then does no more commands. So no client can make
+the port use more memory than these bounds and one job.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if len(self._connections) >= self._most:
-            log.warning("the beanstalk port refuses a connection: %d are open", self._most)
+            log.warning(
+                "the beanstalk port refuses a connection: %d connections are open, the maximum "
+                "(--max-connections)",
+                self._most,
+            )
             self._transport.abort()
             return
         self._connections.add(self)
@@ -82,7 +86,7 @@ class Connection(asyncio.Protocol):
             client.interrupt()
         elif self._task is None and self._later is None:
             return False
-        return True  # its command is still answered
+        return True  # keep the connection until the current command is answered
 
     def pause_writing(self) -> None:
         self._is_slow = True
@@ -106,7 +110,7 @@ class Connection(asyncio.Protocol):
     # -- commands -----------------------------------------------------------------------------
 
     def _do_commands(self) -> None:
-        """Do the commands that have arrived, until one has to wait."""
+        """Do the commands that have arrived, until a command has to wait."""
         self._later = None
         client, replies = self._client, list[bytes]()
         if client is None:
@@ -148,7 +152,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
         self._task = self._loop.create_task(self._wait(reply, command))
-        self._task.add_done_callback(lambda _: reply.close())  # it may never have started
+        self._task.add_done_callback(lambda _: reply.close())  # the task may never have started
 
     async def _wait(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Numbers of jobs: the ids of beanstalkd are unsigned 64-bit integers, tidemill's are texts.
+"""Numbers of jobs: ids of beanstalkd are unsigned 64-bit integers, ids of tidemill are texts.
 
 A job that is put with number 17 has the id ``#000000000017``. When a job with this id exists
 already, the number is skipped. A job of another producer gets a number when a client of the port
-first sees it; this process remembers the number for a while.
+first sees the job. This process remembers the number for a while.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BLOCK = 1000
 """Numbers taken from the store at once."""
 
 AHEAD = 200
-"""Numbers left when the next block is asked for."""
+"""When so few numbers are left, the port takes the next block from the store."""
 
 FOREIGN = 100_000
-"""Jobs of other producers whose numbers are remembered: those seen last."""
+"""How many jobs of other producers keep their numbers in memory: the jobs seen last."""
 
 _OWN = re.compile(r"#([0-9]{12}|[1-9][0-9]{12,19})")
 
@@ -32,14 +32,14 @@ def id_of(number: int) -> str:
 
 
 def number_of(job_id: str) -> int | None:
-    """The number of a job with such an id, or None."""
+    """The number in an id that :func:`id_of` made; None for any other id."""
     found = _OWN.fullmatch(job_id)
     number = int(found[1]) if found else 2**64
     return number if number < 2**64 else None
 
 
 class JobNumbers:
-    """The numbers of one port. ``reserve`` takes numbers from the store; returns the first."""
+    """The numbers of one port. ``reserve`` takes numbers from the store and returns the first."""
 
     def __init__(self, reserve: Callable[[int], Awaitable[int]]) -> None:
         self._reserve = reserve
@@ -64,7 +64,7 @@ class JobNumbers:
         return number
 
     async def skip(self, count: int) -> None:
-        """Skip so many numbers, since other jobs have them already."""
+        """Skip ``count`` numbers, since other jobs have them already."""
         await self._reserve(count)
         self._next = self._end = 0
         self._blocks.clear()
@@ -82,7 +82,7 @@ class JobNumbers:
             self._fetching = None
 
     async def close(self) -> None:
-        """End the request for more numbers."""
+        """Cancel a pending request for more numbers."""
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.gather(self._fetching, return_exceptions=True)
@@ -92,7 +92,7 @@ class JobNumbers:
         return self._ids.get(number) or id_of(number)
 
     async def of(self, job_id: str) -> int:
-        """The number of a job, which gets one if it has none."""
+        """The number of a job. A job without a number gets a new number."""
         number = number_of(job_id)
         if number is not None:
             return number

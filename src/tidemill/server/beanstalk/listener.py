@@ -32,7 +32,7 @@ class BeanstalkListener:
         tasks: a body of the form ``{"task": …, "args": […], "kwargs": {…}}`` is a call of a task.
         trust: sign the jobs of all clients with the app's key. The protocol has no passwords, so
             all clients that reach the port are trusted.
-        max_job_size: the largest body.
+        max_job_size: the largest body of a job, in bytes.
         max_connections: the most open connections.
     """
 
@@ -98,7 +98,7 @@ class BeanstalkListener:
             ) from None
         self.port = self._server.sockets[0].getsockname()[1]
         log.info("serving beanstalkd's protocol at %s port %d", self.host, self.port)
-        with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+        with contextlib.suppress(ValueError, RuntimeError):  # raised outside of the main thread
             loop.add_signal_handler(signal.SIGUSR1, self.drain)
 
     def drain(self) -> None:
@@ -120,12 +120,12 @@ class BeanstalkListener:
             line.abort()
 
     async def close(self, seconds: float = 10.0) -> None:
-        """Finish current commands within so many seconds, and give back all reserved jobs."""
+        """Finish current commands within ``seconds``, and give back all reserved jobs."""
         self.end()
         tasks = [line.task for line in self._connections if line.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        for line in list(self._connections):  # which sends what it was told
+        for line in list(self._connections):  # the transport sends buffered answers first
             line.close()
         if self._state is not None:
             await self._state.numbers.close()
@@ -134,7 +134,7 @@ class BeanstalkListener:
 
 
 def listener_of(mill: Tidemill, settings: Settings) -> BeanstalkListener | None:
-    """The beanstalk port of a server's settings; None without one.
+    """The listener for a server's settings; None when they have no beanstalk port.
 
     Raises:
         InvalidOption: the settings are invalid or unsafe.

@@ -1,9 +1,9 @@
 """Parses bytes into commands, exactly as beanstalkd does.
 
 A line ends with CR LF and has at most 224 bytes. A longer line is skipped to its end and answered
-with BAD_FORMAT. A line is searched up to its first CR, so a lone CR makes the line too long. The
-first bytes of a line tell its command. Numbers may have spaces before them, and are refused when
-they are too large.
+with BAD_FORMAT. The search for the end of a line stops at its first CR. So a line with a lone CR
+counts as too long. The first bytes of a line tell its command. Numbers may have spaces before them,
+and are refused when they are too large.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EXPECTED_CRLF = b"EXPECTED_CRLF\r\n"
 JOB_TOO_BIG = b"JOB_TOO_BIG\r\n"
 
 HANG_UP = "hang-up"
-"""The verb of a line of another protocol: the connection is closed."""
+"""The verb of input of another protocol (HTTP, TLS): the port closes the connection."""
 
 _HTTP = re.compile(rb"[A-Z]+ \S+ HTTP/[0-9.]+ *|(?i:host|origin|content-length|user-agent) *:.*")
-"""An HTTP request line or header. A browser sends both, and a web page chooses the body."""
-_HTTP_VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")  # behind a path that was too long for a line
+"""An HTTP request line or header. A browser sends both before a body that a web page chose."""
+_HTTP_VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")  # after a path that was too long for a line
 _TLS_HANDSHAKE = 0x16
 
 _NUMBER = re.compile(rb" *([0-9]+)")
@@ -61,7 +61,8 @@ class Command(NamedTuple):
 class Refused(NamedTuple):
     """Input that is refused, and the reply to it.
 
-    With ``verb`` it counts as this command. With ``produces`` it makes the client a producer.
+    With ``verb`` the input counts as this command. With ``produces`` the client counts as a
+    producer.
     """
 
     reply: bytes
@@ -85,7 +86,7 @@ class Reader:
         self._head: _Head | None = None
         self._skip = 0  # bytes of a refused body that are still to come
         self._too_long = False  # the rest of the line is skipped
-        self._begun = False  # the first byte has been looked at
+        self._begun = False  # the first byte has been checked
 
     def feed(self, data: bytes) -> None:
         """Add bytes that have arrived."""
@@ -127,7 +128,7 @@ class Reader:
             return Refused(BAD_FORMAT, error.verb)
 
     def _line_end(self) -> int:
-        """The end of the next line, or 0. A line that is too long is dropped up to its end."""
+        """The end of the next line; 0 if it is incomplete. A line that is too long is dropped."""
         buffer = self._buffer
         while True:
             at = buffer.find(b"\r", 0, min(len(buffer), LINE_MOST) - 1)
@@ -186,7 +187,7 @@ class _Malformed(Exception):
 
 
 def _tags(text: bytes) -> tuple[str, str]:
-    """The extensions `` id=…`` and `` key=…`` after the line of a put, which beanstalkd lacks."""
+    """The extensions `` id=…`` and `` key=…`` in the line of a put, which beanstalkd lacks."""
     try:
         tags = text.decode()
     except UnicodeDecodeError:
@@ -237,7 +238,7 @@ def _id_and_more(*most: int) -> Callable[[bytes, int], tuple[int | str, ...]]:
 
 
 def _count(line: bytes, at: int) -> tuple[int | str, ...]:
-    """A number as C's strtoul reads it, cut to 32 bits: with a sign, and any text after it."""
+    """A number as C's strtoul reads it, cut to 32 bits. A sign and text after it are allowed."""
     found = _LIKE_STRTOUL.match(line, at)
     if found is None or abs(value := int(found[1])) > _U64:
         raise _Malformed

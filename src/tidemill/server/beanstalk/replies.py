@@ -36,7 +36,7 @@ TOUCHED = b"TOUCHED\r\n"
 
 
 def job_reply(word: bytes, number: int, body: bytes) -> bytes:
-    """The reply with a job: ``RESERVED`` or ``FOUND``, its number, and its body."""
+    """The reply with a job: the word ``RESERVED`` or ``FOUND``, the job's number, and its body."""
     return b"%b %d %d\r\n%b\r\n" % (word, number, len(body), body)
 
 

@@ -19,13 +19,13 @@ from tidemill.server.shared_owner import ReservedJob
 __all__ = ["begin_ttr", "reserve", "reserve_job"]
 
 LONGEST = 3600.0
-"""Seconds after which a wait begins again."""
+"""Seconds of the longest single wait. A client that waits longer waits several times."""
 
 _NEVER = float("inf")
 
 
 async def reserve(port: PortState, client: Client, timeout: int | None = None) -> bytes:
-    """Reserve the first job of all watched tubes, in one order across them."""
+    """Reserve the first job of all watched tubes, as if their jobs were in one queue."""
     client.works = True
     until = _NEVER if timeout is None else time.monotonic() + timeout
     client.wait(True)
@@ -45,9 +45,10 @@ async def reserve(port: PortState, client: Client, timeout: int | None = None) -
 
 
 async def _look(port: PortState, client: Client, until: float, warn: float) -> bytes | None:
-    """Wait for a job, up to ``until`` and ``warn``; the reply, or None without a job.
+    """Wait for a job until ``until`` or ``warn``; return the reply, or None without a job.
 
-    The client's timeout may be rounded up; its warning and the end of a pause may not.
+    The wait may run past the client's timeout. It never runs past the deadline warning or the end
+    of a pause.
     """
     now = time.monotonic()
     pauses = [left for tube in client.watch.values() if (left := tube.pause_left())]
@@ -78,7 +79,7 @@ async def _look(port: PortState, client: Client, until: float, warn: float) -> b
         client.interrupt = _nothing
     if not jobs:
         return None
-    client.wait(False)  # from now on it gets its answer even if the port closes
+    client.wait(False)  # from now on the client gets its answer, even if the port closes
     try:
         return await _taken(port, client, jobs[0])
     finally:
@@ -88,7 +89,7 @@ async def _look(port: PortState, client: Client, until: float, warn: float) -> b
 async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | None:
     """The reply with a reserved job; None when it cannot be decoded, or is lost.
 
-    A job that cannot be decoded is buried; without the right secret keys it is released.
+    A job that cannot be decoded is buried. A pickled job is released if the app has no secret keys.
     """
     lease, envelope, commit = held
     try:

@@ -26,7 +26,7 @@ __all__ = ["JobCounters", "PortState"]
 T = TypeVar("T")
 
 TALLIES = 100_000
-"""Jobs whose counters are kept: those with the latest events."""
+"""The number of jobs whose counters are kept: the jobs with the latest events."""
 
 
 class JobCounters(msgspec.Struct, gc=False):
@@ -37,7 +37,7 @@ class JobCounters(msgspec.Struct, gc=False):
     releases: int = 0
     buries: int = 0
     kicks: int = 0
-    delay: int = -1  # of the latest release
+    delay: int = -1  # seconds, of the latest release; -1 without a release
 
 
 class PortState:
@@ -67,7 +67,7 @@ class PortState:
         self.draining = False
         self.begun = time.monotonic()
         self.instance = os.urandom(8).hex()
-        self.connections = 0  # ever
+        self.connections = 0  # since the port was opened
         self.counts: collections.Counter[str] = collections.Counter()  # by verb
         self.timeouts = 0
         self._counters: collections.OrderedDict[int, JobCounters] = collections.OrderedDict()
@@ -133,7 +133,7 @@ class PortState:
             client.end_late()
 
     def pause(self, tube: str, seconds: int) -> None:
-        """Deliver no jobs of a tube for so many seconds."""
+        """Deliver no jobs of a tube for ``seconds``."""
         paused = self.tubes[tube]
         paused.paused_for = seconds
         paused.paused_until = time.monotonic() + seconds

@@ -1,6 +1,6 @@
 """Statistics in YAML, with every field of beanstalkd.
 
-Counters of commands, connections and single jobs are kept in memory since the port was opened.
+Counters of commands, connections and single jobs count in memory, from the opening of the port on.
 Urgent and buried jobs are counted up to ``COUNTED`` in each tube.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 VERSION = "1.12"
-"""The version of beanstalkd whose commands the port has: clients check it."""
+"""The version of beanstalkd that the port reports, since clients check the version."""
 
 COUNTED = 1000
 URGENT = 1024
@@ -216,7 +216,7 @@ async def server_stats(port: PortState, client: Client) -> bytes:
         "binlog-max-size": 0,
         "draining": "true" if port.draining else "false",
         "id": port.instance,
-        # In quotes, as from beanstalkd 1.13 on: a kernel's version that begins with # is a comment.
+        # In quotes, as in beanstalkd 1.13: a kernel version may begin with #, a comment in YAML.
         "hostname": f'"{socket.gethostname()}"',
         "os": f'"{platform.version()}"',
         "platform": f'"{platform.machine()}"',
@@ -225,7 +225,7 @@ async def server_stats(port: PortState, client: Client) -> bytes:
 
 
 def _all_numbers(port: PortState) -> tuple[int, dict[str, int]]:
-    """The number of tubes, and the sums of their numbers."""
+    """The number of tubes, and the sums of their statistics."""
     rows = _existing(port)
     counted = [_counted(port, row) for row in rows.values()]
     return len(rows), {name: sum(each[name] for each in counted) for name in counted[0]}

@@ -1,7 +1,7 @@
 """The tubes of a port: their clients, pauses and counters.
 
 A tube exists while a client of the port uses or watches it, or while the store has jobs in it.
-A pause applies to the clients of this port, and ends with it.
+A pause applies to the clients of this port, and ends when the port closes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 __all__ = ["Tube", "Tubes"]
 
 KEPT = 10_000
-"""Tubes that are kept with their counters; beyond that, unused tubes are forgotten."""
+"""The number of tubes above which unused tubes and their counters are forgotten."""
 
 
 class Tube:
@@ -60,7 +60,7 @@ class Tubes:
         return tube
 
     def _forget(self) -> None:
-        """Forget unused tubes; next time when there are twice as many tubes as now."""
+        """Forget unused tubes. The next call comes when there are twice as many tubes as now."""
         idle = [n for n, t in self._tubes.items() if not t.is_in_use and not t.pause_left()]
         for name in idle:
             if name != "default":

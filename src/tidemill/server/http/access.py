@@ -1,9 +1,9 @@
 """Access: the checks of a request's host, origin, token and rate.
 
-A server without tokens trusts every client that reaches it, and only this machine reaches it. A
-page of another site in a browser on this machine must not use the server. Such a page may point its
-own name to this machine (DNS rebinding). So a request must have this machine as its Host, and must
-not have another site as its Origin.
+A server with neither tokens nor client certificates trusts every client, but only this machine can
+reach it. A web page of another site, in a browser on this machine, must not use the server. Such a
+page may point its own name to this machine (DNS rebinding). So a request must have this machine as
+its Host, and must not have another site as its Origin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token, Tokens
 
-__all__ = ["Access", "Client", "RateLimiter"]
+__all__ = ["Access", "Client", "RateLimiter", "bearer_token"]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -24,11 +24,20 @@ _CHALLENGE = {"www-authenticate": 'Bearer realm="tidemill"'}
 
 
 class Client(NamedTuple):
-    """The sender of a request, with its token's name and role. Without tokens all share a role."""
+    """The sender of a request, with the name and role of its token.
+
+    On a server without tokens all clients have one role.
+    """
 
     name: str
     role: Role
     token: Token | None = None
+
+
+def bearer_token(authorization: str) -> str:
+    """The token of a header ``Authorization: Bearer TOKEN``; empty for another scheme."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class Access:
@@ -43,12 +52,12 @@ class Access:
         self._rate = RateLimiter(settings.rate, settings.burst) if settings.rate else None
 
     def check_origin(self, method: str, host: str, origin: str, site: str) -> None:
-        """Refuse a request of another site's page, or with another Host.
+        """Refuse a request from a page of another site, or with another Host.
 
         Raises:
             Problem: the request comes from another site, or for another host.
         """
-        if self.tokens is not None:  # a browser without the token cannot send it
+        if self.tokens is not None:  # a page of another site cannot send a token
             return
         name = host.lower()
         if not name.endswith("]"):
@@ -74,14 +83,14 @@ class Access:
         """
         if self.tokens is None:
             return Client("", self._untold)
-        scheme, _, secret = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not secret:
+        secret = bearer_token(authorization)
+        if not secret:
             raise Problem(
                 "unauthorized",
                 "send a token in the header Authorization: Bearer TOKEN",
                 headers=_CHALLENGE,
             )
-        token = self.tokens.find(secret.strip())
+        token = self.tokens.find(secret)
         if token is None:
             raise Problem("unauthorized", "the token is unknown or has expired", headers=_CHALLENGE)
         return Client(token.name, token.rank, token)

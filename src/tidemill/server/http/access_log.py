@@ -2,16 +2,22 @@
 
 Each write to the file is a system call. Thousands of writes a second would cost as much as the
 requests, so lines are collected for a moment first. A ``kill -9`` loses the lines of that moment.
+
+A remote worker makes several steps a second. Lines about these steps would hide all other lines. So
+the log leaves out steps that succeed, unless the server's log level is debug.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
+from os import getpid
 from typing import TextIO
 
 import msgspec
 
+from tidemill.brokers.contract.rpc import PATH
 from tidemill.server.http.exchange import Exchange
 
 __all__ = ["AccessLog"]
@@ -20,17 +26,23 @@ INTERVAL = 0.2
 """Seconds between two writes."""
 
 
-class AccessLog:
-    """Writes the lines of requests to a stream."""
+_STEPS = {PATH + name for name in ("exchange", "wait", "present", "tick")}
 
-    def __init__(self, stream: TextIO, *, as_json: bool = False) -> None:
+
+class AccessLog:
+    """Writes a line for each request. Steps of workers that succeed have lines with ``steps``."""
+
+    def __init__(self, stream: TextIO, *, as_json: bool = False, steps: bool = False) -> None:
         self._stream = stream
+        self._steps = steps
         self._json = as_json
         self._lines: list[str] = []
         self._second, self._stamp = 0, ""
 
     def add(self, exchange: Exchange, seconds: float) -> None:
-        """Log a request that took so many seconds."""
+        """Log a request that took ``seconds``."""
+        if not self._steps and exchange.status < 400 and _path(exchange) in _STEPS:
+            return
         if not self._lines:
             asyncio.get_running_loop().call_later(INTERVAL, self.flush)
         line = self._as_json if self._json else self._as_text
@@ -45,12 +57,17 @@ class AccessLog:
         )
 
     def _as_json(self, exchange: Exchange, seconds: float) -> str:
+        method, path = exchange.scope["method"], _path(exchange)
         line = {
             "time": self._time(),
+            "level": "INFO",
+            "logger": "tidemill.access",
+            "message": f"{method} {path} {exchange.status}",
+            "pid": getpid(),
             "client": exchange.address,
             "token": exchange.name or None,
-            "method": exchange.scope["method"],
-            "path": _path(exchange),
+            "method": method,
+            "path": path,
             "status": exchange.status,
             "seconds": round(seconds, 6),
             "request_id": exchange.id,
@@ -61,7 +78,7 @@ class AccessLog:
         now = time.time()
         if int(now) != self._second:
             self._second = int(now)
-            self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._second))
+            self._stamp = dt.datetime.fromtimestamp(self._second).astimezone().isoformat()
         return self._stamp
 
     def flush(self) -> None:
@@ -70,7 +87,7 @@ class AccessLog:
         try:
             self._stream.write("".join(lines))
             self._stream.flush()
-        except (OSError, ValueError):  # the reader of the log has gone; the server serves on
+        except (OSError, ValueError):  # the reader of the log has gone; the server continues
             pass
 
 

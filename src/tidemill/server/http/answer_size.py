@@ -1,7 +1,10 @@
-"""Bounds of the size of one answer to a remote owner: the same as of an answer of ``reserve``.
+"""Limits the size of an answer to a remote owner.
+
+An answer to the request ``reserve`` of a client has the same bound.
 
 A job may have 1 MiB, so an answer with 1,000 jobs would have a gigabyte. An owner gets fewer jobs
-when its jobs are large. Jobs that do not fit go back uncounted, and the owner asks again at once.
+when its jobs are large. Jobs that do not fit go back to their queues, and no attempt is counted.
+Then the owner asks for more jobs at once.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ async def _send_events(call: Call, stream: Stream) -> None:
     exchange = call.exchange
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
     await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-    if exchange.scope["method"] == "HEAD":  # it would wait for an end that never comes
+    if exchange.scope["method"] == "HEAD":  # the client would wait for an end that never comes
         await exchange.send({"type": "http.response.body", "body": b""})
         return
     gone = asyncio.ensure_future(exchange.gone())

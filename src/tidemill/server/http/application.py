@@ -4,14 +4,14 @@
 /v1/broker/…   the broker contract, for workers on other machines (:mod:`.broker_rpc`)
 /health        200 while the process serves
 /ready         200 while the store answers; the body tells when the store refuses puts
-/, /v1/docs    the documentation page
+/metrics       metrics for Prometheus
+/v1/docs       the documentation page of the API
+/…             the dashboard (:mod:`.dashboard_mount`); without it / is the documentation page
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
 from typing import Any
 
 import msgspec
@@ -20,11 +20,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
+from tidemill.server.http import broker_rpc
+from tidemill.server.http.access import Access
 from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.backend import Backend
+from tidemill.server.http.dashboard_mount import DashboardMount
 from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoints
+from tidemill.server.http.metrics import metrics_route
 from tidemill.server.http.openapi import describe
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
@@ -32,7 +36,7 @@ from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
 __all__ = ["make_app"]
 
 READY_WITHIN = 5.0
-"""Seconds in which the store must answer, or the server is not ready."""
+"""Seconds in which the store must answer; else the server is not ready."""
 
 
 def make_app(backend: Backend, access_log: AccessLog | None = None) -> RequestPipeline:
@@ -72,12 +76,14 @@ def make_app(backend: Backend, access_log: AccessLog | None = None) -> RequestPi
         Route("/v1/openapi.json", openapi),
         Route("/health", health),
         Route("/ready", ready),
+        metrics_route(backend),
+        Mount("/v1/broker", routes=broker_rpc.routes(backend)),
     ]
-    with contextlib.suppress(ModuleNotFoundError):
-        calls = importlib.import_module("tidemill.server.http.broker_rpc")
-        routes.append(Mount("/v1/broker", routes=calls.routes(backend)))
     other = Router(routes, redirect_slashes=False, default=_nothing)
-    return RequestPipeline(Endpoints(backend, ENDPOINTS), other, backend.settings, access_log)
+    settings, access = backend.settings, Access(backend.settings)
+    dashboard = DashboardMount(backend, access) if settings.dashboard else None
+    endpoints = Endpoints(backend, ENDPOINTS)
+    return RequestPipeline(endpoints, other, settings, access_log, access, dashboard)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidemill.app import Tidemill
@@ -40,7 +41,7 @@ _OUTCOMES = {
 }
 
 LEASE = 30.0
-"""Seconds after which the store gives up the shared owner of a server that has ended.
+"""Seconds after which the store counts the shared owner of a server that has ended as dead.
 
 A shared owner stays in the store when its server is killed, or when its clients hold jobs.
 """
@@ -70,17 +71,34 @@ class Backend:
         self._silence_count: asyncio.Future[None] | None = None
 
     async def put(self, envelopes: Sequence[Envelope]) -> list[Put]:
-        """Store jobs, all or none, in one commit with the jobs of other clients."""
-        try:
+        """Store jobs, all or none, in one commit. Jobs of other clients may share the commit."""
+        with self._noting_refusals():
             if len(envelopes) == 1:
-                puts = [await self.mill.put_batching.put(envelopes[0])]
-            else:
-                puts = await self.mill.threaded(self.mill.broker.put, envelopes)
+                return [await self.mill.put_batching.put(envelopes[0])]
+            return await self.mill.threaded(self.mill.broker.put, envelopes)
+
+    async def publish(
+        self, topic: str, body: Any, mandatory: bool, options: Mapping[str, Any]
+    ) -> list[Job[Any]]:
+        """Put a copy of a message into each queue that is bound to the topic, in one commit."""
+        with self._noting_refusals():
+            return await self.mill.apublish(topic, body, mandatory=mandatory, **options)
+
+    @contextlib.contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        """Remember whether the store accepted the jobs of a block."""
+        try:
+            yield
         except (StoreFull, StoreMoved) as error:
             self._refused = str(error), time.monotonic()
             raise
         self._refused = "", 0.0
-        return puts
+
+    async def read_declarations(self, tasks: Iterable[str | None]) -> None:
+        """Read the declared options of tasks in a thread, before envelopes are made."""
+        declarations = self.mill.declarations
+        if stale := declarations.stale(task for task in tasks if task):
+            await self.run(declarations.read, stale)
 
     def refusal(self, facts: Mapping[str, Any]) -> str:
         """The reason why the store refuses puts; empty when it accepts them."""
@@ -119,7 +137,7 @@ class Backend:
         )
 
     async def touch(self, receipt: Receipt, seconds: float, notes: Sequence[Note] = ()) -> bool:
-        """Restart the ttr of a job, and note its progress and log; False when its lease was lost.
+        """Restart the ttr of a job, and store its progress and log; False when its lease was lost.
 
         Raises:
             Problem: the receipt has settled the job.
@@ -136,13 +154,13 @@ class Backend:
         return done
 
     def _shared_owner_of(self, receipt: Receipt) -> SharedOwner | None:
-        """The shared owner of this server that reserved the job; None for another server's."""
+        """The shared owner that reserved the job; None when another server reserved it."""
         if receipt.owner == self.shared_owner.owner.id:
             return self.shared_owner
         return self.task_owners.of_owner(receipt.owner)
 
     async def _exchange_for_another_server(self, step: Step) -> Reply:
-        """A step for a shared owner of another server, or of this server before a restart."""
+        """Take a step for a shared owner of another server, or of this server before a restart."""
         if Feature.REMOTE_OWNERS not in self.mill.broker.features:
             return Reply()
         return await self.run(self.mill.broker.exchange, step)
@@ -184,8 +202,8 @@ class Backend:
             started=time.time() if tasks else self.started,
         )
         broker = self.mill.broker
-        # Clients keep their jobs when the server ends: until their ttr is over, or until the next
-        # server has not heard from the owner for its lease.
+        # Clients keep their jobs when the server ends. They lose a job when its ttr is over. They
+        # also lose their jobs when the next server finds that this owner was silent for its lease.
         stays = Feature.REMOTE_OWNERS in broker.features
         if stays:
             owner.lease = LEASE
@@ -216,7 +234,7 @@ class Backend:
         return self._shared_owner
 
     async def close(self) -> None:
-        """Close everything but the app, which its caller closes."""
+        """Close everything but the app, which the caller closes."""
         if self._silence_count is not None:
             self.stopping.set()
             await self._silence_count

@@ -1,4 +1,4 @@
-"""Bodies and results as JSON. The store has more types than JSON.
+"""Bodies and results as JSON, which lacks some types of the stored values.
 
 Bytes become base64. Dates, decimals, tuples and sets become strings and lists. Any other value
 becomes its Python ``repr``. The field ``encoding`` names the form.

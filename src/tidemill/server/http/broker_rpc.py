@@ -22,6 +22,8 @@ from starlette.types import Receive, Scope, Send
 from tidemill.brokers.carrier.lending import lending_store
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.history import NotedAct, with_history
+from tidemill.brokers.contract.history_rows import HistoryRow, check_rows
 from tidemill.brokers.contract.inspection import Filter, Page
 from tidemill.brokers.contract.rpc import (
     CALLS,
@@ -38,15 +40,9 @@ from tidemill.brokers.contract.rpc import (
 )
 from tidemill.brokers.contract.rpc import Role as CallRole
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.topics import with_topics
 from tidemill.core.clock import new_id, wall_time
-from tidemill.core.config import (
-    LATEST,
-    MAX_NAME,
-    MAX_SECONDS,
-    BodyTooLarge,
-    check_name,
-    check_size,
-)
+from tidemill.core.config import BodyTooLarge, check_name
 from tidemill.core.errors import (
     BrokerUnavailable,
     FeatureMissing,
@@ -55,6 +51,7 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.job import Envelope, Owner, Put
+from tidemill.core.topics import check_pattern
 from tidemill.server.http.answer_size import SizedExchanges, records_that_fit
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange, require
@@ -64,6 +61,13 @@ from tidemill.server.http.memory_budget import SMALL
 from tidemill.server.http.parked_waits import ParkedWaits
 from tidemill.server.http.permissions import needed
 from tidemill.server.http.presence import Presence
+from tidemill.server.http.rpc_checks import (
+    check_jobs,
+    check_noted,
+    check_owner,
+    check_seconds,
+    check_target,
+)
 from tidemill.server.http.space_waits import SpaceWaits
 from tidemill.server.tokens import Role
 
@@ -71,9 +75,6 @@ __all__ = ["BrokerRpc", "routes"]
 
 THREADS = 32
 """Calls at a time; more are no faster, since the store has one writer and calls share commits."""
-
-MAX_QUEUES = 10_000
-"""Queues that an owner may list."""
 
 T = TypeVar("T")
 Allow = Callable[[Scope, str], object]
@@ -129,11 +130,17 @@ class BrokerRpc:
         self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         self._handlers: dict[str, Callable[..., Any]] = {
             **{name: getattr(broker, name) for name in CALLS if hasattr(broker, name)},
+            "alter": self._alter,
             "attach": self._attach,
             "exchange": self._exchange,
             "find": self._find,
             "hello": self._hello,
             "put": self._put,
+            "publish": self._publish,
+            "bind": self._bind,
+            "keep_history": self._keep_history,
+            "replace_note": self._replace_note,
+            "act_noted": self._act_noted,
         }
         self._waits_of: dict[str, Callable[..., Coroutine[Any, Any, bytes]]] = {
             "wait": self._wait,
@@ -202,7 +209,7 @@ class BrokerRpc:
         return await loop.run_in_executor(self._threads, self._do, scope, call, body, key)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body, read no further than its bound; None when the client went away."""
+        """The body; a body beyond the bound is cut off. None when the client went away."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             return bytes(message["body"])
@@ -223,7 +230,7 @@ class BrokerRpc:
             arguments = call.read(body)
         except msgspec.DecodeError as error:
             return _unreadable(call, error)
-        arguments["timeout"] = max(0.0, min(arguments["timeout"], LONGEST))  # 0 for NaN
+        arguments["timeout"] = max(0.0, min(arguments["timeout"], LONGEST))  # NaN becomes 0
         try:
             return 200, await self._waits_of[call.name](receive, **arguments)
         except TidemillError as error:
@@ -248,7 +255,7 @@ class BrokerRpc:
     async def _wait_for(
         self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
     ) -> bytes:
-        """The records of jobs; read again when jobs have ended."""
+        """The records of jobs. Records of unfinished jobs are read again after a wait."""
         loop = asyncio.get_running_loop()
         unfinished, answer = await loop.run_in_executor(self._threads, self._records, ids)
         if unfinished and timeout > 0 and not (first and len(unfinished) < len(ids)):
@@ -307,28 +314,54 @@ class BrokerRpc:
             raise InvalidOption(
                 f"the lease of a remote owner must be 1 to 86400 seconds, not {owner.lease:g}"
             )
-        _check_owner(owner)
-        # Files of this machine are none of its business.
+        check_owner(owner)
+        # The store must not read a scoreboard file that a remote owner names.
         self._broker.attach(msgspec.structs.replace(owner, board=""))
 
     def _exchange(self, step: Step) -> Reply:
         for verdict in step.verdicts:
-            _check_seconds("the delay of a verdict", verdict.delay)
-            _check_jobs(verdict.followers)
+            check_seconds("the delay of a verdict", verdict.delay)
+            check_jobs(verdict.followers)
         for _, seconds in step.touch:
-            _check_seconds("the time of a touch", seconds)
+            check_seconds("the time of a touch", seconds)
+        check_rows(step.history)
         self._parked_waits.exchanges(step.owner)
         reply = self._sized_exchanges.exchange(step)
         if reply.schedules and not reply.wall:
-            reply.wall = wall_time()  # they are due by the clock of this machine
+            reply.wall = wall_time()  # schedules are due by the clock of this machine
         return reply
 
     def _find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         return find_some(self._broker.find, what, limit, cursor)
 
     def _put(self, jobs: Sequence[Envelope], **more: Any) -> list[Put]:
-        _check_jobs(jobs)
+        check_jobs(jobs)
         return self._broker.put(jobs, **more)
+
+    def _alter(self, job_ids: list[str], rank: int | None, queue: str | None) -> list[bool]:
+        check_target(rank, queue)
+        return self._broker.alter(job_ids, rank=rank, queue=queue)
+
+    def _bind(self, queue: str, pattern: str) -> bool:
+        check_name("queue", queue)
+        return with_topics(self._broker, "bind").bind(queue, check_pattern(pattern))
+
+    def _publish(self, jobs: Sequence[Envelope], **more: Any) -> list[Put] | None:
+        check_jobs(jobs)
+        return with_topics(self._broker, "publish").publish(jobs, **more)
+
+    def _keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        check_rows(rows)
+        with_history(self._broker, "keep_history").keep_history(rows)
+
+    def _replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        check_rows(rows)
+        return with_history(self._broker, "replace_note").replace_note(before, rows)
+
+    def _act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
+        check_target(act.rank, act.queue)
+        check_noted(act, before, after)
+        return with_history(self._broker, "act_noted").act_noted(act, before, after)
 
 
 class ReplyCache:
@@ -355,7 +388,7 @@ class ReplyCache:
             self._forget(key)
             mine.set_exception(error)
             raise
-        if answer[0] == _STATUS[BrokerUnavailable]:  # the call may still happen
+        if answer[0] == _STATUS[BrokerUnavailable]:  # a repetition makes the call again
             self._forget(key)
         mine.set_result(answer)
         return answer
@@ -365,52 +398,10 @@ class ReplyCache:
             self._known.pop(key, None)
 
 
-_BOUNDS = {
-    "rank": 2**32 - 1,
-    "delay": MAX_SECONDS,
-    "timeout": MAX_SECONDS,
-    **dict.fromkeys(("at", "created", "expires"), LATEST),
-}
-"""The highest value of each number in a job. Clients check these before they send a job."""
-
-
 async def _client_gone(receive: Receive) -> None:
     """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _check_jobs(jobs: Sequence[Envelope]) -> None:
-    """Refuse names and times that a store cannot keep, and bodies that are too large."""
-    for job in jobs:
-        if not (job.id and job.queue):
-            raise InvalidOption("a job has an id and a queue")
-        for name in (job.id, job.queue, job.task, job.key):
-            if len(name) * 4 > MAX_NAME and len(name.encode()) > MAX_NAME:
-                raise InvalidOption(f"the name {name[:40]!r}… has more than {MAX_NAME} bytes")
-        for what, bound in _BOUNDS.items():
-            value = getattr(job, what)
-            if not 0 <= value <= bound:  # nor is NaN
-                raise InvalidOption(f"the {what} of a job must be 0 to {bound:.0f}, not {value}")
-        check_size(job.body, job.headers, job.tags)
-
-
-def _check_owner(owner: Owner) -> None:
-    """Refuse invalid names of an owner, its kind, its host and its queues."""
-    check_name("the id of an owner", owner.id)
-    for what, name in [("kind", owner.kind), ("name", owner.name), ("host", owner.host)]:
-        if name:
-            check_name(f"the {what} of an owner", name)
-    if len(owner.queues) > MAX_QUEUES:
-        raise InvalidOption(f"an owner has {MAX_QUEUES:,} queues at most, not {len(owner.queues)}")
-    for name in owner.queues:
-        check_name("a queue of an owner", name)
-
-
-def _check_seconds(what: str, seconds: float) -> None:
-    """Refuse durations that the clock of a store cannot hold."""
-    if not 0 <= seconds <= MAX_SECONDS:  # nor is NaN
-        raise InvalidOption(f"{what} must be 0 to {MAX_SECONDS:.0f} seconds, not {seconds}")
 
 
 def _refuse(error: TidemillError) -> Answer:

@@ -14,7 +14,7 @@ __all__ = ["LARGE", "Call"]
 T = TypeVar("T")
 
 LARGE = 256 * 1024
-"""A body of more bytes is parsed in a thread, so that the event loop serves others meanwhile."""
+"""A body of more bytes is parsed in a thread, so that the event loop serves other clients."""
 
 
 class Call:
@@ -29,10 +29,10 @@ class Call:
         self.headers: dict[str, str] | None = None
         self.has_turn = False
 
-    # -- large bodies: one at a time, since a body may become many times its size -----------------
+    # -- large bodies: one at a time, since a decoded body may be many times larger ---------------
 
     async def compute(self, function: Callable[[], T], size: int) -> T:
-        """Call a function that handles so many bytes; in a thread when they are many."""
+        """Call a function that handles ``size`` bytes; in a thread when they are many."""
         if size <= LARGE and not self.has_turn:
             return function()
         await self._take_turn()
@@ -44,7 +44,7 @@ class Call:
     async def decode_large(
         self, decode: Callable[[bytes], Any], data: bytes, *, keep_turn: bool
     ) -> Any:
-        """Decode a large body in a thread. With ``keep_turn`` keep the turn until its end."""
+        """Decode a large body in a thread. With ``keep_turn`` keep the turn for :meth:`compute`."""
         await self._take_turn()
         try:
             return await self.backend.run(decode, data)

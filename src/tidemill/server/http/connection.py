@@ -1,18 +1,18 @@
-"""Connections of HTTP clients, with bounds of their number, their slowness and their memory.
+"""Connections of HTTP clients, with bounds of their number, their memory and their delays.
 
-uvicorn parses all bytes that arrive, so a client could have thousands of requests parsed before a
-handler sees the first. Here a connection feeds the parser one request at a time: the whole head,
+uvicorn parses all bytes that arrive. So a client could have thousands of requests parsed before a
+handler gets the first. Here a connection feeds the parser one request at a time: the whole head,
 then the body. Later requests stay unparsed until the answer before them has been sent.
 
-The connection reads nothing while a request is served. A long poll is the exception: a connection
-that does not read does not notice that its client has left. Bytes that arrive then are kept, up to
-a bound.
+The connection reads nothing while a request is served. A long poll is the exception: only a
+connection that reads notices that its client has left. Bytes that arrive during a long poll are
+kept, up to a bound.
 
 A sweep once a second closes connections that are late. A timer for each step of each request would
 cost more than the request.
 
-A client that gets its answer while it still sends, such as a 413, may send a little longer (RFC
-9112, 9.6). Closing a connection with unread bytes resets it, and the answer may be lost.
+A client may get its answer, such as a 413, while it still sends. It may then send a little longer
+(RFC 9112, 9.6). Closing a connection with unread bytes resets it, and the answer may be lost.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAX_UNPARSED = 64 * 1024
 """Approximate bytes of later requests that are kept while a request is served."""
 
 CHUNKED_SLICE = 1024
-"""Bytes of a chunked body that are parsed at a time, since later requests may hide in them."""
+"""Bytes of a chunked body that are parsed at a time, since later requests may follow in them."""
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?<=\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 _HIDDEN = b"x-offer"
-"""Replaces the header name Upgrade: the parser would drop the body of such a request."""
+"""Replaces the header name Upgrade: the parser would drop the body of a request with Upgrade."""
 
 MAX_DRAINED, DRAIN_TIME = 64 << 20, 5.0
 """Bytes and approximate seconds that a client may still send after its answer."""
@@ -103,14 +103,14 @@ class BufferedTransport:
         self._parts.append(data)
 
     def close(self) -> None:
-        """Send the buffer and close. A client that still sends gets a moment, but only once."""
+        """Send the buffer and close. A client that still sends a body gets a moment, once."""
         answers = bool(self._parts) and not self.is_closing()
         self.flush()
         self._over = True
         if not (answers and self._may_drain()):
             self._transport.close()
             return
-        if self._transport.can_write_eof():  # not with TLS
+        if self._transport.can_write_eof():  # False for TLS
             self._transport.write_eof()
         self._transport.resume_reading()
 
@@ -122,28 +122,28 @@ class BufferedTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Each ``…_since`` is the time since which it waits for its client, or 0."""
+    """One connection. Each ``…_since`` is the start of a wait for the client; 0 without a wait."""
 
     most = 10_000
     unparsed_bytes: ClassVar[UnparsedBytes] = UnparsedBytes()
-    counted_bytes = 0  # bytes of what is behind, as ``unparsed_bytes`` has them
-    waiting: ClassVar[set[Connection]] = set()  # at least all connections that wait
+    counted_bytes = 0  # bytes of ``unparsed_data`` that ``unparsed_bytes`` counts
+    waiting: ClassVar[set[Connection]] = set()  # has all connections that wait for a client
     head_since = 0.0
     body_since = 0.0
     blocked_since = 0.0
-    drain_since = 0.0  # that it has been answered, and heard out
+    drain_since = 0.0  # the answer is sent; the rest of the request is read and dropped
     drained = 0
     body_left = 0  # bytes of the body to come; -1 for a chunked body
     lost = False
     when_lost: Callable[[], None] | None = None
 
-    # asyncio gives a protocol of streams this kind of transport.
+    # asyncio passes this kind of transport to a stream protocol.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.answers = BufferedTransport(transport, self.loop, self._may_drain)
         buffered: Any = self.answers
         super().connection_made(buffered)
         self.unparsed_data = bytearray()  # received and not parsed
-        self.searched = 0  # bytes of them in which no head ends
+        self.searched = 0  # bytes at the start of ``unparsed_data`` in which no head ends
         self.head_since = time.monotonic()
         self.waiting.add(self)
         if len(self.connections) > self.most:
@@ -302,11 +302,11 @@ class Connection(HttpToolsProtocol):
             if self.drain_since < now - min(body, DRAIN_TIME):
                 self.transport.close()
         elif 0 < self.head_since < now - head or 0 < self.body_since < now - body:
-            self.body_since = 0.0  # the client sends nothing, so there is nothing to drain
+            self.body_since = 0.0  # the client sends nothing, so nothing has to be drained
             self._refuse(None if self.cycle and self.cycle.response_started else _TOO_SLOW)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not a request. uvicorn calls this in its handler of the error."""
+        """Refuse bytes that are not a request. uvicorn calls this while it handles the error."""
         error, begun = sys.exception(), self.cycle
         if begun is not None and begun.response_started and not begun.response_complete:
             self._refuse(None)  # a problem would be read as a part of the answer under way

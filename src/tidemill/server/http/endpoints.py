@@ -1,7 +1,7 @@
 """Endpoints: how a part of the JSON API is declared, found by its path, and read.
 
 An :class:`Endpoint` names a method, a path and a function. The annotations of the function declare
-its parameters and its result, and the OpenAPI description (:mod:`.openapi`) is made of them:
+its parameters and its result. The OpenAPI description (:mod:`.openapi`) is made from them:
 
     a name in braces in the path   text, one segment of the path (``%2F`` is not a separator)
     ``query``                      a struct, one field for each query parameter
@@ -49,8 +49,8 @@ class Endpoint:
         handler: the function; its docstring describes the endpoint, first in one line.
         role: the role that a client needs.
         status: the status of a successful answer; ``also`` lists further statuses.
-        decode_large: decodes a large body, whose turn lasts until :meth:`Call.compute` has made
-            the jobs of it.
+        decode_large: decodes a large body. The body keeps its turn until :meth:`Call.compute` has
+            handled it.
         checks_queues: the handler itself checks which queues a token may use.
     """
 
@@ -89,7 +89,7 @@ class Endpoint:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether a request without a body is valid; a request that creates or changes is not."""
+        """Whether a request may have no body; never when it creates or changes something."""
         if self.status == 201 or self.method == "PATCH":
             return False
         return not any(field.required for field in msgspec.structs.fields(self.body or Raw))
@@ -155,7 +155,7 @@ class Endpoint:
             ) from None
         fields: dict[str, Any] = {}
         for name, value in pairs:
-            if name in self._no_texts and value.lower() == "null":  # msgspec would read it as None
+            if name in self._no_texts and value.lower() == "null":  # msgspec would read None
                 raise Problem("invalid-request", f"{name}: must not be null; leave it out")
             if name in self._lists:
                 fields.setdefault(name, []).append(value)
@@ -170,14 +170,14 @@ class Endpoint:
 
 
 def _refuse_query(exchange: Exchange) -> None:
-    """Refuse the query of a call that takes none."""
+    """Refuse the query of a call that takes no query."""
     if text := exchange.scope.get("query_string"):
         name = text.decode("latin-1").partition("=")[0]
         raise Problem("invalid-request", _UNKNOWN.format(name, "query"))
 
 
 def _refuse_fields(data: bytes) -> None:
-    """Refuse the body of a call that takes none, unless it is an empty object."""
+    """Refuse the body of a call that takes no body, unless the body is an empty object."""
     if not data:
         return
     try:
@@ -255,7 +255,7 @@ class Endpoints:
         """Check that the client may call an endpoint with these values in its path.
 
         Raises:
-            Problem: it may not.
+            Problem: the client may not call the endpoint.
         """
         require(exchange.scope, endpoint.role, whole=False)
         if allowed_queues(exchange):

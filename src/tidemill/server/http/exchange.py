@@ -25,6 +25,7 @@ _HEADERS = frozenset(
     {
         *(b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"),
         *(b"content-encoding", b"content-length", b"content-type", b"transfer-encoding"),
+        *(b"accept", b"cookie"),
     }
 )
 
@@ -44,17 +45,19 @@ class ClientConnection(Protocol):
 
 
 class ClientGone(Exception):
-    """The client went away before it had sent its whole request; no answer is possible."""
+    """The client went away before its answer; no answer is possible."""
 
 
 class Exchange:
     """One request and its answer, within the bounds of the settings.
 
-    ``name``, ``role`` and ``token`` are those of the client, once it is authenticated.
+    ``name``, ``role`` and ``token`` describe the client, once it is authenticated; ``known`` is
+    True from then on.
     """
 
     __slots__ = (
         *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
+        "known",
         *("_headers", "_receive", "_send", "_size", "started"),
     )
 
@@ -71,6 +74,7 @@ class Exchange:
         self.name = ""
         self.role = Role.ADMIN
         self.token: Token | None = None
+        self.known = False
         self._size = 0
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
@@ -84,6 +88,11 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """A header of the request; empty when the request does not have it."""
         return self._headers.get(name, b"").decode("latin-1")
+
+    @property
+    def accept(self) -> bytes:
+        """The kinds of answers that the client wants."""
+        return self._headers.get(b"accept", b"")
 
     @property
     def address(self) -> str:
@@ -143,7 +152,7 @@ class Exchange:
         try:
             self.share.take(size)
         except Problem as problem:
-            problem.headers["connection"] = "close"  # else the rest of the body had to be read
+            problem.headers["connection"] = "close"  # so the server need not read the rest
             raise
 
     async def body(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Lists of jobs with a bound in bytes, besides the bound of their number.
+"""Lists of jobs, which have a bound of their bytes besides the bound of their number.
 
 A job may have 1 MiB, so a list of 1,000 jobs could take a gigabyte. The server asks the broker for
 some jobs at a time. A list of large jobs ends early, and its cursor continues it.
@@ -30,7 +30,7 @@ def find_some(
         fit = _how_many_fit(page.records, left)
         if fit < len(page.records):
             if fit or not records:
-                page = find(what, max(fit, 1), cursor)  # for its cursor
+                page = find(what, max(fit, 1), cursor)  # read fewer jobs, to get the right cursor
                 records, cursor = records + page.records, page.cursor
             return Page(records, cursor)
         records += page.records
@@ -53,4 +53,4 @@ def size_of_record(record: Record) -> int:
     envelope = record.envelope
     texts = [*envelope.headers, *envelope.headers.values(), *envelope.tags]
     texts += [attempt.traceback for attempt in record.attempts]
-    return len(envelope.body) + len(record.result) + sum(map(len, texts))
+    return len(envelope.body) + len(record.raw_result) + sum(map(len, texts))

@@ -1,8 +1,8 @@
 """Waits for jobs to end: thousands of callers, and at most 64 threads.
 
-A shard watches the jobs of many callers in one thread. The hint of a store that a job has ended
-carries a checksum of the job's id, one of 64. The shards divide the ids by the same checksum, so
-the end of a job wakes one shard.
+A shard watches the jobs of many callers in one thread. The store's hint that a job has ended
+carries a checksum of the job's id, with 64 possible values. The same checksum assigns each job to a
+shard, so the end of a job wakes one shard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARDS = 64
 
 
 class _Wait:
-    """The wait of one caller, until so many of its jobs have ended."""
+    """The wait of one caller, until ``left`` more of its jobs have ended."""
 
     __slots__ = ("future", "left")
 
@@ -118,7 +118,7 @@ class JobEndWaits:
         return self._ends is not None
 
     async def until_ended(self, ids: Sequence[str], timeout: float, *, first: bool = False) -> None:
-        """Wait until all jobs have ended, or with ``first`` one job, or the time is over.
+        """Wait until all jobs have ended, with ``first`` until one job has; at most ``timeout``.
 
         Raises:
             BrokerUnavailable: the store cannot be reached.

@@ -40,7 +40,7 @@ class _Poll:
 
 
 class LongPolls:
-    """The long polls of a server. After ``end`` each is answered as if its time were over."""
+    """The long polls of a server. After ``end`` each poll is answered as if its time were over."""
 
     def __init__(self) -> None:
         self._open: set[_Poll] = set()
@@ -50,7 +50,7 @@ class LongPolls:
         """The result of the work; ``late`` when the server ends first.
 
         Raises:
-            Gone: the client went away; the work was cancelled.
+            ClientGone: the client went away; the work was cancelled.
         """
         task, connection = asyncio.current_task(), exchange.connection
         if connection.lost or self._ended or task is None:
@@ -64,7 +64,7 @@ class LongPolls:
         try:
             result = await work
         except asyncio.CancelledError:
-            if not poll.interrupted or task.uncancel() > 0:  # the request itself is cancelled
+            if not poll.interrupted or task.uncancel() > 0:  # the whole request is cancelled
                 raise
             if poll.gone:
                 raise ClientGone from None
@@ -72,7 +72,7 @@ class LongPolls:
         finally:
             self._open.discard(poll)
             connection.watch(None)
-        if poll.interrupted:  # a moment too late: the work is done
+        if poll.interrupted:  # the interrupt came too late: the work is done
             task.uncancel()
         return result
 

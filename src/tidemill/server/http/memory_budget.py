@@ -23,7 +23,7 @@ class MemoryBudget:
         self.held = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether so many more bytes may be used."""
+        """Whether ``size`` more bytes may be used."""
         return self.held + size <= self.most
 
 
@@ -37,19 +37,19 @@ class MemoryShare:
         self._size = 0
 
     def take(self, size: int) -> None:
-        """Use so many more bytes.
+        """Use ``size`` more bytes.
 
         Raises:
-            Problem: the server has no memory left for it.
+            Problem: the budget has no room for these bytes.
         """
         self.check(size)
         self.add(size)
 
     def check(self, size: int) -> None:
-        """Refuse so many more bytes if the budget has no room for them.
+        """Check that the budget has room for ``size`` more bytes.
 
         Raises:
-            Problem: the server has no memory left for it.
+            Problem: the budget has no room for these bytes.
         """
         if not self._budget.has_room(size):
             raise Problem(
@@ -61,12 +61,12 @@ class MemoryShare:
             )
 
     def add(self, size: int) -> None:
-        """Use so many more bytes without a check: a finished call must be answered."""
+        """Use ``size`` more bytes without a check: a finished call must be answered."""
         self._size += size
         self._budget.held += size
 
     def at_least(self, size: int) -> None:
-        """Use at least so many bytes in total, without a check."""
+        """Use at least ``size`` bytes in total, without a check."""
         self.add(max(0, size - self._size))
 
     def free(self) -> None:

@@ -14,14 +14,14 @@ from tidemill.server.http.endpoints import Endpoint, Raw
 from tidemill.server.http.problems import KINDS, PREFIX, ProblemBody
 from tidemill.server.http.schemas.descriptions import MEANINGS
 from tidemill.server.http.schemas.rules import RULES
-from tidemill.server.http.schemas.types import NAME
+from tidemill.server.http.schemas.types import BINDING, NAME, TOPIC
 
 __all__ = ["describe"]
 
 _REF = "#/components/schemas/{name}"
 
 _ALWAYS = (400, 401, 403, 429, 500, 501, 503)
-"""Statuses that any endpoint may answer, besides its own."""
+"""Statuses that every endpoint may answer, besides the statuses that the endpoint declares."""
 
 
 _DONE = {200: "Done", 201: "Created", 202: "The job has not ended yet", 204: "Done"}
@@ -125,7 +125,8 @@ def _operation(
 def _in_path(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "minLength": 1}
     if name != "receipt":
-        schema |= {"maxLength": 200, "format": "name", "pattern": NAME}
+        pattern = {"topic": TOPIC, "pattern": BINDING}.get(name, NAME)
+        schema |= {"maxLength": 200, "format": "name", "pattern": pattern}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -142,7 +143,7 @@ def _in_query(query: Any, components: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _given(part: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a query parameter: a query cannot contain null."""
+    """The schema of a query parameter, without null: a query cannot contain null."""
     kinds = [kind for kind in part.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) == 1:
         return dict(kinds[0])

@@ -1,11 +1,11 @@
-"""Parked waits: remote owners that sleep, while the event loop waits for what wakes them.
+"""Parked waits: remote owners sleep while the event loop waits for their wake-ups.
 
 A few threads take the steps of a wait, which may block
 (:mod:`tidemill.brokers.contract.parked_waits`).
 
-A sleeping owner sends a request that is answered when something may have happened, or when its
-time is over. The owner keeps asking while it works, so a hint between two of its sleeps answers the
-request at once. A hint whose answer nobody took is kept until the owner's next exchange.
+A sleeping owner sends a request. The server answers when something may have happened, or when the
+time is over. The request stays open while the owner works, so a hint between two of its sleeps
+answers it at once. A hint whose answer nobody received is kept until the owner's next exchange.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_SLEEPERS = 2000
 """Owners that sleep at a time; further owners poll every second."""
 
 THREADS = 16
-"""Waits that take a step at a time."""
+"""Waits whose steps may run at the same time."""
 
 _PAUSE = 0.2
-"""Seconds before an owner is answered that must not ask in a busy loop."""
+"""Seconds before an early answer, so that the owner does not ask in a busy loop."""
 
 
 class _Sleeper:
@@ -83,7 +83,7 @@ class ParkedWaits:
         sleeper = self._sleepers.setdefault(owner_id, _Sleeper())
         sleeper.requests += 1
         number = sleeper.requests
-        while sleeper.wait is not None:  # an earlier request; its client has left or asks again
+        while sleeper.wait is not None:  # an earlier request, whose client has left or asks again
             self._broker.wake(owner_id)
             await asyncio.wait([sleeper.wait])
         if sleeper.requests != number:
@@ -130,7 +130,7 @@ class ParkedWaits:
                 await self._descriptor_waits.wait(until)
                 until = await loop.run_in_executor(self._threads, _next_step, parked, until)
         except BaseException:
-            with contextlib.suppress(ValueError):  # a thread takes a step of the wait
+            with contextlib.suppress(ValueError):  # a thread runs a step of the wait
                 parked.close()
             raise
 

@@ -1,11 +1,11 @@
-"""The role that a broker call needs, where it depends on the arguments (:mod:`.broker_rpc`).
+"""The role that a broker call needs, if the role depends on the arguments (:mod:`.broker_rpc`).
 
-A worker has an operator's token. It declares limits and schedules with the same calls with which an
-admin changes them by hand. This module tells the two apart where that is possible; docs/brokers.md
-lists the cases where it is not.
+A worker has an operator's token. The worker declares limits and schedules. An admin changes them by
+hand, with the same calls. This module tells declarations from changes by hand where it can.
+``docs/brokers.md`` lists the cases in which it cannot.
 
-A shared owner of a server holds the jobs of clients with any token, so only an admin may act for
-it.
+A shared owner of a server holds jobs of many clients, with different tokens. So only an admin may
+act for a shared owner.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.brokers.contract.rpc import CALLS, Role
-from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.contract.store import Store
+from tidemill.client.limit_hold import HOLDS
 from tidemill.core.errors import CodecError
 from tidemill.schedules.record import decode
 from tidemill.server.http.receipts import is_server_owner
@@ -34,6 +35,8 @@ def needed(broker: Store, name: str, arguments: dict[str, Any]) -> str:
         by_hand = is_server_owner(owner_id) or any(
             owner.id == owner_id and not owner.lease for owner in broker.owners()
         )
+    elif name in ("purge", "purge_kept", "forget_queue"):
+        by_hand = not arguments["queue"].startswith(HOLDS)  # clients delete queues of ended holds
     elif name == "attach":
         by_hand = is_server_owner(arguments["owner"].id)
     elif name == "exchange":
@@ -44,7 +47,9 @@ def needed(broker: Store, name: str, arguments: dict[str, Any]) -> str:
 
 
 def _is_by_hand(broker: Store, change: Change) -> bool:
-    """Whether a change adds a schedule that no code declares, or removes one that still fires."""
+    """Whether a change adds a schedule that no code declares, or removes a schedule that fires."""
+    if change.name.startswith(DECLARATION):
+        return False  # a worker declares its tasks
     try:
         if not change.gone:
             return not change.expect and not decode(change.body).code
@@ -54,7 +59,8 @@ def _is_by_hand(broker: Store, change: Change) -> bool:
         if record is None or record.version != change.expect:
             return False  # nothing is changed
         was = decode(record.body)
-        # A worker removes schedules that no code declares any more. A resumed schedule may end.
+        # A worker removes schedules that no code declares any more. An operator may resume a paused
+        # schedule, which may then end.
         return not (was.paused if change.body else was.undeclared)
     except CodecError:
         return True

@@ -2,14 +2,15 @@
 
 A process keeps one request open for all its consumers (``present``). When the process dies, its
 kernel closes the connection. If the process does not send the request again within ``GRACE``, the
-server gives up its consumers. Each message that they hold gets a failed attempt, as on the machine
+server releases its consumers. Each message that they hold gets a failed attempt, as on the machine
 of the store.
 
-A request that was answered, since its time was over, says nothing of a death. Its process may be
-stopped, or hold its interpreter lock. So it has ``LAPSE`` to ask again.
+A request whose time is over gets an answer. A process that does not send the request again may be
+dead. The process may also be stopped, or hold its interpreter lock. So it gets the longer time
+``LAPSE``.
 
-A load balancer in front of several servers should send a client to the same server each time,
-since a server does not know the requests of another server.
+A load balancer in front of several servers should send a client to the same server each time. A
+server does not know the requests of another server.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Presence:
     async def wait(
         self, owner_ids: Sequence[str], timeout: float, gone: Callable[[], Awaitable[None]]
     ) -> bool:
-        """Keep the consumers present until the client leaves; False: send the request again."""
+        """Keep the consumers present until the client leaves or the time is over.
+
+        Returns False: the client sends the request again.
+        """
         for owner_id in owner_ids:
             self._asked[owner_id] += 1
             if timer := self._absent.pop(owner_id, None):
@@ -65,7 +69,7 @@ class Presence:
         return False
 
     def close(self) -> None:
-        """Give up no more consumers: they will send their request to the next server."""
+        """Release no more consumers: their processes will send the request to another server."""
         for timer in self._absent.values():
             timer.cancel()
         self._absent.clear()
@@ -89,10 +93,10 @@ class Presence:
 
     async def _release(self, owner_id: str) -> None:
         if owner_id in self._asked:
-            return  # its process has asked again
+            return  # the consumer's process has sent the request again
         try:
             count = await asyncio.to_thread(self._release_consumer, owner_id)
-        except TidemillError as error:  # its ttr, or its silence, gives it up later
+        except TidemillError as error:  # the leases end later, by their ttr or the owner's silence
             log.warning("consumer %s has gone and cannot be given up: %s", owner_id, error)
             return
         if count:
@@ -101,7 +105,7 @@ class Presence:
             )
 
     def _release_consumer(self, owner_id: str) -> int:
-        """Give up a consumer of another machine; return the number of messages it held."""
+        """Detach a consumer of another machine; return the number of messages that it held."""
         for owner in self._broker.owners():
             if owner.id == owner_id and owner.kind == "consumer" and owner.lease:
                 return self._broker.release(owner_id, None)

@@ -1,8 +1,8 @@
 """Problems: errors in the form that clients see (``application/problem+json``, RFC 9457).
 
-The type of an exception decides the kind of the problem, and its message becomes the detail, which
-names the field and the remedy. An unexpected exception becomes a 500 without its text; the log has
-the exception under the id of the request.
+The type of an exception decides the kind of the problem. Its message becomes the detail, and names
+the field and the remedy. An unexpected exception becomes a 500 without its text; the log has the
+exception under the id of the request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from tidemill.core.errors import (
     ScheduleOver,
     StoreFull,
     StoreMoved,
+    TaskNotFound,
     TidemillError,
+    Unroutable,
 )
 from tidemill.server.http.validation_errors import validation_message
 
@@ -120,10 +122,12 @@ def not_allowed(methods: Collection[str]) -> Problem:
     )
 
 
-_OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first that fits
+_OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first fitting type counts
     (JobPruned, "gone"),
     (JobNotFound, "not-found"),
     (ScheduleNotFound, "not-found"),
+    (TaskNotFound, "not-found"),
+    (Unroutable, "not-found"),
     (ScheduleExists, "conflict"),
     (ScheduleOver, "conflict"),
     (DuplicateJob, "conflict"),

@@ -15,7 +15,7 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.problems import Problem
 
-__all__ = ["allowed_queues", "check_path", "check_put", "check_queues"]
+__all__ = ["allowed_queues", "check_path", "check_put", "check_queues", "check_whole_store"]
 
 
 def allowed_queues(exchange: Exchange) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
     """Check that the token is for these queues.
 
     Raises:
-        Problem: it is not for one of them.
+        Problem: the token is not for one of the queues.
     """
     known = allowed_queues(exchange)
     for queue in queues if known else ():
@@ -41,7 +41,7 @@ def check_put(exchange: Exchange, envelopes: Iterable[Envelope]) -> None:
     A key is unique in all queues, so a job of another queue may have it.
 
     Raises:
-        Problem: the token may not put one of them.
+        Problem: the token may not put one of the jobs.
     """
     if not allowed_queues(exchange):
         return
@@ -49,6 +49,16 @@ def check_put(exchange: Exchange, envelopes: Iterable[Envelope]) -> None:
         check_queues(exchange, [envelope.queue])
         if envelope.key:
             raise _refused(exchange, "not put jobs with a key, since a key is unique in all queues")
+
+
+def check_whole_store(exchange: Exchange) -> None:
+    """Check that the token is for all queues.
+
+    Raises:
+        Problem: the token is for some queues.
+    """
+    if allowed_queues(exchange):
+        raise _refused(exchange, "not a call that concerns the whole store")
 
 
 async def check_path(

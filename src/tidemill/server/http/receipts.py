@@ -3,8 +3,8 @@
 A receipt names the owner that holds the lease, and the token of the lease. The owner is a shared
 owner of the server that delivered the job. Another server, and the same server after a restart, can
 settle the job, too. Owners of other kinds, such as workers, have ids of another form: no forged
-receipt can settle their jobs. The receipt of a task also names the job, whose record has its
-timeout and a request to cancel.
+receipt can settle their jobs. The receipt of a task also names the job: the server reads the job's
+timeout and its request to cancel from the store.
 
     desk-OWNER.TOKEN            a message
     desk-OWNER.TOKEN-once       a message with ttr 0
@@ -45,12 +45,12 @@ def new_owner_id() -> str:
 
 
 def is_server_owner(owner_id: str) -> bool:
-    """Whether an id is that of a shared owner of a server."""
+    """Whether an id belongs to a shared owner of a server."""
     return owner_id.startswith(_MARK)
 
 
 def receipt_of(owner: str, token: int, job_id: str = "", *, once: bool = False) -> str:
-    """The receipt of a lease. ``once``: of a message with ttr 0, which is acknowledged already."""
+    """The receipt of a lease. ``once``: its message had ttr 0 and is acknowledged already."""
     if job_id:
         job_id = "." + base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
     return f"{owner}.{token:x}{job_id}{_ONCE if once else ''}"

@@ -1,6 +1,7 @@
-"""Remote owners: give up those that are silent for their lease.
+"""Remote owners: the store counts an owner as dead when it is silent for its lease.
 
-The silence of an owner is counted in the process that hears the owner, which is this server.
+The process that receives the owner's calls must measure the silence, and this process is the
+server.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.server.http.access import Access
+from tidemill.server.http.access import Access, Client
 from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.answers import send_answer
 from tidemill.server.http.call import Call
+from tidemill.server.http.dashboard_mount import DashboardMount
 from tidemill.server.http.endpoints import Endpoints
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.memory_budget import MemoryBudget
@@ -38,7 +39,7 @@ PUBLIC = frozenset({"/", "/health", "/ready", "/v1/docs", "/v1/openapi.json"})
 
 
 class RequestPipeline:
-    """The ASGI application of a server. ``other`` serves the paths that are no endpoints."""
+    """The ASGI application of a server. ``other`` serves all paths without an endpoint."""
 
     def __init__(
         self,
@@ -46,11 +47,15 @@ class RequestPipeline:
         other: ASGIApp,
         settings: Settings,
         access_log: AccessLog | None = None,
+        access: Access | None = None,
+        dashboard: DashboardMount | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._other = other
         self._settings = settings
-        self._access = Access(settings)
+        self._public = PUBLIC | ({"/metrics"} if settings.public_metrics else set())
+        self._access = access or Access(settings)
+        self._dashboard = dashboard
         self._budget = MemoryBudget(settings.max_memory)
         self._log = access_log
         self._with_token: set[Exchange] = set()  # exchanges under way whose client has a token
@@ -77,7 +82,11 @@ class RequestPipeline:
 
     async def _handle(self, exchange: Exchange) -> None:
         """The steps of a request, up to its answer."""
-        self._let_in(exchange)
+        is_page = self._dashboard is not None and self._dashboard.serves(exchange)
+        self._let_in(exchange, is_page)
+        if self._dashboard is not None and is_page:
+            await self._dashboard(exchange, exchange.receive, exchange.send)
+            return
         endpoint, values = self._endpoints.route(exchange.scope)
         if endpoint is None:
             await self._other(exchange.scope, exchange.receive, exchange.send)
@@ -91,13 +100,18 @@ class RequestPipeline:
             call.end_turn()
         await send_answer(call, result)
 
-    def _let_in(self, exchange: Exchange) -> None:
+    def _let_in(self, exchange: Exchange, is_page: bool) -> None:
         """Admit, authenticate and limit. A request that is refused counts for the rate, too."""
         try:
             self._admit(exchange)
-            if exchange.scope["path"] in PUBLIC:
+            if is_page and self._dashboard is not None:
+                client = self._dashboard.identify(exchange)
+                if client is not None:
+                    self._note_client(exchange, client)
+            elif exchange.scope["path"] in self._public:
                 return
-            self._authenticate(exchange)
+            else:
+                self._authenticate(exchange)
         except Problem:
             self._limit(exchange)
             raise
@@ -115,6 +129,10 @@ class RequestPipeline:
 
     def _authenticate(self, exchange: Exchange) -> None:
         client = self._access.identify(exchange.header(b"authorization"))
+        self._note_client(exchange, client)
+
+    def _note_client(self, exchange: Exchange, client: Client) -> None:
+        exchange.known = True
         exchange.name, exchange.role, exchange.token = client
         if client.token is not None:
             self._with_token.add(exchange)

@@ -25,7 +25,7 @@ class SettledReceipts:
         self._outcomes: OrderedDict[Receipt, Outcome] = OrderedDict()
 
     def add(self, receipt: Receipt, outcome: int) -> None:
-        """Note the outcome with which a receipt settled its job."""
+        """Record the outcome with which a receipt settled its job."""
         self._outcomes[receipt] = Outcome(outcome)
         if len(self._outcomes) > KEPT:
             self._outcomes.popitem(last=False)

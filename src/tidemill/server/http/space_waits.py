@@ -17,13 +17,13 @@ THREADS = 32
 """Queues that are watched at a time."""
 
 LONG_LOOK, SHORT_LOOK = 1.0, 0.1
-"""Seconds of one look: while each queue has a thread, and while the queues take turns."""
+"""Seconds of one look at a queue: while each queue has a thread, and while queues take turns."""
 
 FIRST_BATCH = 8
-"""Callers that are woken when a queue gets room; twice as many while it still has room."""
+"""Callers woken when a queue gets room; the number doubles while the queue still has room."""
 
 PAUSE = 0.02
-"""Seconds in which the woken callers put their jobs, before others are woken."""
+"""Seconds in which the woken callers put their jobs, before other callers are woken."""
 
 
 class _QueueWaits:
@@ -34,7 +34,7 @@ class _QueueWaits:
         self.watching: asyncio.Task[None] | None = None
 
     def wake(self, count: int) -> None:
-        """Wake so many callers: the queue has room."""
+        """Wake ``count`` callers: the queue has room."""
         for future in list(itertools.islice(self.waiting, count)):
             del self.waiting[future]
             if not future.done():

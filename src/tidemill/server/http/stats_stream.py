@@ -71,7 +71,7 @@ class StatsStream:
 
     @contextlib.contextmanager
     def _is_taking(self, snapshot: bytes) -> Iterator[None]:
-        """Note that the current task sends a snapshot to its listener."""
+        """Record that the current task sends a snapshot to its listener."""
         task = asyncio.current_task()
         assert task is not None
         tasks = self._taking.setdefault(snapshot, set())
@@ -84,7 +84,7 @@ class StatsStream:
                 self._taking.pop(snapshot, None)
 
     def _cut_off(self) -> None:
-        """End the listeners that keep the oldest snapshots, when these have too many bytes."""
+        """End the listeners of the oldest snapshots, when the old snapshots have too many bytes."""
         old = [snapshot for snapshot in self._taking if snapshot != self._latest]
         size = sum(map(len, old))
         for snapshot in old:

@@ -1,8 +1,9 @@
 """Shared owners of workers that speak HTTP: one for each set of tasks that workers know.
 
-All clients of such an owner know the same tasks, so each of them may get any task that it leases.
-A task of another name is set aside in the store for a worker that knows it. A shared owner is
-closed when it has had no clients for a while; its clients keep the jobs that they hold.
+All clients of such an owner know the same tasks, so each client may get any task that the owner
+leases. A task of another name waits in the store until a worker that knows this task attaches. A
+shared owner is closed when it had no requests for a while. Its clients keep the jobs that they
+hold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Entry:
 
 
 class TaskOwners:
-    """The shared owners of a server by their tasks. ``make`` makes one, which is not open yet."""
+    """The shared owners of a server by their tasks. ``make`` makes an owner without opening it."""
 
     def __init__(self, make: Callable[[Sequence[str]], SharedOwner]) -> None:
         self._make = make

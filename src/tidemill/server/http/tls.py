@@ -22,7 +22,7 @@ __all__ = ["TlsListener", "tls_context"]
 log = logging.getLogger("tidemill.server")
 
 NO_DESCRIPTORS = 1.0
-"""Seconds until connections are accepted again, when this process has no descriptors left."""
+"""Seconds until connections are accepted again, after an error such as no free descriptors."""
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -30,7 +30,7 @@ _OF_ONE_CONNECTION = frozenset(
         *(errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
 )
-"""Errors of a single connection, from accept(2): the next connection is accepted at once."""
+"""Errors of accept(2) that concern a single connection. The next one is accepted at once."""
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -122,7 +122,7 @@ class TlsListener:
         handshake.add_done_callback(self._handshakes.discard)
 
     async def _agree(self, loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:
-        with contextlib.suppress(OSError, TimeoutError):  # the handshake failed
+        with contextlib.suppress(OSError, TimeoutError):  # the handshake has failed
             await loop.connect_accepted_socket(
                 self._protocol,
                 client,

@@ -1,18 +1,18 @@
-"""Messages about invalid input: the field, the values that it may have, and the value that came.
+"""Messages about invalid input: the field, its valid values, and the given value.
 
-A message of msgspec names its own types and no valid values. With the schema of the input, the
-message also lists the valid choices and suggests the names of fields.
+An error of msgspec names the types of msgspec and no valid values. With the schema of the input,
+the message here also lists the valid choices and suggests the names of fields.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from typing import Any
 
 from msgspec import inspect
 
+from tidemill.core.suggest import did_you_mean, hint
 from tidemill.server.http.schemas.types import NOT_BLANK
 
 __all__ = ["lone_surrogate", "validation_message"]
@@ -28,7 +28,7 @@ _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
 )
-"""An escape in JSON: both halves of a surrogate pair, one half, or any other."""
+"""An escape in JSON: both halves of a surrogate pair, one half, or any other escape."""
 
 
 def lone_surrogate(data: bytes) -> str:
@@ -73,16 +73,16 @@ def _helped(text: str, kinds: list[inspect.Type]) -> str:
     for kind in kinds:
         if isinstance(kind, inspect.LiteralType) and (wrong := _NO_CHOICE.match(text)):
             *most, last = map(str, kind.values)
-            return f"expected {', '.join(most)} or {last}, got {wrong[1][:80]}"
+            near = did_you_mean(wrong[1].strip("'"), [*most, last])
+            text = f"expected {', '.join(most)} or {last}, got {wrong[1][:80]}"
+            return f"{text}; {near}" if near else text
         if isinstance(kind, inspect.StructType) and (unknown := _NO_FIELD.match(text)):
             return _nearest(unknown[1], [field.encode_name for field in kind.fields])
     return text
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name[:80], known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"unknown field {name[:80]}; {hint}"
+    return f"unknown field {name[:80]}; {hint(name[:80], known)}"
 
 
 def _at(shape: Any, place: str) -> list[inspect.Type]:

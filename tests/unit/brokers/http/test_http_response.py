@@ -1,4 +1,4 @@
-"""Answers of HTTP are read as they come, however they are cut, and nothing else passes for one."""
+"""Answers of HTTP are read in whatever pieces they come, and other bytes are refused."""
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ import pytest
 from lmdb_desk import Gate, ids, in_threads, job, join
 
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb import put as puts
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.group_commit import Request
+from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.errors import (
@@ -44,9 +46,9 @@ def test_threads_that_put_one_after_the_other_share_each_commit(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None falls behind: who was answered is waited for; here for long, so no clock matters."""
-    gathering = broker._store.commits._gathering
-    monkeypatch.setattr(gathering, "_each", 1.0)
-    monkeypatch.setattr(gathering, "_most", 1.0)
+    delay = broker._store.commits._delay
+    monkeypatch.setattr(delay, "_each", 6.0)  # once it waits in vain: the limiter puts no more
+    monkeypatch.setattr(delay, "_most", 6.0)
     limiter = Gate(broker._store)
     before = broker._store.env.info()["last_txnid"]
 
@@ -71,7 +73,7 @@ class Leaving(collections.deque[Request]):
         return super().popleft()
 
 
-def test_who_takes_his_request_back_when_the_leader_turns_to_him_harms_nobody(
+def test_a_request_taken_back_just_before_its_turn_harms_no_other(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = broker._store.commits
@@ -90,7 +92,7 @@ def test_who_takes_his_request_back_when_the_leader_turns_to_him_harms_nobody(
     assert not commits.lead.locked()
 
 
-def test_who_goes_last_is_not_undone_by_those_who_came_for_the_same_commit(
+def test_the_last_request_of_a_commit_is_not_undone_by_the_others(
     broker: LmdbBroker,
 ) -> None:
     """What such a request does is told of before the commit."""
@@ -113,7 +115,7 @@ def test_who_goes_last_is_not_undone_by_those_who_came_for_the_same_commit(
     assert done[0] == 0
 
 
-def test_who_does_not_come_back_is_not_waited_for_again() -> None:
+def test_a_commit_does_not_wait_twice_for_absent_callers() -> None:
     waits = CommitDelay()
     pending = collections.deque([object()])
     waits.expect(10, 1)
@@ -156,7 +158,10 @@ def test_a_failing_request_hurts_only_itself(broker: LmdbBroker) -> None:
     assert broker.stats()[0].ready == 7
 
 
-def test_attaching_and_detaching_survive_a_replay(broker: LmdbBroker) -> None:
+def test_attaching_and_detaching_survive_a_replay(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Owners.detach, "__defaults__", (60.0,))  # a busy machine is slow
     # an owner's lock and place to sleep are no part of the transaction that is abandoned
     broker.put([job(id="taken")])
     for n in range(3):
@@ -209,21 +214,19 @@ def test_a_follower_that_is_interrupted_takes_its_request_back(broker: LmdbBroke
         def acquire(self, **_: object) -> bool:
             raise Interrupted
 
-    from tidemill.brokers.lmdb import group_commit as module
-
-    real = module.Request
+    real = group_commit.Request
 
     def interrupted_request(apply: Any, **options: Any) -> Any:
         request = real(apply, **options)
         request.turn = Turn()
         return request
 
-    module.Request = interrupted_request
+    group_commit.Request = interrupted_request
     try:
         with pytest.raises(Interrupted):
             broker.put([job(id="gone")])
     finally:
-        module.Request = real
+        group_commit.Request = real
     threads, _ = in_threads([lambda: broker.put([job(id="kept")])])
     limiter.release_when(1)
     join(threads)
@@ -251,8 +254,10 @@ def test_an_interrupted_leader_leaves_the_others_their_requests(broker: LmdbBrok
     assert broker.put([job()])  # the lead is free
 
 
-def test_many_threads_lose_nothing(broker: LmdbBroker) -> None:
+def test_many_threads_lose_nothing(broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     # case Q8, small
+    monkeypatch.setattr(group_commit, "BRISK", 60.0)  # a busy machine is slow
+
     def storm(n: int) -> int:
         owner = f"o{n}"
         broker.attach(Owner(id=owner, name=owner))

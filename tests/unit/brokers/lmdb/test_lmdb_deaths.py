@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import eventually
 from lmdb_desk import Process, Sleeper, job, until
 
 from tidemill import Tidemill
@@ -18,8 +19,8 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
+from tidemill.core.backoff import MESSAGE
 from tidemill.core.job import Envelope, Owner, State
-from tidemill.core.retry import MESSAGE
 from tidemill.core.scoreboard import Scoreboard
 
 IDLE_CONSUMERS = """
@@ -41,6 +42,9 @@ def test_opening_and_closing_gathers_nothing(url: str) -> None:
     def resources() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
+    def grown() -> list[int]:
+        return [n - m for n, m in zip(resources(), before, strict=True) if n > m]
+
     def use() -> None:
         with Tidemill(url) as mill:
             assert mill.queue("q").get(timeout=0) is None
@@ -51,7 +55,8 @@ def test_opening_and_closing_gathers_nothing(url: str) -> None:
         before = resources()
         for _ in range(50):
             use()
-        assert [n - m for n, m in zip(resources(), before, strict=True) if n > m] == []
+        # the writer threads of closed stores may still be ending
+        eventually(lambda: not grown(), "no more threads and descriptors than before")
         assert len(os.listdir(url.removeprefix("lmdb://") + "/owners")) == 12
 
 
@@ -66,7 +71,8 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         until(broker, "me", lambda: len(broker.owners()) == 14)
         broker.wait("me", 0)
         dying.kill()
-        assert until(broker, "me", lambda: broker.get("m").state is State.READY) < 1
+        took = until(broker, "me", lambda: broker.get("m").state is State.READY)
+        assert took < 10  # the disk may stall; nobody looks so often without a hint
         assert len(broker.owners()) == 13
 
 
@@ -82,13 +88,13 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         (1, [1, 2, 3, 4], range(2, 2 + WATCHED)),
     ],
 )
-def test_whom_an_owner_watches(mine: int, workers: list[int], watched: Any) -> None:
+def test_each_owner_is_watched_by_two_workers(mine: int, workers: list[int], watched: Any) -> None:
     # law 5: every owner is watched by two workers, if there are two
     owners = [(n, n in workers) for n in range(1, 41)]
     assert neighbours(mine, owners) == list(watched)
 
 
-def test_what_the_dead_left_behind_goes_with_a_tick(url: str, broker: LmdbBroker) -> None:
+def test_a_tick_removes_the_files_of_dead_owners(url: str, broker: LmdbBroker) -> None:
     # law 15: between any two steps a process may die
     broker.attach(Owner(id="me", name="m", board=os.path.join(broker.boards, "me")))
     folder = os.path.dirname(broker.boards)
@@ -132,7 +138,7 @@ def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: Lm
 
 @pytest.mark.parametrize("lease", [0.0, 30.0])
 @pytest.mark.parametrize("where", ["hold", "member"])
-def test_who_cannot_attach_leaves_nothing_open(
+def test_a_failed_attach_leaves_nothing_open(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, where: str, lease: float
 ) -> None:
     def full(*_: object) -> None:

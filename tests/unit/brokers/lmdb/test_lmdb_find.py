@@ -1,4 +1,4 @@
-"""Finding jobs in the LMDB store: what few jobs have is found without looking at all."""
+"""Finding jobs in the LMDB store: a rare value is found without a look at all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a large group in the LMDB store: none costs more for how many there are."""
+"""Jobs of a large group in the LMDB store: the cost of each does not grow with the group."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
     assert states(broker, names) == {State.SUCCEEDED}
 
 
-def test_what_is_purged_is_not_cancelled_for_what_was_purged_before_it(
+def test_a_purged_chain_is_not_cancelled_job_by_job(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_PURGE_MOST", 4)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import lmdb
 import pytest
-from disks import fill_disk
+from disks import fill_disk, kept_full
 from lmdb_desk import Process, job
 
+from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.environment import translated
@@ -51,6 +53,29 @@ def test_a_full_disk_takes_puts_again_once_jobs_are_finished(small_disk: Path) -
     broker.close()
 
 
+def test_pages_that_were_never_written_do_not_stop_work_on_a_full_disk(small_disk: Path) -> None:
+    # law 16
+    # given running jobs, and free pages of the data file that have no blocks on the disk
+    broker = open_broker(f"lmdb://{small_disk}/store")
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job() for _ in range(30)])
+    leases = broker.exchange(Step("o", want=Want(30))).leases
+    with broker._store.env.begin(write=True) as txn:
+        for n in range(20):
+            txn.put(b"%d" % n, b"x" * 5000)
+        for n in range(20):
+            txn.delete(b"%d" % n)
+    end = (broker._store.env.info()["last_pgno"] + 1) * 4096
+    assert sum(size for _, size in broker._store.environment.write_lock.holes(end)) > 50_000
+    # when the disk is full
+    with kept_full(small_disk):
+        # then each job can be settled
+        for lease in leases:
+            assert broker.exchange(Step("o", verdicts=[Verdict(lease.token, 0)])).settled == [True]
+    broker.close()
+
+
 def test_a_write_that_is_cut_short_on_a_full_disk_is_no_broken_disk(small_disk: Path) -> None:
     short = lmdb.DiskError("mdb_txn_commit: Input/output error")
     assert isinstance(translated(short, str(small_disk)), BrokerUnavailable)
@@ -78,3 +103,22 @@ def test_a_map_that_another_process_made_larger_is_adopted(tmp_path: Path) -> No
     assert broker.stats()[0].ready == 61
     assert broker.put([job()])
     broker.close()
+
+
+def test_a_purge_of_a_store_without_room_deletes_what_it_cannot_keep(small_disk: Path) -> None:
+    # law 16
+    with Tidemill(f"lmdb://{small_disk}/store") as mill:
+        orders = mill.queue("q")
+        with contextlib.suppress(StoreFull):
+            while True:
+                orders.put_many([b"x" * 500] * 100)
+        jobs = orders.size()
+        assert orders.purge() == jobs
+        assert orders.size() == 0
+        kept = sum(purge.jobs for purge in orders.purges())
+        assert len(list(mill.jobs())) == kept < jobs
+        # when there is room again, a purge keeps all
+        mill.broker._store.room.look_again()  # type: ignore[attr-defined]
+        orders.put_many([1, 2, 3])
+        assert orders.purge() == 3
+        assert orders.restore().jobs == 3

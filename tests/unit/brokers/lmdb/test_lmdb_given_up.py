@@ -1,4 +1,4 @@
-"""Owners elsewhere that were given up, or spoken for by another server, over one LMDB store."""
+"""Remote owners on an LMDB store that were given up, or that another server speaks for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_wait(broker: LmdbBroker, name: str) -> bool:
     return bool(broker._store.wakeups._map[slot * wakeup._SIZE + wakeup._WAITS])
 
 
-def test_who_was_given_up_leaves_nothing_behind(broker: LmdbBroker) -> None:
+def test_an_owner_that_was_given_up_leaves_nothing_behind(broker: LmdbBroker) -> None:
     """Neither a place to sleep nor a descriptor, or a server would have none left one day."""
     before = slots(broker)
     names = ["a", "b", "c"]
@@ -75,7 +75,7 @@ def test_who_was_given_up_leaves_nothing_behind(broker: LmdbBroker) -> None:
     broker.wait("a", 0.0)
 
 
-def test_who_sleeps_when_it_was_given_up_is_woken_first(broker: LmdbBroker) -> None:
+def test_a_sleeping_owner_is_woken_before_it_is_forgotten(broker: LmdbBroker) -> None:
     broker.attach(Owner(id="a", name="a", lease=3600.0))
     broker.exchange(Step("a", serial=1, want=Want(1)))
     other = open_broker(broker.url)

@@ -106,7 +106,7 @@ def test_a_real_sleeper_wakes_with_its_lease(broker: LmdbBroker) -> None:
     assert commits(broker) == before
 
 
-def test_who_is_marked_but_awake_gets_a_hint_alone(broker: LmdbBroker) -> None:
+def test_an_owner_that_is_marked_but_awake_only_gets_a_hint(broker: LmdbBroker) -> None:
     worker = Sleeper(broker)
     assert worker.take() == []
     broker.put([named("one")])
@@ -169,7 +169,9 @@ def test_the_modes(broker: LmdbBroker, mode: Mode) -> None:
 @pytest.mark.parametrize(
     "fields", [{"delay": 60.0}, {"queue": "paused"}, {"queue": "other"}, {"task": ""}], ids=str
 )
-def test_what_is_not_for_it_is_not_handed_over(broker: LmdbBroker, fields: dict[str, Any]) -> None:
+def test_a_job_that_an_owner_did_not_ask_for_is_not_handed_over(
+    broker: LmdbBroker, fields: dict[str, Any]
+) -> None:
     broker.put([named("before", queue="q"), named("gone", queue="paused")])
     broker.delete(["before", "gone"])
     broker.set_queue("paused", paused=True)
@@ -229,7 +231,7 @@ def test_messages_are_never_handed_over(broker: LmdbBroker, ttr: float) -> None:
     ],
     ids=str,
 )
-def test_who_wants_less_now_gives_back(
+def test_an_owner_that_wants_less_gives_back_handed_over_jobs(
     broker: LmdbBroker, want: Want | None, kept: list[str]
 ) -> None:
     """A reply never holds more than is wanted; the rest is as if it had never been leased."""
@@ -295,14 +297,16 @@ def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
 
 
 @pytest.mark.parametrize("how", ["of a flow", "with a successor"])
-def test_one_that_had_expired_when_another_is_handed_over(broker: LmdbBroker, how: str) -> None:
+def test_a_job_expires_while_another_job_is_handed_over(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     # given: a job that was given back and hinted to one who does not come; another sleeps on
     holder, slow, other = (Sleeper(broker, name) for name in ("holder", "slow", "other"))
     if how == "of a flow":
         behind = named("behind", queue="later", links=Links(waits="any"))
-        broker.put([behind, named("old", links=Links(next=("behind",)), expires=0.1)])
+        broker.put([behind, named("old", links=Links(next=("behind",)), expires=60)])
     else:
-        broker.put([named("old", key="k", expires=0.1)])
+        broker.put([named("old", key="k", expires=60)])
     [lease] = holder.exchange(want=Want(1))
     if how == "with a successor":
         broker.put([named("behind", key="k", on_conflict="replace", queue="later")])
@@ -311,7 +315,8 @@ def test_one_that_had_expired_when_another_is_handed_over(broker: LmdbBroker, ho
     laggard = Sleeper(broker, "later")
     laggard.sleep(queues=["later"])
     holder.exchange(verdicts=[Verdict(lease.token, Outcome.RELEASE)])
-    time.sleep(0.2)
+    micros = broker._time.micros
+    monkeypatch.setattr(broker._time, "micros", lambda: tuple(t + 61_000_000 for t in micros()))
     # when: a put comes upon it
     broker.put([named("new")])
     # then: what waited for it is ready, and whoever sleeps for that is hinted

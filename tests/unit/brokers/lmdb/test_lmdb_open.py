@@ -82,5 +82,5 @@ def test_wrong_urls_are_refused_with_a_sentence(url: str) -> None:
 
 def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidOption, match=r"file"):
+    with pytest.raises(BrokerUnavailable, match=r"file/store as a store: .*; name a folder"):
         open_broker(f"lmdb://{tmp_path}/file/store")

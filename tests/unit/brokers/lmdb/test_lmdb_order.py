@@ -215,7 +215,7 @@ def test_an_old_store_is_listed_rightly_before_and_after_its_index_is_made(
     assert listed(broker, limit=7) == by_number(broker) == walked(broker)
 
 
-def test_what_an_older_release_puts_beside_is_listed(broker: LmdbBroker) -> None:
+def test_jobs_that_an_older_release_puts_are_listed(broker: LmdbBroker) -> None:
     broker.put([Envelope(id=each) for each in IDS])
     put_as_before(broker, ["zz", "1", new_id()])
     broker.put([Envelope(id=each) for each in ("y", "2")])
@@ -229,7 +229,7 @@ def test_what_an_older_release_puts_beside_is_listed(broker: LmdbBroker) -> None
     assert walked(broker) == ["last"]
 
 
-def test_what_an_older_release_deleted_leaves_no_entries(
+def test_jobs_that_an_older_release_deleted_leave_no_entries(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.put([Envelope(id=each) for each in IDS])

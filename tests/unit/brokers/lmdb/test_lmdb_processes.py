@@ -17,10 +17,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.backoff import MESSAGE
 from tidemill.core.errors import TidemillError
 from tidemill.core.files import Folder
 from tidemill.core.job import Envelope, Owner, State, Verdict
-from tidemill.core.retry import MESSAGE
 from tidemill.core.scoreboard import Scoreboard
 
 
@@ -270,7 +270,7 @@ def test_a_killed_workers_jobs_are_accounted_by_its_board(
         assert (held.attempt, held.losses) == (0, 1)
 
 
-def test_what_was_accepted_survives_a_kill(url: str, broker: LmdbBroker) -> None:
+def test_accepted_jobs_survive_a_kill(url: str, broker: LmdbBroker) -> None:
     # case Q7, law 1
     code = """
         for n in range(50):
@@ -292,9 +292,10 @@ def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: Lm
         import itertools
         broker.attach(Owner(id=new_id(), name="w", kind="consumer"))
         owner = broker._owners.ids()[0]
-        say("busy")
         for n in itertools.count():
             broker.put([Envelope(id=new_id(), task="t") for _ in range(20)])
+            if not n:
+                say("busy")
             leases = take(owner, 10)
             broker.exchange(Step(owner, verdicts=[Verdict(l.token, 0) for l in leases[:5]]))
     """

@@ -1,4 +1,4 @@
-"""An error of LMDB in a call that only reads is one of ours, as in a commit."""
+"""Errors of LMDB in calls that only read become errors of tidemill, as in commits."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def test_a_backup_that_fails_is_one_sentence(
     assert isinstance(broker, LmdbBroker)
 
     class Full:
-        def copy(self, *_: object, **__: object) -> None:
+        def copyfd(self, *_: object, **__: object) -> None:
             raise lmdb.Error("mdb_env_copy2: Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(broker._store, "env", Full())
         with pytest.raises(BrokerUnavailable, match="Input/output error"):
             broker.backup(str(tmp_path / "copy"))
+    broker.backup(str(tmp_path / "copy"))  # the failed copy has left no file behind
     broker.close()

@@ -12,7 +12,7 @@ from tidemill.core.clock import wall_time
 from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
 
 
-def test_who_fires_has_the_job_with_the_same_commit(tmp_path: Path) -> None:
+def test_the_owner_that_fires_a_schedule_leases_its_job_in_the_same_commit(tmp_path: Path) -> None:
     # law 9: not first the job's commit, and then that of its lease
     broker = open_broker(f"lmdb://{tmp_path}/store")
     broker.attach(Owner(id="w", name="w"))
@@ -34,7 +34,7 @@ def test_who_fires_has_the_job_with_the_same_commit(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_what_is_stored_outlives_who_stored_it(tmp_path: Path) -> None:
+def test_a_schedule_outlives_the_process_that_stored_it(tmp_path: Path) -> None:
     # law 1
     url = f"lmdb://{tmp_path}/store"
     pid = os.fork()

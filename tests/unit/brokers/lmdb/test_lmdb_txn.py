@@ -35,7 +35,7 @@ def guest(env: lmdb.Environment) -> Iterator[LmdbBroker]:
     broker.close()
 
 
-def test_what_is_put_in_a_transaction_appears_with_its_commit(
+def test_a_put_in_a_transaction_appears_with_its_commit(
     env: lmdb.Environment, guest: LmdbBroker
 ) -> None:
     # case Q4, law 17
@@ -51,7 +51,7 @@ def test_what_is_put_in_a_transaction_appears_with_its_commit(
     assert len(guest.exchange(Step("o", want=Want(9))).leases) == 2
 
 
-def test_what_is_put_in_a_transaction_that_fails_was_never_there(
+def test_a_put_in_a_failed_transaction_leaves_no_job(
     env: lmdb.Environment, guest: LmdbBroker
 ) -> None:
     # case Q4, law 17

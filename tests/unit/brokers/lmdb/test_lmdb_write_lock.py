@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ BY_ITSELF = """
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"lmdb://{tmp_path}/store?patience=0.5"
+    return f"lmdb://{tmp_path}/store?patience=60"
 
 
 @pytest.fixture(params=[IN_A_COMMIT, BY_ITSELF], ids=["in a commit", "a program of its own"])
@@ -90,10 +91,12 @@ def test_a_put_names_the_stopped_process_that_holds_the_lock(
     broker: LmdbBroker, holder: Process
 ) -> None:
     pid = holder.popen.pid
+    broker._store.commits.patience = 0.5
     for _ in range(2):
         with pytest.raises(BrokerUnavailable, match=rf"process {pid} \(.*stopped.*-CONT {pid}"):
             broker.put([job(id="refused")])
     # when the holder goes on
+    broker._store.commits.patience = 60
     go_on(holder)
     # then writing works again, and what was refused is not stored
     broker.put([job(id="after")])
@@ -174,7 +177,7 @@ def test_a_wait_for_results_keeps_its_own_time(broker: LmdbBroker, holder: Proce
 
 
 def test_a_get_of_messages_keeps_its_own_time(url: str) -> None:
-    with Tidemill(url.replace("0.5", "3600")) as mill:
+    with Tidemill(url.replace("=60", "=3600")) as mill:
         queue = mill.queue("a")
         assert queue.get(timeout=0) is None
         with Process(url, IN_A_COMMIT) as holder:
@@ -200,7 +203,14 @@ def test_an_owner_leaves_though_the_lock_is_held(broker: LmdbBroker) -> None:
         go_on(holder)
     # then others find it gone, and reap it
     assert not any(owner.id == "o" for owner in broker.owners())
-    assert broker.reap() == 1
+    assert eventually(functools.partial(reaped, broker), "one is reaped") == 1
+
+
+def reaped(broker: LmdbBroker) -> int:
+    """How many owners are reaped; none while the disk is slow."""
+    with contextlib.suppress(BrokerUnavailable):
+        return broker.reap()
+    return 0
 
 
 def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroker) -> None:
@@ -219,7 +229,7 @@ def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroke
         assert broker.wait("o", 0) == []
         go_on(holder)
     # then
-    broker.wait("o", 0)
+    eventually(lambda: broker.wait("o", 0) == [] and len(broker.owners()) == 1, "it is reaped")
     assert [owner.id for owner in broker.owners()] == ["o"]
     assert broker.reap() == 0
 
@@ -301,7 +311,8 @@ def _dedented(code: str) -> str:
 
 
 def test_an_app_closes_all_it_has_though_the_lock_is_held(url: str) -> None:
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    # Writer threads of stores that earlier tests closed may still be ending: so threads are named.
+    descriptors, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
     # given: an app with an owner, a place to wait, and another process inside a commit
     with Tidemill(url) as mill:
         kept = mill.queue("a").put(1)
@@ -313,14 +324,15 @@ def test_an_app_closes_all_it_has_though_the_lock_is_held(url: str) -> None:
             mill.close()
             go_on(holder)
     # then
-    eventually(lambda: threading.active_count() == threads, "the writer thread is over")
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    eventually(lambda: set(threading.enumerate()) <= threads, "the end of all its threads")
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # those threads may have had some
 
 
 def test_the_doctor_names_a_stopped_process_that_keeps_others_from_writing(
     broker: LmdbBroker, holder: Process
 ) -> None:
-    command = [sys.executable, "-m", "tidemill", "doctor", "--json", "--url", broker.url]
+    url = broker.url.partition("?")[0] + "?patience=0.5"
+    command = [sys.executable, "-m", "tidemill", "doctor", "--json", "--url", url]
     doctor = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert doctor.returncode == 1
     (check,) = [c for c in json.loads(doctor.stdout)["checks"] if c["check"] == "writable"]

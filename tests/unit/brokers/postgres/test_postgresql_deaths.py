@@ -1,4 +1,4 @@
-"""Who is dead, and who is only slow or cut off: the table in brokers/postgres/members.py."""
+"""Which owners are dead, slow or cut off: the table in brokers/postgres/owners.py."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def url() -> str:
-    return f"{postgres_url()}?schema=t{new_id()}&migrate=1&owner_lease={LEASE:g}"
+def url(request: pytest.FixtureRequest) -> str:
+    lease = getattr(request, "param", LEASE)
+    return f"{postgres_url()}?schema=t{new_id()}&migrate=1&owner_lease={lease:g}"
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ def sleeps_until(broker: Broker, holds: object, seconds: float = 20.0) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.parametrize("url", [300.0], indirect=True)
 @pytest.mark.parametrize("kind", ["worker", "consumer"])
 def test_a_dead_owner_on_this_machine_is_known_at_once(
     broker: Broker, url: str, tmp_path: Path, kind: str
@@ -107,7 +109,7 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
         broker.attach(Owner(id="me", name="me", host="here"))
         threading.Timer(0.3, mortal.kill).start()
         took = sleeps_until(broker, lambda: broker.get("ran").state is State.READY)
-        assert took < 5
+        assert took < 15  # nothing but the death ends a wait before 20 s
     finally:
         mortal.close()
     counted = 1 if kind == "consumer" else 0
@@ -129,7 +131,8 @@ def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_p
         mortal.kill()
         assert broker.reap() == 0 or time.monotonic() > asked + LEASE
         took = sleeps_until(broker, lambda: broker.get("one").state is State.READY)
-        assert 0.5 < took < 15
+        assert took < 15
+        assert time.monotonic() - asked > 0.75 * LEASE
     finally:
         mortal.close()
     assert (broker.get("one").losses, broker.get("one").attempt) == (1, 0)

@@ -1,4 +1,4 @@
-"""Flows on PostgreSQL: many that end jobs before the same one at once, and who dies in between."""
+"""Flows on PostgreSQL: parents of one job that end at the same time, and deaths in between."""
 
 from __future__ import annotations
 

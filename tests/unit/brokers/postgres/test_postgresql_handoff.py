@@ -202,7 +202,9 @@ def test_nothing_is_handed_over_past_a_job_that_is_ready(broker: PostgresBroker)
     ],
     ids=str,
 )
-def test_what_goes_the_long_way(broker: PostgresBroker, fields: dict[str, Any]) -> None:
+def test_jobs_with_conditions_are_not_handed_over(
+    broker: PostgresBroker, fields: dict[str, Any]
+) -> None:
     broker.set_queue("paused", paused=True)
     broker.set_queue("bounded", max_size=10)
     worker = Sleeper(broker)
@@ -211,7 +213,7 @@ def test_what_goes_the_long_way(broker: PostgresBroker, fields: dict[str, Any]) 
     assert states(broker, "one") != [RUNNING]
 
 
-def test_who_is_not_handed_anything(broker: PostgresBroker) -> None:
+def test_owners_that_do_not_sleep_for_tasks_are_handed_none(broker: PostgresBroker) -> None:
     """Who does not wait between its steps, who takes messages, who said that it does not sleep."""
     awake, consumer, busy = (
         Sleeper(broker, "a"), Sleeper(broker, "c", "consumer"), Sleeper(broker, "b"),
@@ -235,7 +237,7 @@ def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) 
     assert worker.take(1) == ["one"]
 
 
-def test_it_waits_for_a_step_that_wants_any(broker: PostgresBroker) -> None:
+def test_a_handed_over_job_waits_for_a_step_that_wants_jobs(broker: PostgresBroker) -> None:
     worker = Sleeper(broker)
     worker.sleep()
     broker.put([named("one")])
@@ -362,7 +364,7 @@ def shop(forgetful: Postgres) -> Iterator[Shop]:
     shop.broker.close()
 
 
-def test_what_was_answered_is_on_disk(shop: Shop) -> None:
+def test_an_answered_hand_over_is_on_disk(shop: Shop) -> None:
     # law 1
     for name in ("one", "two", "three"):  # by chance it may be there in any case
         lease = shop.hand_over(name)
@@ -389,7 +391,7 @@ def test_a_job_that_began_and_was_lost_settles_no_other(shop: Shop) -> None:
     assert states(shop.broker, name, "other") == [RUNNING, RUNNING]
 
 
-def test_who_is_told_that_a_job_is_there_may_rely_on_it(shop: Shop) -> None:
+def test_a_duplicate_error_is_given_only_for_a_durable_job(shop: Shop) -> None:
     # laws 1, 11
     with shop.the_disk_is_slow():
         shop.hand_over("one")

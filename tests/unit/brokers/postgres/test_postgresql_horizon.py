@@ -1,4 +1,4 @@
-"""What keeps PostgreSQL from clearing away rows is named: transactions, standbys and slots."""
+"""Old transactions, standbys and slots that keep deleted rows on PostgreSQL are named."""
 
 from __future__ import annotations
 

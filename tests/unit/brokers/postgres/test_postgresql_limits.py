@@ -1,4 +1,4 @@
-"""Limits on PostgreSQL: steps that meet at a gate, who is woken, lost replies, what is kept."""
+"""Limits on PostgreSQL: steps that meet at a limiter, wake-ups, lost replies, kept state."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_to_look_at_limits_swallows_no_hint(
 
 
 @HOWS
-def test_who_opens_a_gate_itself_after_its_last_look_is_told(
+def test_an_owner_that_opens_a_limit_after_its_last_look_is_woken(
     broker: PostgresBroker, url: str, schema: str, how: str
 ) -> None:
     """It is asleep by then, and who ended the job was not at the gate."""
@@ -404,7 +404,7 @@ def test_nothing_is_left_of_lanes_that_nobody_uses(
             assert left == 0, table
 
 
-def test_what_waits_for_its_limit_is_found_counted_and_purged(broker: PostgresBroker) -> None:
+def test_jobs_that_wait_for_a_limit_are_found_counted_and_purged(broker: PostgresBroker) -> None:
     one = LimitSettings(concurrency=1)
     put(broker, 3, "a", limit=JobLimit("api", "a", 1.0, one), created=5.0)
     put(broker, 2, "b", queue="q", limit=JobLimit("api", "b", 1.0, one))

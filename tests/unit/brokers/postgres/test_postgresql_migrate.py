@@ -1,4 +1,4 @@
-"""The tables: made once by however many at once, changed in order, and checked at opening."""
+"""The tables: made once by any number of processes, changed in order, checked when opened."""
 
 from __future__ import annotations
 

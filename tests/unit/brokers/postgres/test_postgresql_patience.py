@@ -112,6 +112,24 @@ def test_every_call_ends_within_patience_while_the_server_is_stopped(
     broker.close()
 
 
+def test_a_put_that_is_given_up_is_stored_whole_or_not_at_all(
+    server: Postgres, broker: Broker
+) -> None:
+    # law 3, law 16
+    jobs = [job(id=f"part-{number}") for number in range(300)]
+    broker.put([job(id="before")])
+    with server.stalled():
+        said = given_up(lambda: broker.put(jobs))
+    assert "did not answer within patience" in said
+    assert "all or none: put them again with the same ids" in said
+    eventually(lambda: succeeds(lambda: broker.put([job(id="after")])), "the server to be back")
+    stored = ids(broker) - {"before", "after"}
+    assert stored in (set(), {one.id for one in jobs})
+    with contextlib.suppress(DuplicateJob):
+        broker.put(jobs)
+    assert ids(broker) == {"before", "after", *(one.id for one in jobs)}
+
+
 def test_a_put_ends_within_patience_while_somebody_holds_its_locks(
     broker: Broker, url: str, schema: str
 ) -> None:
@@ -138,9 +156,7 @@ def test_a_put_ends_within_patience_behind_a_pooler(
         broker.close()
 
 
-def test_who_waits_for_a_connection_of_the_pool_does_so_within_patience(
-    url: str, schema: str
-) -> None:
+def test_a_wait_for_a_connection_of_the_pool_ends_within_patience(url: str, schema: str) -> None:
     broker = open_broker(f"{url}&pool=2")
     try:
         with locked(url, f"{schema}.job"), ThreadPoolExecutor(6) as pool:

@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode: what works, and what a url to the server gives back."""
+"""PgBouncer in transaction mode: what works behind it, and what a direct URL adds."""
 
 from __future__ import annotations
 

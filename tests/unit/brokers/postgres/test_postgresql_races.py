@@ -1,4 +1,4 @@
-"""Steps, acts and puts on PostgreSQL that meet at one job: counted once, never in a circle."""
+"""Steps, acts and puts on PostgreSQL that meet at one job: counted once, without a deadlock."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def behind_a_lock(url: str, schema: str, child: str, work: Any) -> Iterator[None
 
 
 @pytest.mark.parametrize("waits", ["any", "barrier"])
-def test_what_expires_during_a_step_is_counted_down_once(
+def test_a_job_that_expires_during_a_step_is_counted_down_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     # law 3

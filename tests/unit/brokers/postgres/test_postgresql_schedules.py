@@ -65,7 +65,7 @@ def test_a_change_whose_reply_was_lost_is_made_once(
     assert broker.stats()[0].accepted == 1
 
 
-def test_what_was_handed_out_with_a_lost_reply_is_handed_out_again(
+def test_a_schedule_handed_out_with_a_lost_reply_is_handed_out_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # case C7

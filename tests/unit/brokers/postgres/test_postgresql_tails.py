@@ -1,4 +1,4 @@
-"""What fails on PostgreSQL after the first commit of a call: what was committed is answered."""
+"""Errors on PostgreSQL after the first commit of a call: the committed part is answered."""
 
 from __future__ import annotations
 

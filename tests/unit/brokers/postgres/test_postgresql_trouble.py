@@ -21,10 +21,12 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Command, Outcome, Owner, State, Verdict
 
+CONNECTIONS = 20
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    server = Postgres("max_connections=20", "log_min_messages=fatal")
+    server = Postgres(f"max_connections={CONNECTIONS}", "log_min_messages=fatal")
     yield server
     server.close()
 
@@ -32,7 +34,7 @@ def server() -> Iterator[Postgres]:
 @pytest.fixture
 def url(server: Postgres) -> str:
     server.run("DROP SCHEMA IF EXISTS tidemill CASCADE")
-    return f"{server.url()}?migrate=1&patience=20"
+    return f"{server.url()}?migrate=1&patience=120"
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def broker(url: str) -> Iterator[Broker]:
     broker.close()
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it does not come about"
@@ -62,10 +64,13 @@ def cut(server: Postgres) -> None:
     [
         (lambda s: s.url("nowhere"), "no such database"),
         (lambda s: s.url().replace("tidemill@", "stranger@"), "does not let this user in"),
-        (lambda s: s.url().replace(str(s.port), str(free_port())), "not to be reached"),
+        (
+            lambda s: s.url().replace(str(s.port), str(free_port())),
+            "cannot reach PostgreSQL at .*correct the url",
+        ),
     ],
 )
-def test_what_cannot_be_opened_is_said_in_one_sentence(
+def test_a_store_that_cannot_be_opened_is_named_in_one_sentence(
     server: Postgres, change: Callable[[Postgres], str], said: str
 ) -> None:
     # case Q17
@@ -108,11 +113,9 @@ def _refuses(url: str) -> bool:
 
 
 def test_too_many_connections_are_said(server: Postgres, url: str) -> None:
-    held = []
+    held: list[psycopg.Connection] = []
     try:
-        with contextlib.suppress(psycopg.OperationalError):
-            while True:
-                held.append(psycopg.connect(server.url()))
+        until(lambda: _are_all_taken(server, held))
         for conn in held[-3:]:
             conn.close()  # those are kept for superusers, as we are here
         server.run("CREATE ROLE plain LOGIN")
@@ -123,6 +126,14 @@ def test_too_many_connections_are_said(server: Postgres, url: str) -> None:
         for conn in held:
             conn.close()
         server.run("DROP ROLE IF EXISTS plain")
+
+
+def _are_all_taken(server: Postgres, held: list[psycopg.Connection]) -> bool:
+    """Connect until the server refuses; sessions that are ending have connections for a while."""
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            held.append(psycopg.connect(server.url()))
+    return len(held) == CONNECTIONS
 
 
 def test_a_standby_is_read_only(server: Postgres, broker: Broker) -> None:
@@ -221,7 +232,7 @@ def test_a_server_that_is_killed_loses_nothing(server: Postgres, broker: Broker)
         with pytest.raises(BrokerUnavailable):
             broker.exchange(Step("o"))
         server.start()
-    thread.join(60)
+    thread.join(240)
     assert len(accepted) == 40
     assert ids(broker) == {f"j{n}" for n in range(20)} | {f"p{n}" for n in range(40)}
     # then: the owner has kept its jobs, nobody was given up
@@ -233,7 +244,7 @@ def test_a_server_that_is_killed_loses_nothing(server: Postgres, broker: Broker)
 
 
 def _exchange(broker: Broker, step: Step):  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         try:
             return broker.exchange(step)
@@ -250,7 +261,7 @@ def test_an_exchange_says_soon_that_the_server_is_away(server: Postgres, broker:
             start = time.monotonic()
             with pytest.raises(BrokerUnavailable):
                 broker.exchange(Step("o"))
-            assert time.monotonic() - start < 4
+            assert time.monotonic() - start < 15  # less than the patience of a put
     finally:
         server.start()
     assert _exchange(broker, Step("o")).settled == []
@@ -309,7 +320,7 @@ def test_a_step_whose_reply_was_lost_is_answered_and_not_done_again(
     assert broker.get("j1").attempt == 1
 
 
-def test_what_is_carried_goes_over_and_is_taken_once_though_replies_are_lost(
+def test_a_carried_lease_is_taken_once_though_replies_are_lost(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # laws 3, 4
@@ -349,7 +360,7 @@ def test_an_act_whose_reply_was_lost_is_answered_and_not_done_again(
     assert getattr(broker, act)(["b"]) == [True]
 
 
-def test_what_is_counted_or_said_once_is_so_when_the_reply_was_lost(
+def test_a_command_and_a_release_happen_once_though_the_reply_was_lost(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 4

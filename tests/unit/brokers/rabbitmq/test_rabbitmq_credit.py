@@ -1,17 +1,15 @@
-"""What RabbitMQ hands to one owner is what that owner uses, and the rest stays for others."""
+"""The credit of owners on RabbitMQ: an owner gets the messages that it uses, others the rest."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from harness import eventually
-from rabbitmq_desk import LiveOwner, ids_of, job, message, open_rabbit
-from servers import rabbitmq_url
+from rabbitmq_desk import LiveOwner, ids_of, job, message
 
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.rabbitmq import RabbitBroker
@@ -24,13 +22,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Verdict
 
 QUEUE = ("default",)
-
-
-@pytest.fixture
-def broker() -> Iterator[RabbitBroker]:
-    broker = open_rabbit(rabbitmq_url(), f"c{time.time_ns() % 10**15}")
-    yield broker
-    broker.close()
 
 
 @pytest.fixture
@@ -79,14 +70,14 @@ def consumers_of(*given: tuple[int, int, Stage]) -> list[Consumer]:
     return made
 
 
-def test_what_is_missing_begins_beside_what_is_there() -> None:
+def test_missing_credit_begins_beside_the_credit_in_use() -> None:
     full = consumers_of((4, 4, Stage.BEGUN), (8, 3, Stage.ENDED))
     assert plan(full, 9) == ([], 2)
     assert plan(full, 7) == ([], 0)
     assert plan([], 4096) == ([], 4096)
 
 
-def test_what_may_bring_too_much_ends_before_another_begins() -> None:
+def test_a_consumer_with_too_much_credit_ends_before_another_begins() -> None:
     roomy, full = consumers_of((8, 1, Stage.BEGUN), (2, 2, Stage.BEGUN))
     assert plan([roomy, full], 4) == ([roomy], 0)
     roomy.stage = Stage.ENDING
@@ -133,7 +124,7 @@ def test_in_the_end_the_server_may_push_what_there_is_credit_for(seed: int) -> N
 
 
 @pytest.mark.usefixtures("at_once")
-def test_who_runs_long_jobs_is_handed_nothing_that_it_does_not_run(
+def test_a_worker_with_long_jobs_is_brought_no_job_that_waits(
     broker: RabbitBroker, brought: list[int]
 ) -> None:
     # law 10: else jobs wander between workers, and go to the end
@@ -185,7 +176,7 @@ def test_of_several_queues_nothing_comes_that_is_not_run(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_who_ends_its_jobs_and_wants_no_more_is_handed_none(
+def test_a_worker_that_ends_its_last_jobs_is_brought_no_more(
     broker: RabbitBroker, brought: list[int]
 ) -> None:
     # law 6: a graceful end costs nothing
@@ -201,7 +192,7 @@ def test_who_ends_its_jobs_and_wants_no_more_is_handed_none(
     assert in_hand_of(broker, worker) == 1
 
 
-def test_what_comes_over_a_channel_that_was_left_is_the_servers(broker: RabbitBroker) -> None:
+def test_messages_of_a_closed_channel_belong_to_the_server(broker: RabbitBroker) -> None:
     # law 5: its tag means another message on the channel that took its place
     broker.put([job() for _ in range(4)])
     worker = LiveOwner(broker)
@@ -226,7 +217,7 @@ def test_what_comes_over_a_channel_that_was_left_is_the_servers(broker: RabbitBr
     assert len(worker.await_all(2, queues=QUEUE)) == 2  # and it goes on
 
 
-def test_what_is_answered_over_a_channel_that_was_left_answers_nobody(broker: RabbitBroker) -> None:
+def test_an_answer_over_a_closed_channel_is_dropped(broker: RabbitBroker) -> None:
     # law 5: it says nothing of what was asked over the channel that took its place
     broker.put([job()])
     worker = LiveOwner(broker)
@@ -260,7 +251,7 @@ def test_what_is_answered_over_a_channel_that_was_left_answers_nobody(broker: Ra
     assert worker.settle(lease)
 
 
-def test_who_needs_less_keeps_less_in_advance(broker: RabbitBroker) -> None:
+def test_a_worker_that_needs_less_prefetches_less(broker: RabbitBroker) -> None:
     # law 10: what one worker does not run soon another may
     broker.put([job() for _ in range(3000)])
     worker, held = LiveOwner(broker), list[Any]()
@@ -295,7 +286,7 @@ def test_after_a_break_what_runs_comes_back_and_no_more(broker: RabbitBroker) ->
     assert all(worker.settle(lease) for lease in leases)
 
 
-def test_who_sleeps_when_the_line_breaks_asks_anew_what_is_empty(broker: RabbitBroker) -> None:
+def test_a_sleeper_asks_again_for_empty_queues_after_a_reconnect(broker: RabbitBroker) -> None:
     # law 9: until it does nothing less urgent comes
     worker, thread = LiveOwner(broker), broker._in
     states = intake_of(broker, worker)._all
@@ -340,7 +331,7 @@ def wanting(count: int) -> Want:
     return Want(count, QUEUE, Mode.STRICT, tasks=False, messages=True, sleep=False)
 
 
-def test_what_was_taken_before_the_server_fell_silent_is_handed_out(
+def test_messages_taken_before_the_server_fell_silent_are_handed_out(
     broker: RabbitBroker, answers_late: list[Callable[[], None]]
 ) -> None:
     # law 2: what is leased is told

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import eventually
+from harness import SLACK, eventually
 from rabbitmq_desk import (
     LiveOwner,
     Runner,
@@ -36,35 +36,12 @@ pytestmark = pytest.mark.slow
 Open = Callable[..., RabbitBroker]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RabbitMQ]:
-    server = RabbitMQ()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"t{abs(hash(request.node.name)) % 10**9}"
+def url(server: RabbitMQ) -> str:
+    return server.url
 
 
-@pytest.fixture
-def open_one(server: RabbitMQ, prefix: str) -> Iterator[Open]:
-    opened: list[RabbitBroker] = []
-
-    def open_one(url: str = "", **options: object) -> RabbitBroker:
-        opened.append(open_rabbit(url or server.url, prefix, **options))
-        return opened[-1]
-
-    yield open_one
-    for broker in opened:
-        broker.close()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
-
-
-def test_what_was_accepted_runs_although_the_server_is_killed(
-    server: RabbitMQ, open_one: Open
-) -> None:
+def test_accepted_jobs_run_although_the_server_is_killed(server: RabbitMQ, open_one: Open) -> None:
     # law 1: puts, delays, exchanges and verdicts, all of them under way when it falls
     producer, consumer = open_one(patience=60), open_one()
     producer.put([job("warm"), job("warm", delay=0.3)])
@@ -152,9 +129,9 @@ def test_going_and_coming_are_told_once_and_cost_nothing(
 ) -> None:
     # case Q3
     caplog.set_level(logging.INFO, "tidemill")
-    broker = open_one(patience=1)
+    broker = open_one(patience=5)
     worker = LiveOwner(broker)
-    broker.put([job()])
+    put_until(broker, [job()])
     worker.await_all(1)
     worker.take()
     server.sync()
@@ -163,7 +140,7 @@ def test_going_and_coming_are_told_once_and_cost_nothing(
     began, cpu = time.monotonic(), time.process_time()
     with pytest.raises(BrokerUnavailable, match="rabbitmq"):
         broker.put([job()])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 + SLACK
     time.sleep(2)
     assert time.process_time() - cpu < 1
     server.start()
@@ -171,7 +148,7 @@ def test_going_and_coming_are_told_once_and_cost_nothing(
     put_until(broker, [job()])
     worker.await_all(1)
     # then: a second between two tries, and what a busy machine needs
-    assert time.monotonic() - back < 15
+    assert time.monotonic() - back < 30
     told = [record.message for record in caplog.records if record.name == "tidemill.rabbitmq"]
     assert [line.endswith("; trying again") for line in told].count(True) == 1, told
     assert [line.endswith(" is back") for line in told].count(True) == 1, told
@@ -207,7 +184,8 @@ def test_a_queue_that_somebody_deletes_is_made_again(
     # then: nothing that is put is lost, and who takes goes on
     jobs = [job(), job(delay=0.1)]
     broker.put(jobs)
-    assert {lease.open().id for lease in worker.await_all(2)} == set(ids_of(jobs))
+    # the server may forward the delayed job to the deleted queue, and again after 10 s
+    assert {one.open().id for one in worker.await_all(2, limit=120)} == set(ids_of(jobs))
 
 
 def test_a_clock_that_somebody_deletes_is_made_again(
@@ -229,8 +207,8 @@ def test_while_the_server_is_short_of_memory_puts_are_refused_and_work_ends(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
     # law 16
-    broker = open_one(patience=1)
-    broker.put([job()])
+    open_one(patience=60).put([job()])
+    broker = open_one(patience=5)
     worker = LiveOwner(broker)
     [lease] = worker.await_all(1)
     server.alarm(True)
@@ -241,7 +219,7 @@ def test_while_the_server_is_short_of_memory_puts_are_refused_and_work_ends(
         began = time.monotonic()
         with pytest.raises(StoreFull, match=r"lets nobody publish: .*; nothing was stored"):
             broker.put([job("other")])
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 5 + SLACK
         # when
         assert worker.settle(lease)
         # then: an end is no publication
@@ -253,7 +231,7 @@ def test_while_the_server_is_short_of_memory_puts_are_refused_and_work_ends(
     worker.await_all(1)
 
 
-def test_what_the_server_refuses_is_said_and_an_end_waits_for_its_successor(
+def test_a_refused_message_is_reported_and_an_end_waits_for_its_successor(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
     # law 3: refused, not lost
@@ -286,7 +264,7 @@ def test_a_link_that_is_cut_silently_is_given_up(server: RabbitMQ, open_one: Ope
     proxy = Proxy(server.port)
     near = open_one()
     far = open_one(
-        server.url.replace(f":{server.port}/", f":{proxy.port}/"), owner_lease=2, patience=1
+        server.url.replace(f":{server.port}/", f":{proxy.port}/"), owner_lease=2, patience=8
     )
     try:
         given = job()
@@ -333,7 +311,7 @@ def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(
         broker.put([job()])
         worker = LiveOwner(broker)
         [lease] = worker.await_all(1)
-        eventually(lambda: "rabbitmq took back what we hold: PRECONDITION" in caplog.text, "that")
+        eventually(lambda: "rabbitmq took back our messages: PRECONDITION" in caplog.text, "that")
         assert worker.take() == []
         eventually(lambda: worker.touch(lease), "its message to come back")
         assert worker.settle(lease)
@@ -351,7 +329,6 @@ def test_a_move_names_the_queues_that_do_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # law 1: all three are counted as empty, or as none
-    monkeypatch.setattr(short_connection, "ANSWER_WITHIN", 2.0)
     monkeypatch.setattr(transfer, "_PAUSE", 0.1)
     broker = open_one()
     queues = ("deaf", "stopped", "down")
@@ -360,7 +337,8 @@ def test_a_move_names_the_queues_that_do_not_answer(
     ra = f'{{list_to_atom("%2F_{stopped}"), node()}}'
     with contextlib.closing(open_broker(f"lmdb://{tmp_path}/target")) as target:
         server.eval(f"ra:stop_server(quorum_queues, {ra})")
-        with suspended(server, deaf), away(server, down):
+        with monkeypatch.context() as patch, suspended(server, deaf), away(server, down):
+            patch.setattr(short_connection, "ANSWER_WITHIN", 5.0)
             moved = move(broker, target)
         assert (moved.gone, moved.unanswered) == (1, sorted(names))
         server.eval(f"ra:restart_server(quorum_queues, {ra})")

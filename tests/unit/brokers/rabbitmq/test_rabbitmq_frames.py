@@ -1,4 +1,4 @@
-"""What is read and written in one pass is what pika would read and write."""
+"""Frames that we read and write in one pass are equal to the frames of pika."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_plain_properties_are_those_that_pika_reads_and_writes() -> None:
     assert plain_run(plain) == "7f"
 
 
-def test_what_a_job_has_been_through_is_not_overlooked() -> None:
+def test_a_message_with_a_history_is_not_taken_for_a_plain_one() -> None:
     for more in ({"headers": {"attempt": 1}}, {"priority": 3}, {"content_type": "text/plain"}):
         properties = pika.BasicProperties(**(vars(PLAIN) | more))
         assert plain_run(encoded(properties)) == ""

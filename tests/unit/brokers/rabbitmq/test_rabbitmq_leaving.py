@@ -1,4 +1,4 @@
-"""What a RabbitMQ carries, taken out: each job as it stood, wherever it lay; nothing is lost."""
+"""Moving jobs out of RabbitMQ: each keeps its state, wherever it lay, and none is lost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_everything_arrives_as_it_stood(source: RabbitBroker, target: Broker) ->
     assert carried_jobs(source).remains().jobs == 0
 
 
-def test_what_hops_meanwhile_is_met_further_down(
+def test_jobs_that_hop_during_a_move_are_met_in_a_later_queue(
     source: RabbitBroker, target: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # laws 1, 3: some 2,000 hops while they are taken
@@ -131,7 +131,7 @@ def test_what_hops_meanwhile_is_met_further_down(
     assert not early
 
 
-def test_what_was_taken_and_not_stored_is_there_again(source: RabbitBroker) -> None:
+def test_jobs_taken_and_not_stored_come_back(source: RabbitBroker) -> None:
     # law 3
     jobs = [job("k", delay=0.8), *[job("k") for _ in range(3)]]
     source.put(jobs)
@@ -196,7 +196,7 @@ def test_of_a_job_that_is_there_twice_what_will_run_counts(
 
 
 @pytest.mark.parametrize("target", ["lmdb", *NETWORK], indirect=True)
-def test_what_is_stored_already_is_forgotten(source: RabbitBroker, target: Broker) -> None:
+def test_jobs_stored_already_are_acknowledged_only(source: RabbitBroker, target: Broker) -> None:
     # law 3: killed after a piece was stored, and before it was acknowledged
     jobs = [job() for _ in range(5)]
     source.put(jobs)
@@ -243,7 +243,7 @@ def test_more_that_stay_than_it_looks_ahead_keep_nothing_from_going(
     assert last.id in found(target)
 
 
-def test_what_is_no_job_stays_and_is_named(source: RabbitBroker, target: Broker) -> None:
+def test_a_message_that_is_no_job_stays_and_is_named(source: RabbitBroker, target: Broker) -> None:
     one = job()
     source.put([one])
     place = Names(source._settings.prefix, classic=False).home(one).name
@@ -255,7 +255,7 @@ def test_what_is_no_job_stays_and_is_named(source: RabbitBroker, target: Broker)
     assert (moved.gone, moved.strange, moved.remaining) == (1, ["odd"], 0)
 
 
-def test_what_a_worker_holds_stays_with_it(source: RabbitBroker, target: Broker) -> None:
+def test_jobs_that_a_worker_holds_stay_with_it(source: RabbitBroker, target: Broker) -> None:
     held, free = job(), job()
     source.put([held])
     worker = LiveOwner(source)
@@ -317,7 +317,7 @@ def test_a_round_trip_keeps_what_can_be_kept(tmp_path: Path, source: RabbitBroke
         assert "moves_to" not in two.info()
 
 
-def test_what_the_server_has_no_place_for_is_counted_by_kind(
+def test_jobs_that_the_server_cannot_hold_are_counted_by_kind(
     tmp_path: Path, source: RabbitBroker
 ) -> None:
     with contextlib.closing(open_broker(f"lmdb://{tmp_path}/one")) as one:
@@ -340,7 +340,9 @@ def test_what_the_server_has_no_place_for_is_counted_by_kind(
         }
 
 
-def test_what_bounds_queues_is_not_dropped_in_silence(tmp_path: Path, source: RabbitBroker) -> None:
+def test_pauses_and_bounds_of_queues_are_not_dropped_in_silence(
+    tmp_path: Path, source: RabbitBroker
+) -> None:
     with contextlib.closing(open_broker(f"lmdb://{tmp_path}/one")) as one:
         held, free = job("held"), job("free")
         one.put([held, free])

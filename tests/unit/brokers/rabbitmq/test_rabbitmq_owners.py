@@ -1,4 +1,4 @@
-"""Owners on RabbitMQ: what they hear of, what they leave, what they cannot read, what a fork is."""
+"""Owners on RabbitMQ: new queues, unreadable messages, forks, and what a closed broker leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pika
@@ -28,33 +28,6 @@ from tidemill.core.job import Outcome, State
 Open = Callable[..., RabbitBroker]
 
 
-@pytest.fixture
-def prefix() -> str:
-    return f"o{time.time_ns() % 10**15}"
-
-
-@pytest.fixture
-def open_one(prefix: str) -> Iterator[Open]:
-    opened: list[RabbitBroker] = []
-
-    def open_one(**options: object) -> RabbitBroker:
-        opened.append(open_rabbit(rabbitmq_url(), prefix, **options))
-        return opened[-1]
-
-    yield open_one
-    for broker in opened:
-        broker.close()
-
-
-@pytest.fixture
-def channel() -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))
-    channel = connection.channel()
-    channel.confirm_delivery()
-    yield channel
-    connection.close()
-
-
 def put_aside(broker: RabbitBroker, prefix: str, channel: BlockingChannel) -> Any:
     """The message that failed, when it is there."""
     eventually(lambda: broker.info()["failed"], "a failure")
@@ -68,7 +41,7 @@ def test_a_worker_hears_of_a_new_queue_at_once(open_one: Open) -> None:
     other = open_one()
     for queue in ("new", "newer"):
         other.put([job(queue)])
-        assert worker.await_all(1, limit=10)[0].open().queue == queue
+        assert worker.await_all(1)[0].open().queue == queue
 
 
 def test_two_brokers_of_one_process_share_the_work(open_one: Open) -> None:
@@ -81,7 +54,7 @@ def test_two_brokers_of_one_process_share_the_work(open_one: Open) -> None:
     assert sorted(taken) == sorted(ids_of(jobs))
 
 
-def test_what_cannot_be_read_is_put_aside_with_why(
+def test_an_unreadable_message_is_put_aside_with_the_reason(
     open_one: Open, prefix: str, channel: BlockingChannel
 ) -> None:
     # law 16
@@ -101,7 +74,7 @@ def test_what_cannot_be_read_is_put_aside_with_why(
     assert found[1].headers["queue"] == "default"
 
 
-def test_what_cannot_be_read_is_retried_as_it_was(
+def test_an_unreadable_message_is_retried_unchanged(
     open_one: Open, prefix: str, channel: BlockingChannel
 ) -> None:
     # given: a message that this release cannot read, and another may
@@ -153,10 +126,10 @@ def test_a_purge_right_after_a_get_deletes_all_that_was_not_handed_out(
             eventually(lambda: pushed(mill), "the next one")
         assert queue.purge() == 7
         queue.put("later")
-        assert queue.get(timeout=10).body == "later"
+        assert queue.get(timeout=60).body == "later"
 
 
-def test_what_failed_for_good_is_kept_with_its_error(
+def test_a_failed_job_is_kept_with_its_error(
     open_one: Open, prefix: str, channel: BlockingChannel
 ) -> None:
     # law 16
@@ -191,11 +164,11 @@ def test_a_consumer_that_looks_at_another_queue_keeps_nothing_of_the_first(open_
     consumer.exchange(want=want("b"))  # and sleeps there
     given = message("a")
     broker.put([given])
-    found = other.await_all(1, queues=("a",), limit=10)
+    found = other.await_all(1, queues=("a",))
     assert found[0].open().id == given.id
 
 
-def test_who_does_not_wait_gets_what_is_there_in_order(open_one: Open) -> None:
+def test_a_step_that_does_not_wait_gets_ready_messages_in_order(open_one: Open) -> None:
     # case Q15
     broker = open_one()
     given = [message("b"), message("a"), message("a")]
@@ -239,9 +212,10 @@ def ours_since(before: set[threading.Thread]) -> list[str]:
 
 
 def test_a_broker_leaves_nothing_behind(prefix: str) -> None:
+    url = rabbitmq_url()
     before, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     for _ in range(3):
-        broker = open_rabbit(rabbitmq_url(), prefix)
+        broker = open_rabbit(url, prefix)
         broker.put([job(delay=0.01)])
         LiveOwner(broker).await_all(1)
         broker.close()
@@ -258,7 +232,7 @@ def test_a_broker_leaves_nothing_behind(prefix: str) -> None:
         (None, "cannot reach rabbitmq at 127.0.0.1:"),
     ],
 )
-def test_who_is_not_let_in_is_told_in_one_sentence(
+def test_a_refused_login_is_one_sentence(
     change: tuple[str, str] | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = rabbitmq_url()

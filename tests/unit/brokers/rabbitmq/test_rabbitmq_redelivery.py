@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pika
 import pytest
 from harness import eventually
 from pika.adapters.blocking_connection import BlockingChannel
-from servers import rabbitmq_url
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.registry import open_broker
+from tidemill.core.backoff import ENDLESS, MESSAGE, RetryPolicy
 from tidemill.core.job import Outcome, Record, State
-from tidemill.core.retry import ENDLESS, MESSAGE, Retries
 
 sys.path.append(str(Path(__file__).parents[3] / "conformance"))
 
 from broker_driver import LiveOwner, message
 
-SMALL = Retries(3, delay=0.02, factor=1, jitter=False)
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"r{time.time_ns() % 10**15}"
-
-
-@pytest.fixture
-def broker(prefix: str) -> Iterator[Broker]:
-    broker = open_broker(f"{rabbitmq_url()}?prefix={prefix}")
-    yield broker
-    broker.close()
+SMALL = RetryPolicy(3, delay=0.02, factor=1, jitter=False)
 
 
 @pytest.fixture
 def consumer(broker: Broker) -> LiveOwner:
     return LiveOwner(broker, "c1", "consumer")
-
-
-@pytest.fixture
-def channel() -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))
-    yield connection.channel()
-    connection.close()
 
 
 def die_of_it(channel: BlockingChannel, prefix: str) -> None:
@@ -102,7 +78,9 @@ def test_a_message_that_its_consumers_die_of_ends_as_failed(
 def test_deaths_alone_end_a_message(
     broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
 ) -> None:
-    broker.put([message(id="poison", retries=Retries(2, delay=0.02, jitter=False, immediate=2))])
+    broker.put(
+        [message(id="poison", retries=RetryPolicy(2, delay=0.02, jitter=False, immediate=2))]
+    )
 
     for _ in range(3):
         die_of_it(channel, prefix)

@@ -95,7 +95,7 @@ def test_an_option_is_refused_where_it_is_used(
         ("a hook", lambda mill: mill.enqueue_many([_call_with_hook(mill)])),
     ],
 )  # fmt: skip
-def test_what_is_asked_for_is_refused_by_name(
+def test_missing_features_are_refused_by_name(
     mill: Tidemill, what: str, use: Callable[[Tidemill], Any]
 ) -> None:
     with pytest.raises(FeatureMissing, match=rf"^{what}.* needs the feature \w+, which amqp://"):
@@ -135,7 +135,7 @@ def test_a_call_from_the_shell_is_refused_before_anything_is_put() -> None:
         assert "needs the feature" in done.stderr
 
 
-def test_what_it_can_do_is_not_refused(mill: Tidemill) -> None:
+def test_present_features_are_not_refused(mill: Tidemill) -> None:
     task = mill.task(queue="a", priority=5, retries=2, timeout=3, expires=60, tags=["x"])(work)
     mill.envelope(task.using(delay=3, headers={"a": "b"}).call(1))
     assert Tidemill(NOWHERE, sync=True).task(work).enqueue(4).result() == 4

@@ -1,4 +1,4 @@
-"""Queues of RabbitMQ that let whoever asks for them wait: what that costs the others."""
+"""Queues of RabbitMQ that do not answer: the cost for other queues."""
 
 from __future__ import annotations
 
@@ -23,30 +23,9 @@ pytestmark = pytest.mark.slow
 Open = Callable[..., RabbitBroker]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RabbitMQ]:
-    server = RabbitMQ()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"t{abs(hash(request.node.name)) % 10**9}"
-
-
-@pytest.fixture
-def open_one(server: RabbitMQ, prefix: str) -> Iterator[Open]:
-    opened: list[RabbitBroker] = []
-
-    def open_one(url: str = "", **options: object) -> RabbitBroker:
-        opened.append(open_rabbit(url or server.url, prefix, **options))
-        return opened[-1]
-
-    yield open_one
-    for broker in opened:
-        broker.close()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []
+def url(server: RabbitMQ) -> str:
+    return server.url
 
 
 @pytest.fixture
@@ -194,7 +173,7 @@ def test_a_queue_that_does_not_answer_holds_up_no_other(
     assert lease.open().id == urgent.id
 
 
-def test_what_a_queue_answers_after_it_was_given_up_breaks_no_line(
+def test_a_late_answer_of_a_queue_breaks_no_connection(
     server: RabbitMQ,
     open_one: Open,
     prefix: str,

@@ -1,4 +1,4 @@
-"""``amqp://`` of a port where something else than RabbitMQ listens: one sentence says so."""
+"""``amqp://`` on a port of another kind of server ends with one sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stranger(answer: bytes, *, hangs_up: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("patience", [0.3, 1.0, 1.5])
 @pytest.mark.parametrize("who", ANSWERS)
-def test_who_is_no_rabbitmq_is_told_of_in_one_sentence(
+def test_a_server_that_is_no_rabbitmq_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, who: str, patience: float
 ) -> None:
     # given: pika's own patience ends before ours, with it, or while we hang up
@@ -73,7 +73,7 @@ def test_who_is_no_rabbitmq_is_told_of_in_one_sentence(
     assert [str(one.message) for one in seen if one.category is ResourceWarning] == []
 
 
-def test_who_waits_for_a_greeting_hangs_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_greeting_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_thread, "_GOODBYE", 1e9)
     with stranger(b"", hangs_up=False) as url:
         with pytest.raises(BrokerUnavailable, match="does not answer"):

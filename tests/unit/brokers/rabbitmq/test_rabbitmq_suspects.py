@@ -1,46 +1,21 @@
-"""What may be what workers died of runs alone, and ends when it was: the server tells no deaths."""
+"""Suspects on RabbitMQ, which reports no deaths: they run alone, and fail if they kill workers."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pika
-import pytest
 from harness import eventually
 from pika.adapters.blocking_connection import BlockingChannel
-from servers import rabbitmq_url
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.rabbitmq.settle import SUSPECT
-from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Outcome
 
 sys.path.append(str(Path(__file__).parents[3] / "conformance"))
 
 from broker_driver import LiveOwner, job
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"s{time.time_ns() % 10**15}"
-
-
-@pytest.fixture
-def broker(prefix: str) -> Iterator[Broker]:
-    broker = open_broker(f"{rabbitmq_url()}?prefix={prefix}")
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
-def channel() -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url()))
-    yield connection.channel()
-    connection.close()
 
 
 def die_of(channel: BlockingChannel, place: str, times: int, count: int = 1) -> None:
@@ -75,7 +50,7 @@ def test_a_suspect_runs_alone_and_holds_up_nobody(
     assert {alone[0].open().id, second.open().id} == {one.id for one in suspects}
 
 
-def test_who_cannot_run_a_job_alone_gets_no_suspect(
+def test_a_worker_that_cannot_run_a_job_alone_gets_no_suspect(
     broker: Broker, prefix: str, channel: BlockingChannel
 ) -> None:
     # law 6
@@ -133,7 +108,7 @@ def test_a_suspect_is_found_though_it_goes_back_in_between(
     assert (lease.open().id, lease.losses) == (culprit.id, 1)
 
 
-def test_what_goes_back_now_and_then_is_no_suspect(broker: Broker) -> None:
+def test_a_job_that_returns_now_and_then_is_no_suspect(broker: Broker) -> None:
     # law 6
     broker.put([job()])
     for _ in range(SUSPECT + 2):
@@ -143,7 +118,7 @@ def test_what_goes_back_now_and_then_is_no_suspect(broker: Broker) -> None:
         broker.detach(worker.id)
 
 
-def test_what_ended_is_no_suspect_any_more(
+def test_a_job_that_ended_is_no_suspect_any_more(
     broker: Broker, prefix: str, channel: BlockingChannel
 ) -> None:
     # law 6

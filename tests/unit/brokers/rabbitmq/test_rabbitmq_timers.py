@@ -1,4 +1,4 @@
-"""Timer queues of RabbitMQ: delayed jobs whose time the workers keep, on one server."""
+"""Timer queues of RabbitMQ: delayed jobs for which workers keep the time, on one server."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Outcome, State
 
 Open = Callable[..., RabbitBroker]
+
+LATE = 15.0
+"""Seconds that a job may come after its time on a busy machine; a lost job never comes."""
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_delayed_jobs_come_when_they_are_due(open_one: Open) -> None:
     worker.take()
     late = lateness(worker, dict(put(producer, d) for d in (0.05, 0.5, 0.7, 1.1, 2.1, 0.3)))
     assert min(late.values()) >= 0
-    assert max(late.values()) < 5
+    assert max(late.values()) < LATE
 
 
 def test_a_worker_that_comes_later_finds_delayed_jobs(open_one: Open) -> None:
@@ -136,7 +139,7 @@ def test_a_worker_whose_server_keeps_time_serves_timer_queues_too(open_one: Open
     worker.take()
     # when, then
     late = lateness(worker, dict(put(producer, delay) for delay in (0.05, 0.6)))
-    assert max(late.values()) < 5
+    assert max(late.values()) < LATE
 
 
 def test_a_retry_waits_and_keeps_what_is_known_of_its_job(open_one: Open) -> None:
@@ -171,16 +174,16 @@ def test_a_job_behind_a_full_window_is_on_time(
     monkeypatch.setattr(timekeeper, "_WINDOW", 4)
     producer, worker = open_one(), LiveOwner(open_one())
     worker.take()
-    due = dict(put(producer, 1.99) for _ in range(9))
-    job_id, soon = put(producer, 1.01)
+    due = dict(put(producer, 15.9) for _ in range(9))
+    job_id, soon = put(producer, 8.1)
     # when
     late = lateness(worker, {**due, job_id: soon})
     # then
     assert min(late.values()) >= 0
-    assert late[job_id] < 0.6
+    assert late[job_id] < 7  # the others are due after 7.8 s
 
 
-def test_what_is_held_for_long_comes_anew_and_runs_once(
+def test_a_delayed_job_held_for_long_comes_again_and_runs_once(
     open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 2: as if the server took back what is held for more than half a second
@@ -209,7 +212,7 @@ def test_many_that_are_due_at_one_instant_begin_within_seconds(open_one: Open) -
     # when
     leases = worker.await_all(len(jobs))
     # then
-    assert 0 <= time.monotonic() - due < 5
+    assert 0 <= time.monotonic() - due < LATE
     assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
 
 
@@ -223,13 +226,13 @@ def test_large_bodies_do_not_fill_the_memory_of_a_worker(
     worker.take()
     due = {}
     for _ in range(20):
-        large = job(delay=1.5, body=b"x" * 100_000)
-        due[large.id] = time.monotonic() + 1.5
+        large = job(delay=8.0, body=b"x" * 100_000)
+        due[large.id] = time.monotonic() + 8.0
         producer.put([large])
     # when
-    time.sleep(1.0)
-    keeper = broker._timekeeping.keeper
-    assert keeper is not None
+    keeper = eventually(lambda: broker._timekeeping.keeper, "a timekeeper")
+    eventually(lambda: keeper._bytes >= 100_000, "a job that it holds")
+    time.sleep(1.0)  # more would come
     held = keeper._bytes
     # then
     assert 100_000 <= held <= 500_000
@@ -258,7 +261,9 @@ def test_a_cut_line_loses_and_doubles_nothing(open_one: Open) -> None:
                 worker.settle(lease)
 
 
-def test_what_no_release_can_read_is_kept_with_what_failed(open_one: Open, prefix: str) -> None:
+def test_an_unreadable_delayed_message_is_kept_with_the_failed_jobs(
+    open_one: Open, prefix: str
+) -> None:
     # law 16
     broker = open_one()
     worker = LiveOwner(broker)
@@ -277,7 +282,7 @@ def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
     producer, broker = open_one(), open_one()
     worker = LiveOwner(broker)
     worker.take()
-    due = dict([put(producer, 3.0)])
+    due = dict([put(producer, 12.0)])
     eventually(lambda: producer.info()["delayed"] == 0, "the worker holds it")
     broker.close()
     eventually(lambda: producer.info()["delayed"] == 1, "the server has it again")
@@ -289,9 +294,10 @@ def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
 
 def test_a_move_takes_jobs_out_of_timer_queues_with_their_times(open_one: Open) -> None:
     broker = open_one()
-    jobs = {delay: job(delay=delay) for delay in (5.0, 700.0, 400_000.0)}
-    now = time.time()
+    jobs = {delay: job(delay=delay) for delay in (60.0, 700.0, 400_000.0)}
+    before = time.time()
     broker.put(list(jobs.values()))
+    after = time.time()
     source = carried_jobs(broker)
     assert source.remains().jobs == 3
     records = {}
@@ -300,7 +306,7 @@ def test_a_move_takes_jobs_out_of_timer_queues_with_their_times(open_one: Open) 
         taken.stored = [True] * len(taken.records)
     for delay, moved in jobs.items():
         assert records[moved.id].state is State.SCHEDULED
-        assert abs(records[moved.id].due - now - delay) < 1
+        assert before - 1 < records[moved.id].due - delay < after + 1
 
 
 @pytest.mark.parametrize(

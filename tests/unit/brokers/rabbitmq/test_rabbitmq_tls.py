@@ -1,4 +1,4 @@
-"""``amqps://``: whose certificate is taken, and what is said of the others."""
+"""``amqps://``: which certificates are trusted, and the sentences about the others."""
 
 from __future__ import annotations
 
@@ -125,10 +125,8 @@ def test_a_certificate_that_is_not_trusted_is_refused_at_once_in_one_sentence(
     broker.close()
 
 
-def test_who_shows_no_certificate_where_one_is_wanted_is_told(
-    place: str, authority: Authority
-) -> None:
-    said = f"rabbitmq at {place} .*wants a certificate of ours"
+def test_a_missing_client_certificate_is_reported(place: str, authority: Authority) -> None:
+    said = f"rabbitmq at {place} .*wants a client certificate"
     with pytest.raises(BrokerUnavailable, match=said):
         open_rabbit(f"amqps://{place}/", "tls", tls_ca=authority.ca, patience=60)
 
@@ -143,6 +141,6 @@ def test_a_server_that_hangs_up_without_a_reason_may_want_a_certificate(place: s
     error = ssl.SSLEOFError(8, "EOF occurred in violation of protocol (_ssl.c:2427)")
     url = parse_url(f"amqps://{place}/")
     assert sentence(error, check_url(url)) == (
-        f"rabbitmq at {place} hung up; perhaps it wants a certificate of ours "
+        f"rabbitmq at {place} closed the connection; perhaps it wants a client certificate "
         "(tls_cert= and tls_key= in the url)"
     )

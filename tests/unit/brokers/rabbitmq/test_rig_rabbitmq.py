@@ -1,4 +1,4 @@
-"""The private RabbitMQ that other tests rely on: it is what they take it for."""
+"""The private RabbitMQ of other tests keeps its data over a kill and leaves no process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def server() -> Iterator[RabbitMQ]:
     server.close()
 
 
-def test_what_it_confirmed_is_there_after_a_kill_and_nothing_of_it_is_left_at_the_end() -> None:
+def test_confirmed_messages_survive_a_kill_and_the_rig_leaves_no_process() -> None:
     server = RabbitMQ()
     try:
         with channel_to(server.url) as channel:

@@ -1,4 +1,4 @@
-"""What a URL of Redis says of TLS."""
+"""The TLS options in the URL of a Redis server."""
 
 from __future__ import annotations
 

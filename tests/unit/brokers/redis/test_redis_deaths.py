@@ -1,4 +1,4 @@
-"""Who is dead on Redis, and who is not: the table in brokers/redis/deaths.py. No lease runs out."""
+"""Owners that count as dead on Redis, without a lease that runs out: brokers/redis/leases.py."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.leases import folder_here
 from tidemill.brokers.registry import open_broker
+from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.job import Envelope, Owner, Record, State
-from tidemill.core.retry import ENDLESS
 from tidemill.core.scoreboard import Scoreboard
 
 HERE = socket.gethostname()
@@ -33,7 +33,6 @@ from tidemill.brokers.contract.exchange import *
 from tidemill.brokers.contract.features import *
 from tidemill.brokers.contract.inspection import *
 from tidemill.brokers.registry import open_broker
-from tidemill.core.retry import ENDLESS
 from tidemill.core.job import *
 broker = open_broker(sys.argv[1])
 _, _, me, kind, host, board = sys.argv
@@ -159,7 +158,7 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
     assert not os.path.exists(dying.board)
 
 
-def test_who_died_before_anybody_watched_is_found_by_who_comes(
+def test_an_owner_that_died_unwatched_is_found_by_the_next_owner(
     broker: RedisBroker, mortal: Callable[..., Mortal]
 ) -> None:
     # law 5
@@ -214,7 +213,7 @@ def test_a_forked_child_keeps_nobody_alive(
         os.kill(child, signal.SIGKILL)
 
 
-def test_who_came_back_under_its_name_is_another(broker: RedisBroker) -> None:
+def test_an_owner_that_attached_again_is_not_buried(broker: RedisBroker) -> None:
     # law 4: it was found dead, and has attached since
     me(broker)
     put(broker, "one")

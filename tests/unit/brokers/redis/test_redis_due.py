@@ -1,4 +1,4 @@
-"""What comes due on Redis by the thousand: no call moves all of it, and nobody can tell."""
+"""Thousands of due jobs on Redis: no call moves all of them, and no caller notices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def wait(broker: RedisBroker) -> object:
 
 
 @pytest.mark.parametrize("call", [put, schedule, wait])
-def test_all_that_was_due_is_moved_before_a_call_but_not_by_it(
+def test_due_jobs_are_moved_before_a_call_and_not_by_it(
     broker: RedisBroker,
     calls: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_all_that_was_due_is_moved_before_a_call_but_not_by_it(
     assert (row.scheduled, row.ready) == (0, MANY + (call is not wait))
 
 
-def test_what_came_due_goes_before_what_was_put_after_it(
+def test_a_due_job_goes_before_jobs_put_after_it(
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 10
@@ -93,7 +93,7 @@ def test_what_came_due_goes_before_what_was_put_after_it(
     assert [lease.open().id for lease in leases] == [*(j.id for j in many()), "new"]
 
 
-def test_what_has_expired_keeps_no_key_however_much_has(
+def test_expired_jobs_hold_no_key_however_many_there_are(
     broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 12

@@ -168,7 +168,7 @@ def test_a_store_is_sealed_when_nothing_is_left_to_count_down(broker: RedisBroke
     assert counts(broker) == (0, MANY - 1)
 
 
-def test_what_is_purged_in_pieces_is_not_cancelled(broker: RedisBroker) -> None:
+def test_a_chain_purged_in_pieces_is_not_cancelled(broker: RedisBroker) -> None:
     put_chain(broker)
     assert broker.purge("default") == MANY
     assert broker.find(Filter()).records == []

@@ -1,4 +1,4 @@
-"""Lines to Redis on which replies are lost, and sleepers that are gone: nothing is done twice."""
+"""Connections to Redis that lose replies, and sleepers that are gone: nothing is done twice."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_step_whose_reply_was_lost_is_done_once(
 
 
 @pytest.mark.parametrize("fault", ["reply", "request"])
-def test_what_is_carried_goes_over_and_is_taken_once_though_replies_are_lost(
+def test_a_carried_lease_is_taken_once_though_replies_are_lost(
     broker: Broker, faults: Faults, fault: str
 ) -> None:
     # laws 3, 4
@@ -187,14 +187,16 @@ def test_a_hint_for_a_sleeper_that_is_gone_goes_to_the_next(
     assert broker.exchange(Step("here", want=Want(1))).leases == []
     broker.wait("here", 0)
     other._owners["gone"].sleeper.close()  # type: ignore[attr-defined]
-    threading.Timer(0.1, lambda: open_one().put([job()])).start()
+    broker.tick()  # so that no housekeeping ends the wait
+    producer = open_one()
+    threading.Timer(0.1, lambda: producer.put([job()])).start()
     began = time.monotonic()
-    broker.wait("here", 9)
-    assert time.monotonic() - began < 5
+    broker.wait("here", 29)
+    assert time.monotonic() - began < 20
     assert len(broker.exchange(Step("here", want=Want(1))).leases) == 1
 
 
-def test_who_falls_asleep_while_something_is_put_is_woken(
+def test_an_owner_that_falls_asleep_during_a_put_is_woken(
     broker: Broker, open_one: Callable[[], Broker]
 ) -> None:
     # law 9: no wake-up is lost between the look and the sleep
@@ -206,13 +208,13 @@ def test_who_falls_asleep_while_something_is_put_is_woken(
     def put() -> None:
         for n in range(rounds):
             other.put([job(id=f"j{n}", created=time.monotonic())])
-            if not taken.acquire(timeout=15):
+            if not taken.acquire(timeout=60):
                 return
 
     producer = threading.Thread(target=put)
     producer.start()
     verdicts: list[Verdict] = []
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while len(late) < rounds and time.monotonic() < until:
         reply = broker.exchange(Step("w", verdicts, Want(1)))
         verdicts = [Verdict(lease.token, Outcome.SUCCESS) for lease in reply.leases]
@@ -221,9 +223,9 @@ def test_who_falls_asleep_while_something_is_put_is_woken(
             taken.release()
         if not reply.leases:
             broker.wait("w", min(10.0, reply.next_due))
-    producer.join(20)
+    producer.join(60)
     assert len(late) == rounds
-    assert max(late) < 5
+    assert max(late) < 9  # less than a wait that nobody ends
 
 
 def test_a_server_that_sorts_text_by_a_language(tmp_path: Path) -> None:

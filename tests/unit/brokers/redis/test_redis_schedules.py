@@ -68,7 +68,7 @@ def test_a_change_whose_reply_was_lost_is_made_once(
     assert broker.stats()[0].accepted == 1
 
 
-def test_what_was_handed_out_with_a_lost_reply_comes_again(
+def test_a_schedule_handed_out_with_a_lost_reply_comes_again(
     open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # case C7: when its claim is over
@@ -103,7 +103,7 @@ def test_a_full_server_fires_nothing_and_lets_schedules_be_paused(
     assert broker.exchange(Step("w", fires=5)).next_due == float("inf")
 
 
-def test_nobody_is_woken_for_a_time_that_is_later(open_on: Callable[[Redis], Broker]) -> None:
+def test_a_later_time_wakes_no_owner(open_on: Callable[[Redis], Broker]) -> None:
     # law 9
     server = Redis()
     broker = open_on(server)

@@ -1,4 +1,4 @@
-"""What one script on Redis touches: bounded, whatever else the store holds."""
+"""The number of keys that one script on Redis touches is bounded, whatever the store holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from servers import Redis
 
+from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis import connections, record, server_clock
 from tidemill.brokers.redis.broker import RedisBroker
@@ -171,12 +172,30 @@ def purge(queue: str = "mine") -> Callable[[RedisBroker], object]:
     return lambda broker: broker.purge(queue)
 
 
+def purge_kept(queue: str = "mine") -> Callable[[RedisBroker], object]:
+    return lambda broker: broker.purge_kept(queue, "p1")
+
+
+def purged_here(broker: RedisBroker, count: int) -> None:
+    put(broker, count, queue="mine")
+    broker.purge_kept("mine", "p1")
+
+
+def restore(broker: RedisBroker) -> None:
+    assert all(broker.restore((f"other{n:05}" for n in range(1600)), "p1"))
+
+
 CASES: dict[str, tuple[Callable[[RedisBroker, int], None], Callable[[RedisBroker], object]]] = {
     "purge beside scheduled jobs of others": (scheduled_elsewhere, purge()),
     "purge beside keys of others": (keys_elsewhere, purge()),
     "purge of scheduled jobs": (scheduled_here, purge()),
     "purge of ready jobs": (ready_here, purge()),
     "purge of keys of a limit": (keyed_here, purge("default")),
+    "a kept purge beside scheduled jobs of others": (scheduled_elsewhere, purge_kept()),
+    "a kept purge of scheduled jobs": (scheduled_here, purge_kept()),
+    "a kept purge of ready jobs": (ready_here, purge_kept()),
+    "a kept purge of keys of a limit": (keyed_here, purge_kept("default")),
+    "a purge is restored": (purged_here, restore),
     "a limit changes": (keyed_here, lambda b: b.set_limit("api", TWO)),
     "a put changes a limit": (keyed_here, lambda b: put_keyed(b, 1, TWO, "new")),
     "limits are listed": (keyed_here, lambda b: b.limits()),
@@ -204,7 +223,7 @@ def test_a_script_touches_no_more_in_a_larger_store(
 
 
 @pytest.mark.parametrize("call", ["exchange", "tick", "put"])
-def test_what_comes_due_is_moved_in_pieces(
+def test_due_jobs_are_moved_in_pieces(
     make: Callable[..., Counted], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     costs = []
@@ -223,7 +242,7 @@ def test_what_comes_due_is_moved_in_pieces(
 
 
 @pytest.mark.parametrize("fill", [finished, finished_lanes])
-def test_what_is_pruned_is_pruned_in_pieces(
+def test_jobs_are_pruned_in_pieces(
     make: Callable[..., Counted], monkeypatch: pytest.MonkeyPatch, fill: Callable[..., None]
 ) -> None:
     # law 15
@@ -238,7 +257,10 @@ def test_what_is_pruned_is_pruned_in_pieces(
     assert costs[1] <= 1.15 * costs[0], costs
 
 
-def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(make: Callable[..., Counted]) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(
+    make: Callable[..., Counted], keeps: bool
+) -> None:
     # given a queue with jobs of all kinds, beside another
     broker = make().broker
     put(broker, 450, queue="others", delay=LATER)
@@ -251,12 +273,16 @@ def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(make: Callable[..., Coun
     successor = Envelope(id="next", task="t", queue="mine", key="k", on_conflict="replace")
     assert broker.put([successor])[0].placed.value == "successor"
     # when it is purged
-    assert broker.purge("mine") == 250 + 250 + 300 + 1
+    jobs = 250 + 250 + 300 + 1
+    if keeps:
+        assert broker.purge_kept("mine", "p1") == KeptPurge(jobs)
+    else:
+        assert broker.purge("mine") == jobs
     # then nothing of it is left, and all of the others
     rows = {row.name: row for row in broker.stats()}
     assert (rows["mine"].ready, rows["mine"].scheduled, rows["mine"].waiting) == (0, 0, 0)
     assert (rows["others"].scheduled, rows["keys"].running) == (450, 1)
-    assert broker.info()["jobs"] == 451
+    assert broker.info()["jobs"] == 451 + jobs * keeps
 
 
 def test_a_batch_larger_than_one_step_may_be_is_refused(
@@ -265,6 +291,6 @@ def test_a_batch_larger_than_one_step_may_be_is_refused(
     monkeypatch.setattr(record, "PUT_MOST", 10)
     broker = make().broker
     put(broker, 10)
-    with pytest.raises(InvalidOption, match="at most 10 jobs in one step, not 11; put them in"):
+    with pytest.raises(InvalidOption, match="at most 10 jobs in one put, not 11; put them in"):
         put(broker, 11, "more")
     assert broker.info()["jobs"] == 10

@@ -1,4 +1,4 @@
-"""What ends a wait for a job at the port, and which of that may be a little late."""
+"""The ends of a wait for a job at the beanstalk port, and which of them may be a little late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tubes of the beanstalk port: what is forgotten, and how often it looks for that."""
+"""The tubes of the beanstalk port: when they are forgotten, and what the sweep costs."""
 
 from __future__ import annotations
 

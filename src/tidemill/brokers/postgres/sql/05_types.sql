@@ -24,7 +24,7 @@ CREATE TYPE tidemill.step_request AS (
     verdicts       jsonb,                    -- all other verdicts
     touch_tokens   bigint[],
     touch_seconds  float8[],
-    notes          jsonb,                    -- [token, done, total, line, time] each
+    notes          jsonb,                    -- [token, done, total, line, time, text] each
     heard          bigint[],                 -- tokens of hand-offs that arrived
     carried        bigint[],                 -- leases to hand over to the carrier
     take_tokens    bigint[],                 -- leases to take from the carrier

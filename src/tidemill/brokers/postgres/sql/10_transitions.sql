@@ -102,6 +102,10 @@ BEGIN
     DELETE FROM job WHERE seq = job_seq;
 END $$;
 
+-- Whether an error is that of a purged job, which is kept as long as a failed job.
+CREATE OR REPLACE FUNCTION tidemill.is_purged(error text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$ SELECT coalesce(starts_with(error, 'purged, in purge '), false) $$;
+
 -- Seconds that a finished job is kept.
 CREATE OR REPLACE FUNCTION tidemill.keep_for(
     state text, result_ttl float8, has_result boolean, p tidemill.prefs) RETURNS float8

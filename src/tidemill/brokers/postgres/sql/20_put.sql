@@ -1,5 +1,5 @@
--- Accepting jobs. They come as arrays: ids, envelopes, and the number of each job's shape. The shape is all
--- the rest; most jobs of a call have the same shape.
+-- Accepting jobs. They come as arrays: ids, envelopes, and the number of each job's shape. The
+-- shape is all other data of a job; most jobs of a call have the same shape.
 
 CREATE OR REPLACE FUNCTION tidemill.unpack(new_jobs tidemill.batch) RETURNS SETOF tidemill.given
 LANGUAGE sql STABLE ROWS 1000 AS $$
@@ -138,7 +138,8 @@ BEGIN
             FROM tally WHERE queue = which);
 END $$;
 
--- Put followers. Settling must not fail, so this must not: bounds do not hold, and a job with a taken id is left out.
+-- Put followers. Settling must not fail, so this function must not fail: no bound applies, and a
+-- job is left out if its id is taken.
 CREATE OR REPLACE FUNCTION tidemill.follow(
     after int, new_jobs tidemill.batch, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$

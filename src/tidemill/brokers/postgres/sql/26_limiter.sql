@@ -10,7 +10,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY[NULL, NULL, 1, NULL, NULL, NULL, NULL,
 CREATE OR REPLACE FUNCTION tidemill.every(x float8[]) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN x[1] > 0 THEN x[2] * 1e6 / x[1] ELSE 0 END $$;
 
--- How many jobs may run at a time; NULL for any number. After a failure, no more than may still fail.
+-- How many jobs may run at a time; NULL for any number. After a failure, at most as many as may
+-- still fail before the breaker opens.
 CREATE OR REPLACE FUNCTION tidemill.most_running(x float8[], failures int) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(x[6], CASE WHEN x[7] IS NOT NULL AND failures > 0 THEN greatest(1, x[7] - failures) END)

@@ -147,7 +147,8 @@ END $$;
 
 -- -- taking events over ----------------------------------------------------------------------------
 
--- Lock and return those of some limiters that nobody else holds. They follow the current settings then.
+-- Lock those of some limiters that nobody else holds, and return them. They follow the current
+-- settings from then on.
 CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -159,8 +160,8 @@ BEGIN
     RETURN ids;
 END $$;
 
--- Take over the events of limiters that we hold. Returns the limiters to renew: a partition that stands
--- wherever it has jobs does not change when fewer jobs run.
+-- Take over the events of limiters that we hold. Returns the limiters to renew. If only running
+-- jobs have ended, a partition that stands in each of its lines needs no renewal.
 CREATE OR REPLACE FUNCTION tidemill.fold_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Limit settings, declared by code or set by people; and limits in numbers.
 
--- A limit may have many keys, and so many limiters. New settings hold at once: each user of a limiter first
--- brings it to the new settings (try_gates). The other limiters follow in pieces of a few hundred (update_some).
--- Until then the counters of a limiter follow the settings of its version.
+-- A limit with keys has one limiter for each key. New settings hold at once: each user of a limiter
+-- first brings it to the new settings (try_gates). The other limiters follow in pieces of a few
+-- hundred (update_some). Until then the counters of a limiter follow the settings of its version.
 
 -- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does. Nobody else holds a limiter.
 CREATE OR REPLACE FUNCTION tidemill.take_terms(s tidemill.said, now float8) RETURNS void

@@ -1,4 +1,4 @@
--- The delay of a message after a failed attempt: the function "backoff" of core/retry.py, in SQL.
+-- The delay of a message after a failed attempt: the function "backoff" of core/backoff.py, in SQL.
 
 -- Read bytes as an unsigned number.
 CREATE OR REPLACE FUNCTION tidemill.unsigned_in(data bytea, at int, size int) RETURNS numeric

@@ -1,7 +1,7 @@
 -- Settling: the ends of runs, and the reports of running jobs.
 
--- The hot path: settle successes with nothing else to do. "settle" takes those of jobs with a key.
--- Returns the places of the verdicts that found their lease, and the jobs that ended.
+-- The hot path: settle successes with nothing else to do. "settle" takes the successes of jobs with
+-- a key. Returns the places of the verdicts that found their lease, and the jobs that ended.
 CREATE OR REPLACE FUNCTION tidemill.settle_plain(
     req tidemill.step_request, my_name text, limits boolean, t float8, p tidemill.prefs, OUT settled int[], OUT ended bigint[])
 LANGUAGE plpgsql AS $$
@@ -190,7 +190,7 @@ BEGIN
     WHERE seq = which;
 END $$;
 
--- Keep the notes of running jobs: [token, done, total, line, time] each.
+-- Keep the notes of running jobs: [token, done, total, line, time, text] each. The release before sends no text.
 CREATE OR REPLACE FUNCTION tidemill.take_notes(me int, notes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -198,14 +198,14 @@ DECLARE
 BEGIN
     FOR n IN
         SELECT (x ->> 0)::bigint AS token, (x ->> 1)::float8 AS done, (x ->> 2)::float8 AS total,
-               x ->> 3 AS line, (x ->> 4)::float8 AS at
+               x ->> 3 AS line, (x ->> 4)::float8 AS at, coalesce(x ->> 5, '') AS text
         FROM jsonb_array_elements(notes) AS x
     LOOP
         PERFORM FROM lease WHERE seq = n.token >> 16 AND token = n.token AND owner = me;
         CONTINUE WHEN NOT FOUND;
         INSERT INTO note (seq) VALUES (n.token >> 16) ON CONFLICT DO NOTHING;
         IF n.done >= 0 THEN
-            UPDATE note SET done = n.done, total = n.total WHERE seq = n.token >> 16;
+            UPDATE note SET done = n.done, total = n.total, text = n.text WHERE seq = n.token >> 16;
         END IF;
         IF n.line <> '' THEN
             PERFORM add_line(n.token >> 16, n.line, n.at);

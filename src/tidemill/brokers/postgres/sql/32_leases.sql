@@ -43,8 +43,8 @@ BEGIN
                 DELETE FROM lease WHERE seq = l.seq;
                 PERFORM leave_gates(l, true, NULL, 0);
                 PERFORM count(j.line, 'running', -1);
-                PERFORM finish(l.seq, 'failed', format('lost %s times with its worker', j.losses),
-                               NULL, t, p);
+                PERFORM finish(l.seq, 'failed', format('lost with its worker: loss %s of %s',
+                               j.losses, j.tries), NULL, t, p);
                 CONTINUE;
             END IF;
         END IF;

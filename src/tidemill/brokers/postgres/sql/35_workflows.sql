@@ -3,9 +3,10 @@
 -- "pending" and "failures" always count the parents of a job, even after the job itself has ended. So a
 -- failed job that is made ready again gives its children another chance.
 --
--- Two transactions may end parents of the same job. They must not lose a count, and must not deadlock. So a
--- transaction that may end jobs first locks rows in "behind": of all jobs that it may count down or end
--- thereby. It locks them at once, the highest number first. Then it looks which jobs it ends, and counts.
+-- Two transactions may end parents of the same job. The transactions must lose no count, and
+-- must not deadlock. So a transaction that may end jobs first locks the rows in "behind" of all jobs that it
+-- may count down or end. The transaction locks all these rows in one statement, the highest number
+-- first. Then the transaction finds the jobs that it ends, and counts.
 
 -- Lock the children of these jobs; "bad" says of each job that it may end without success. Also lock the jobs
 -- of these names and their children, in case they end. Returns those of the jobs that have children and have
@@ -46,8 +47,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.all_bad(jobs bigint[]) RETURNS boolean[]
 LANGUAGE sql IMMUTABLE AS $$ SELECT array_fill(true, ARRAY[coalesce(cardinality(jobs), 0)]) $$;
 
--- Count down the children of those jobs that have ended since they were locked. An acked message has no row
--- any more. True when any job began or ended thereby.
+-- Count down the children of those jobs that have ended since they were locked. An acked message
+-- has no row any more. True when this made any job ready, or ended any job.
 CREATE OR REPLACE FUNCTION tidemill.flow(jobs bigint[], t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,10 +251,12 @@ BEGIN
     WITH gone AS (
         DELETE FROM done WHERE seq = ANY (jobs) RETURNING seq, class
     ), back AS (
-        SELECT gone.seq, gone.class, j.line, j.due FROM gone CROSS JOIN LATERAL (
-            SELECT line, due FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
+        SELECT gone.seq, gone.class, j.line, j.due, j.expires FROM gone CROSS JOIN LATERAL (
+            SELECT line, due, expires FROM job WHERE job.seq = gone.seq OFFSET 0) AS j
     ), held AS (
         INSERT INTO later (seq, due, waiting) SELECT seq, due, true FROM back
+    ), mortal AS (
+        INSERT INTO expiry (seq, due) SELECT seq, expires FROM back WHERE expires > 0
     )
     INSERT INTO tally (queue, waiting, kept)
     SELECT line / 4, count(*), -count(*) FILTER (WHERE class < 2) FROM back GROUP BY 1;
@@ -365,9 +368,9 @@ BEGIN
     UPDATE done SET prune = t + p.protect WHERE seq = ANY (needed);
     WITH free AS (
         UPDATE done SET
-            class = CASE WHEN state = 5 THEN 2 WHEN state = 4 AND result IS NULL THEN 0 ELSE 1 END,
+            class = CASE WHEN state = 5 OR is_purged(error) THEN 2 WHEN state = 4 AND result IS NULL THEN 0 ELSE 1 END,
             prune = finished + keep_for(
-                CASE state WHEN 4 THEN 'succeeded' WHEN 5 THEN 'failed' ELSE '' END,
+                CASE WHEN state = 4 THEN 'succeeded' WHEN state = 5 OR is_purged(error) THEN 'failed' ELSE '' END,
                 (SELECT result_ttl FROM job WHERE job.seq = done.seq), result IS NOT NULL, p)
         WHERE seq = ANY (due) AND seq <> ALL (needed)
         RETURNING seq, class

@@ -18,7 +18,8 @@ EXCEPTION WHEN invalid_parameter_value THEN  -- no transaction has that number: 
     RETURN true;
 END $$;
 
--- Whether a step could move a job that is due: no running transaction has changed its row. Mostly the first row tells.
+-- Whether a step could move a job that is due: no running transaction has changed its row. Usually
+-- the first row answers this.
 CREATE OR REPLACE FUNCTION tidemill.can_move(t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -36,8 +37,9 @@ BEGIN
         WHERE is_free(x::xid));
 END $$;
 
--- When the next job comes due; NULL when no job will. While running transactions hold all due jobs, for instance a
--- caller's own, that is a moment later: an owner that stepped at once would step again and again.
+-- When the next job comes due; NULL when no job will. If running transactions hold all due jobs,
+-- for instance a caller's own transaction, the answer is a moment later. Otherwise an owner would
+-- step again and again until then.
 CREATE OR REPLACE FUNCTION tidemill.next_job_due(t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE

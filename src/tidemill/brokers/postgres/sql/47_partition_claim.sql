@@ -79,8 +79,8 @@ BEGIN
     plain := plain AND (queues = 1 OR gates = '{}');
 END $$;
 
--- One pass. Where partitions stand, it takes only the first rank, since each partition stands elsewhere after
--- that. In a rank, keys take turns: the first job of each partition, then the second jobs in the same order.
+-- One pass over the lines. In lines with partitions, it takes only jobs of the first rank, since a lease moves its
+-- partition to another place. In a rank, keys take turns: the first job of each partition, then the second jobs.
 -- "moved" says that another pass may find more.
 CREATE OR REPLACE FUNCTION tidemill.claim_pass(
     lines int[], rooms int[], gates text[], most int, who tidemill.claimant, t float8, p tidemill.prefs,

@@ -4,7 +4,7 @@
 -- repeated step comes from the kept results. A step with the serial 0 is made on behalf of a remote owner:
 -- its verdicts count, but it does not disturb the series of the owner's own steps.
 CREATE OR REPLACE FUNCTION tidemill.step(
-    req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs)
+    req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs, counts bytea)
 RETURNS tidemill.step_reply
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -15,8 +15,7 @@ DECLARE
     mine    pulse;
     who     record;
     handed  record;
-    ran     record;
-    told    record;
+    did     record;
     unheard bigint[];
     again   boolean;
     behind  boolean;
@@ -67,9 +66,9 @@ BEGIN
     END IF;
     IF again THEN
         r.moved := true;
-        told := repeat_reply(req.me, req.serial);
-        r.answer := mine.missed || jsonb_build_object('commands', told.commands);
-        r.leases := told.leases;
+        did := repeat_reply(req.me, req.serial);
+        r.answer := mine.missed || jsonb_build_object('commands', did.commands);
+        r.leases := did.leases;
         r.hungry := CASE WHEN r.leases = '' THEN w.count ELSE 0 END;
     ELSE
         IF come_due(seen, t, p) THEN
@@ -77,9 +76,10 @@ BEGIN
             flows := ARRAY (SELECT f FROM unnest(flows) AS f WHERE EXISTS (SELECT FROM job WHERE seq = f)
                                                        AND NOT EXISTS (SELECT FROM done WHERE seq = f));
         END IF;
-        ran := run_step(r, mine, req, followers, w, flows, who.name, who.consumes, t, p);
-        r := ran.r;
-        mine := ran.mine;
+        did := run_step(r, mine, req, followers, w, flows, who.name, who.consumes, t, p);
+        r := did.r;
+        mine := did.mine;
+        r.idle := NOT add_history(counts) AND r.idle;
     END IF;
     RETURN close_step(r, req.serial, w, mine, behind, strays, t, p);
 END $$;
@@ -104,8 +104,9 @@ BEGIN
     IF (cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 OR has_unknown(w.knows, w.queues))
        AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
-        -- The client may have lost this connection and repeated the step: nobody would hear of jobs that we
-        -- take now. And the owner has yet to hear of jobs handed to it since.
+        -- Take no jobs if the client has repeated this step on another connection: nobody would
+        -- hear of them. Take none either if jobs were handed to the owner meanwhile: it must hear
+        -- of those first.
         IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
@@ -132,14 +133,14 @@ END $$;
 -- jobs.
 CREATE OR REPLACE PROCEDURE tidemill.exchange(
     req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs, chores int,
-    INOUT answer jsonb, INOUT leases bytea, INOUT more bytea)
+    INOUT answer jsonb, INOUT leases bytea, INOUT more bytea, counts bytea DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
     s    record;
     a    record;
     mine int := req.me;  -- ring does not wake this owner, which has looked
 BEGIN
-    s := tidemill.step(req, followers, w, p);
+    s := tidemill.step(req, followers, w, p, counts);
     answer := s.answer;
     leases := s.leases;
     IF s.idle THEN

@@ -178,5 +178,5 @@ BEGIN
     DELETE FROM call WHERE once IS NULL AND seen < t - 600;
     PERFORM fold();
     PERFORM sync_gates(false, t);
-    RETURN greatest(prune(most, t, p), sweep_keys(most, t), sweep_gates(most, t)) >= most OR more;
+    RETURN greatest(prune(most, t, p), sweep_keys(most, t), sweep_gates(most, t), prune_history(most, t)) >= most OR more;
 END $$;

@@ -58,8 +58,9 @@ BEGIN
     RETURN done;
 END $$;
 
--- Make scheduled jobs ready, and failed, cancelled or expired jobs, these as a new run; the trail stays. With
--- "how" = force, also jobs that succeeded, and jobs whose key a success holds.
+-- Make scheduled jobs ready, and failed, cancelled or expired jobs, these as a new run; the trail
+-- stays. With "how" = force, also jobs that succeeded, and jobs whose key belongs to a succeeded
+-- job.
 CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -286,6 +287,7 @@ DECLARE
     q int;
 BEGIN
     PERFORM check_here();
+    PERFORM lock_bindings();
     PERFORM pg_advisory_xact_lock('tally'::regclass::oid::int, 0);  -- nobody folds the counters now
     SELECT number INTO q FROM queue WHERE name = which FOR UPDATE;
     IF (SELECT sum(waiting + scheduled + ready + running) FROM tally WHERE queue = q) > 0 THEN
@@ -296,11 +298,12 @@ BEGIN
     SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(kept), sum(carried)
     FROM gone GROUP BY queue;
     UPDATE queue SET listed = false, paused = false, max_size = 0 WHERE number = q;
+    PERFORM drop_bindings(which);
     RETURN true;
 END $$;
 
--- The numbers of these jobs, NULL where there is no such job. Acts on jobs look once, before they lock: nothing
--- would be locked for a job that comes later.
+-- The numbers of these jobs, NULL where there is no such job. Acts on jobs look once, before they
+-- lock. A job that comes later is not locked, so they leave it alone.
 CREATE OR REPLACE FUNCTION tidemill.seqs_of(ids text[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN

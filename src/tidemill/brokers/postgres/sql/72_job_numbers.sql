@@ -1,6 +1,6 @@
 -- Jobs by name: drawing numbers for them, and leasing them.
 
--- Draw so many numbers, which nobody else gets; return the last.
+-- Draw this many numbers, which nobody else gets; return the last.
 CREATE OR REPLACE FUNCTION tidemill.numbers(many bigint) RETURNS bigint
 LANGUAGE sql SET search_path = tidemill, pg_temp AS $$
     UPDATE numbered SET last = last + many RETURNING last

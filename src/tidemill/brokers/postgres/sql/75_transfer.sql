@@ -86,7 +86,7 @@ BEGIN
                 id text, seq bigint, rank bigint, line int, state int, policy int, tries int,
                 attempt int, losses int, due float8, expires float8, finished float8, timeout float8,
                 ttr float8, result_ttl float8, cancelling boolean, key text, error text,
-                trail jsonb, done float8, total float8, log jsonb, linked boolean, inputs text[],
+                trail jsonb, done float8, total float8, text text, log jsonb, linked boolean, inputs text[],
                 next text[], waits text, pending bigint, failures bigint, dropped boolean,
                 delay float8, at float8, until float8, lane text, cost float8, terms float8[])
         ORDER BY n
@@ -112,7 +112,7 @@ BEGIN
         id text, seq bigint, rank bigint, line int, state int, policy int, tries int, attempt int,
         losses int, due float8, expires float8, finished float8, timeout float8, ttr float8,
         result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
-        total float8, log jsonb, linked boolean,
+        total float8, text text, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
         delay float8, at float8, until float8, lane text, cost float8, terms float8[]);
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
@@ -146,7 +146,7 @@ BEGIN
     END IF;
     INSERT INTO edge (parent, child) SELECT r.seq, child FROM unnest(r.next) AS child;
     IF r.done IS NOT NULL OR r.log <> '[]' THEN
-        INSERT INTO note (seq, done, total, log) VALUES (r.seq, r.done, r.total, r.log);
+        INSERT INTO note (seq, done, total, text, log) VALUES (r.seq, r.done, r.total, coalesce(r.text, ''), r.log);
     END IF;
     IF r.key IS NOT NULL AND what = 'succeeded' AND r.until > t
         AND NOT EXISTS (SELECT FROM find_key(r.key, t))
@@ -155,12 +155,12 @@ BEGIN
     END IF;
     IF ended THEN
         PERFORM count(r.line, what);
+        what := CASE WHEN is_purged(r.error) THEN 'failed' ELSE what END;  -- it is kept as long
         INSERT INTO done (seq, prune, finished, class, state, error, result)
         VALUES (r.seq, CASE WHEN r.linked THEN t + p.protect ELSE least(r.finished, t)
                        + keep_for(what, r.result_ttl, answer IS NOT NULL, p) END,
                 r.finished,
-                CASE WHEN r.linked THEN 3
-                     WHEN what = 'failed' THEN 2
+                CASE WHEN r.linked THEN 3 WHEN what = 'failed' THEN 2
                      WHEN what = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,
                 r.state, r.error, answer);
         IF what <> 'failed' AND NOT r.linked THEN

@@ -14,7 +14,8 @@ SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
        done.ended, done.worker AS last_worker,
        CASE WHEN lease.owner > 0 THEN lease.leased END AS leased, owner.name AS worker, note.done AS progress, note.total, note.log,
        coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures,
-       later.task IS NOT NULL AS unknown
+       later.task IS NOT NULL AS unknown,
+       note.text AS progress_text
 FROM tidemill.job
 LEFT JOIN tidemill.ready ON ready.line = job.line AND ready.rank = job.rank AND ready.seq = job.seq
 LEFT JOIN tidemill.later ON later.seq = job.seq

@@ -1,4 +1,4 @@
-"""Messages of a channel in hand, and their acknowledgement with as few frames as possible."""
+"""The unacknowledged messages of a channel, acknowledged with as few frames as possible."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage
 __all__ = ["Acknowledgements"]
 
 _FEW, _STRAGGLE = 64, 0.02
-"""With more than so many messages in hand, a single acknowledgement waits for so many seconds.
-Earlier messages are likely to end within that time, and then one frame acknowledges them all."""
+"""With more than ``_FEW`` messages in hand, a single acknowledgement waits ``_STRAGGLE`` seconds.
+In this time earlier jobs probably end, and then one frame acknowledges all their messages."""
 
 
 class Acknowledgements:
-    """The messages in hand of the current channel. All of it runs in the connection thread.
+    """The messages in hand: messages of the current channel whose jobs have not ended.
+
+    All methods run in the connection thread.
 
     Attributes:
         open: the tags in hand in the order of arrival, each with its consumer.
@@ -28,11 +30,12 @@ class Acknowledgements:
         self._thread = thread
         self._channel: Channel | None = None
         self.open: OrderedDict[int, Consumer] = OrderedDict()
-        self._done: set[int] = set()  # to be acknowledged together with earlier tags
+        # Tags that wait to be acknowledged together with earlier tags.
+        self._done: set[int] = set()
         self._stragglers: set[int] = set()  # the tags in ``_done`` that wait for the timer
 
     def begin_anew(self, channel: Channel | None) -> None:
-        """Begin on a new channel: the server has the messages in hand again."""
+        """Begin on a new channel: the server has taken back the messages in hand."""
         self._channel = channel
         self.open.clear()
         self._done.clear()
@@ -44,7 +47,10 @@ class Acknowledgements:
         consumer.in_hand += 1
 
     def count(self, tags: Sequence[int]) -> tuple[list[int], bool]:
-        """Take tags out of hand. Return them, and whether a consumer that ends brought one."""
+        """Take tags out of hand. Return the tags that were in hand.
+
+        The second value is True when an ending consumer brought one of their messages.
+        """
         left, fallen = list[int](), False
         for tag in tags:
             consumer = self.open.pop(tag, None)

@@ -24,11 +24,11 @@ class _Question:
     def __init__(self) -> None:
         self.answered = Event()
         self.found: Any = None
-        self.dropped = False  # nobody waits for the answer any more
+        self.dropped = False  # True when nobody waits for the answer
 
 
 class BasicGet:
-    """Asks for messages of one owner, with the owner's ``lock``."""
+    """Fetches messages for one owner. ``lock`` is the owner's lock."""
 
     def __init__(
         self, context: OwnerContext, channel: ConsumerChannel, settlement: Settlement, lock: RLock
@@ -39,7 +39,7 @@ class BasicGet:
         self._lock = lock
 
     def fetch(self, rows: list[list[QueueState]]) -> Iterator[HeldMessage]:
-        """Messages, each of the first place of a row that has one; the rows take turns.
+        """Yield messages. Rows of places take turns; a row yields the first message of its places.
 
         Raises:
             BrokerUnavailable: the server does not answer. The message of a late answer goes back.
@@ -55,12 +55,12 @@ class BasicGet:
         return next(filter(None, map(self._get, row)), None)
 
     def _get(self, state: QueueState) -> HeldMessage | None:
-        """One message, if the server has one that can be used."""
+        """One message, if the server has a usable message."""
         while True:
             with self._lock:
                 if len(state):
-                    return state.take()[0]  # it was under way during the question
-            consumed = len(state.consumers) > 1  # by this owner, beside its calls for one message
+                    return state.take()[0]  # a message came during the last question
+            consumed = len(state.consumers) > 1  # the place also has a consumer of this owner
             question = self._ask(state)
             found = question.found
             if isinstance(found, HeldMessage):
@@ -69,10 +69,10 @@ class BasicGet:
                 return None
 
     def _brings(self, state: QueueState) -> bool:
-        """Whether a consumer of this owner had the message.
+        """Whether a consumer of this owner got the message.
 
         The server may answer that a queue is empty, although it has given a message to a consumer
-        of the same channel. That message comes before the answer to a later call.
+        of the same channel. The message for the consumer comes before the answer to a later call.
         """
         return self._channel.sync(ANSWER_WITHIN) and len(state) > 0
 
@@ -94,7 +94,7 @@ class BasicGet:
                     question.dropped = question.found is None
                 if question.dropped:
                     raise BrokerUnavailable(self._context.thread.silence())
-        except BaseException:  # a signal handler may have raised
+        except BaseException:  # for example, a signal handler has raised
             with self._lock:
                 question.dropped = True
                 if isinstance(question.found, HeldMessage):

@@ -1,8 +1,8 @@
-"""The channel of one owner: pushed messages come over it, and acknowledgements go over it.
+"""The channel of one owner, for pushed messages and for acknowledgements.
 
-All of it runs in the connection thread, except the section for any thread. A tag belongs to its
-channel, and each channel has a number, the ``era``. The server already has the messages of another
-era again.
+All methods run in the connection thread, except those in the section "from any thread". A tag
+belongs to its channel, and each channel has a number, the ``era``. When a channel is lost, the
+server takes back the messages of that era.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ class ConsumerChannel:
         self._thread = thread
         self._declarer = declarer
         self._name = name
-        self._came = came  # called in the connection thread
+        self._came = came  # the connection thread calls this
         self._lost = lost
         self._states = states
         self._channel: Channel | None = None
         self._acknowledgements = Acknowledgements(thread)
         self._asked: deque[tuple[QueueState, Callable[[Any], None]]] = (
             deque()
-        )  # the first is under way
+        )  # the first question is under way
         self._unmade: set[str] = set()  # places that are being made, or cannot be made
         self._probes = Probes(thread, self._adjust)
-        self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tags of consumers
+        self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tag of the consumer
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
         self._closed = False
         self._lock = Lock()
         self._acks: list[int] = []
         self._nacks: list[int] = []
-        self._adjusting = False  # the credit has changed
-        self._called = False  # the thread was asked to flush
-        self._together = False  # further calls of the same piece follow
+        self._adjusting = False  # True when the credit has changed
+        self._called = False  # True when the thread was asked to flush
+        self._together = False  # True while a block of :meth:`together` runs
         self.era = 0
         thread.add(self)
 
@@ -93,7 +93,7 @@ class ConsumerChannel:
         self._answer(self._acks, tag, era)
 
     def nack(self, tag: int, era: int) -> None:
-        """Return a message, for another consumer."""
+        """Return a message; the server gives it to another consumer."""
         self._answer(self._nacks, tag, era)
 
     def _answer(self, answers: list[int], tag: int, era: int) -> None:
@@ -103,7 +103,7 @@ class ConsumerChannel:
                 self._call()
 
     def adjust(self) -> None:
-        """Fit the consumers to the credit of the queues, soon."""
+        """Soon adjust the consumers to the credit of the queues."""
         with self._lock:
             self._adjusting = True
             self._call()
@@ -115,10 +115,10 @@ class ConsumerChannel:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Send the answers and adjustments of this block in one piece, ends of consumers first.
+        """Send the answers and adjustments of this block together; consumers end first.
 
-        Otherwise the server would hand out more messages in place of the acknowledged ones, and
-        hand out the returned messages to us again.
+        If answers went first, the server would send new messages in place of the acknowledged ones,
+        and send returned messages to this channel again.
         """
         with self._lock:
             self._together = True
@@ -131,7 +131,7 @@ class ConsumerChannel:
                     self._call()
 
     def get(self, state: QueueState, then: Callable[[Any], None]) -> None:
-        """Ask for one message of a place; ``then`` gets (tag, redelivered, properties, body)."""
+        """Ask for one message of a place; call ``then(tag, redelivered, properties, body)``."""
         self._thread.do(lambda: self._ask(state, then))
 
     def sync(self, patience: float) -> bool:
@@ -176,7 +176,7 @@ class ConsumerChannel:
         """Do nothing: this channel publishes no messages."""
 
     def lost(self, why: str) -> None:
-        """Begin a new era: the server has all messages in hand again."""
+        """Begin a new era (number of a channel): the server has taken back all messages in hand."""
         with self._lock:
             self.era += 1
             self._acks.clear()
@@ -199,7 +199,7 @@ class ConsumerChannel:
         heard = functools.partial(self._while_on, channel)
         channel.add_on_cancel_callback(heard(self._cancelled))
         channel.add_callback(heard(self._on_empty), [Basic.GetEmpty], one_shot=False)
-        # pika's callbacks for one consumer run for whichever consumer comes first.
+        # With a callback for one consumer, pika would call it at the first answer for any consumer.
         channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
         channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
         cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
@@ -210,18 +210,18 @@ class ConsumerChannel:
             self._get(self._asked[0][0])
 
     def _while_on(self, channel: Channel, heard: Callable[..., None]) -> Callable[..., None]:
-        """Ignore the answers of a channel that we left: callers now wait for another channel.
+        """Ignore the answers of an abandoned channel: callers now wait for another channel.
 
-        A left channel that waited for a silent queue answers all requests when the queue answers.
+        An abandoned channel may wait for a silent queue. Its answers come when the queue answers.
         """
         return lambda *said: heard(*said) if channel is self._channel else None
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
-        """The server closed the channel after an error, or we left it."""
+        """The server closed the channel after an error, or this process closed it."""
         if channel is not self._channel or self._closed or not channel.connection.is_open:
             return
         why = with_grant(str(getattr(reason, "reply_text", reason)), self._thread.settings)
-        log.error("rabbitmq took back what we hold: %s", why)
+        log.error("rabbitmq took back our messages: %s", why)
         self.lost("")
         self._declarer.forget_all()  # a queue may have gone
         soon = machine_time() - self._opened_at > _MADE_AGAIN
@@ -236,7 +236,7 @@ class ConsumerChannel:
         """The server ended a consumer, because its queue was deleted or has no leader."""
         for state, _ in self._consumers_of(frame):
             log.warning("the queue %s went away; it is made again", state.place.name)
-            state.consumers = [state.got]  # its other consumers end, too
+            state.consumers = [state.got]  # the other consumers of the place end, too
         self._declarer.forget_all()
         self._thread.later(_MADE_AGAIN, self._adjust)
 
@@ -261,7 +261,7 @@ class ConsumerChannel:
                 self._declarer.declare([state.place], declared)
 
     def _declared(self, name: str, why: str) -> None:
-        if why and self._thread.is_up:  # one bad queue holds up no other
+        if why and self._thread.is_up:  # report the error; other queues go on
             log.error("the queue %s cannot be made: %s", name, why)
             if why == SILENT:
                 self._probes.leave_alone(name)
@@ -296,7 +296,8 @@ class ConsumerChannel:
     def _end(self, channel: Channel, consumer: Consumer) -> None:
         """End a consumer before the next answers, which would make room for more messages.
 
-        pika would delay the cancel until earlier requests are answered. Acks would overtake it.
+        pika would send the cancel only after the answers to earlier requests, and acknowledgements
+        would come first. So this method sends the cancel itself.
         """
         consumer.stage = Stage.ENDING
         private = cast("Any", channel)
@@ -304,7 +305,8 @@ class ConsumerChannel:
             private._send_method(Basic.Cancel(consumer_tag=consumer.tag))
         else:  # the consumer must begin first
             channel.basic_cancel(consumer.tag, _ignore)
-            private._cancelled.discard(consumer.tag)  # else pika rejects messages that still come
+            # Or pika would reject messages that still come.
+            private._cancelled.discard(consumer.tag)
 
     def _begun(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
@@ -324,7 +326,7 @@ class ConsumerChannel:
         return [(s, one) for s in self._states() for one in s.consumers if one.tag == tag]
 
     def _give_up(self, channel: Channel, state: QueueState, consumer: Consumer) -> None:
-        """Reopen the channel: a consumer that does not begin holds up all later requests."""
+        """Reopen the channel, since a consumer that does not begin delays all later requests."""
         if self._closed or not channel.is_open or consumer not in state.consumers:
             return
         self._probes.leave_alone(state.place.name)
@@ -341,7 +343,7 @@ class ConsumerChannel:
         arrivals: list[Arrival] = []
         for name, tag, redelivered, properties, body in deliveries:
             whose = self._whose.get(name)
-            if whose is None:  # of a left channel: the server has it again
+            if whose is None:  # the channel was abandoned: the server has the message again
                 continue
             state, consumer = whose
             self._acknowledgements.came(tag, consumer)
@@ -362,16 +364,17 @@ class ConsumerChannel:
     def _get(self, state: QueueState) -> None:
         channel = self._channel
         if channel is None and self._thread.is_up and not self._closed:
-            return  # the channel is being opened, and asks then
+            return  # the question follows when the channel is open
         if channel is None or not channel.is_open:
             self._got(None)
         elif self._declarer.knows(state.place):
-            self._flush()  # a returned message may be the answer
+            self._flush()  # first send returns: a returned message may be the answer
             channel.basic_get(state.place.name, self._while_on(channel, self._on_got))
         else:
 
             def declared(why: str) -> None:
-                if channel is self._channel:  # else ``lost`` has answered
+                # If the channel is another one now, ``lost`` has answered.
+                if channel is self._channel:
                     self._got(None) if why else self._get(state)
 
             self._declarer.declare([state.place], declared)
@@ -395,8 +398,11 @@ class ConsumerChannel:
         self.round_trip(heard)
 
     def round_trip(self, heard: Callable[[bool], None]) -> None:
-        """Call ``heard`` in the connection thread, when the server has all our earlier requests and
-        its earlier messages are here. False: the channel was lost meanwhile."""
+        """Call ``heard`` in the connection thread after one round trip to the server.
+
+        ``heard`` gets True when the server has all earlier requests and its earlier messages have
+        arrived, and False when the channel was lost.
+        """
         channel = self._channel
         if channel is None or not channel.is_open:
             heard(False)
@@ -408,7 +414,7 @@ class ConsumerChannel:
     # -- answering ------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Send the answers, after the consumers that would bring more messages are adjusted."""
+        """Adjust the consumers, and then send the answers, which make room for more messages."""
         with self._lock:
             self._called = False
             if self._together:

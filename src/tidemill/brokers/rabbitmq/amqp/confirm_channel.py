@@ -19,7 +19,7 @@ __all__ = ["Answer", "ConfirmChannel", "ConfirmListener", "PublishOutcome", "Sen
 
 
 class PublishOutcome(enum.Enum):
-    """The outcome of a message: the server has it, or refused it, or no queue took it."""
+    """The outcome of a message: the server stored or refused the message, or no queue took it."""
 
     STORED = enum.auto()
     REFUSED = enum.auto()
@@ -34,7 +34,7 @@ class ConfirmListener(Protocol):
     """Listens to confirm channels. Called in the connection thread."""
 
     def channel_opened(self, channel: ConfirmChannel) -> None:
-        """Messages may be sent."""
+        """The channel is open: messages may be sent."""
 
     def channel_answered(self, channel: ConfirmChannel, answers: list[Answer]) -> None:
         """The server has confirmed, refused or returned messages."""
@@ -49,10 +49,11 @@ class ConfirmChannel:
     Attributes:
         destination: the queue that the channel checks; empty for the main channel.
         sent: the messages under way by delivery tag, in the order of sending.
-        quiet: the number of looks since the last answer.
-        spent: a queue refused a message, so another channel replaces this one after all answers.
-            In RabbitMQ before 3.12.5 a channel remembers the leader of a queue from its first
-            message there. It refuses later messages while the node of that leader is away.
+        quiet: the number of checks by ``Publisher`` since the last answer of the server.
+        spent: True after a queue refused a message. Another channel replaces this channel when all
+            its messages are answered. In RabbitMQ before 3.12.5 a channel remembers the leader of a
+            queue from its first message there. It refuses later messages while the node of that
+            leader is away.
     """
 
     def __init__(
@@ -113,12 +114,13 @@ class ConfirmChannel:
 
     def _closed(self, channel: Channel, reason: Any) -> None:
         was_left, self._left = self._left, True
-        if not was_left and channel.connection.is_open:  # else the connection reports its own end
+        # If the connection has ended, it reports this itself.
+        if not was_left and channel.connection.is_open:
             code, why = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", reason)
             self._listener.channel_closed(self, code, str(why))
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """Note that no queue took a message. The server confirms the message right after this."""
+        """Remember that a message was returned. The server confirms this message right after."""
         returned = (method.exchange, method.routing_key, encoded(properties), body)
         for tag, (_, _, item) in self.sent.items():
             sent = (item.exchange, item.key, item.properties, item.body)
@@ -138,7 +140,8 @@ class ConfirmChannel:
         for last, multiple, stored in confirms:
             tags = [last]
             if multiple:
-                # The list is made at once, so the lambda sees this turn's ``last``.
+                # The lambda is used at once, in this turn of the loop, so that it sees the right
+                # ``last``.
                 tags = list(itertools.takewhile(lambda tag: tag <= last, self.sent))  # noqa: B023
             came = PublishOutcome.STORED if stored else PublishOutcome.REFUSED
             for tag in tags:

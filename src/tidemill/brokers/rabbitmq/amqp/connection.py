@@ -2,7 +2,7 @@
 
 The received bytes are read once. Deliveries and confirms of a channel with a listener go to that
 listener directly, many at a time (:mod:`.frames`). All other frames go to pika, in their order.
-pika knows each consumer, so pika delivers a message that comes in pieces.
+pika also delivers messages that come in several pieces, since pika knows each consumer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Connection(pika.SelectConnection):
         self._frame_buffer = data[at:]
 
     def _hand_over(self, data: bytes, at: int, number: int) -> int:
-        """Pass the frames from ``at`` on to the listener of a channel. Return where they end."""
+        """Pass the frames from ``at`` on to the listener of a channel. Return their end."""
         here = cast("Any", self)._channels.get(number)
         channel, delivered = self._delivered.get(number, (None, None))
         if delivered is not None and here is channel:

@@ -1,10 +1,10 @@
-"""A connection to the server, and the thread that alone touches it.
+"""A connection to the server, and the only thread that uses it.
 
 A pika connection belongs to one thread. Other threads pass callables to that thread (``do``).
-A ``ConnectionListener`` is told when the connection opens and when it is lost. The thread connects
-again until it is closed. A process takes and acknowledges over one connection, and publishes over
+A ``ConnectionListener`` hears when the connection opens and when it is lost. The thread connects
+again until ``close``. A process takes and acknowledges over one connection, and publishes over
 another. The server stops reading from publishers when it is short of memory or disk. On a shared
-connection an acknowledgement, which makes room, would wait behind a publication.
+connection, acknowledgements, which make room on the server, would wait behind publications.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _PIKA = logging.getLogger("pika")
 if _PIKA.level == logging.NOTSET:
-    _PIKA.setLevel(logging.CRITICAL)  # it logs each step of a connection; we log the outcome
+    _PIKA.setLevel(logging.CRITICAL)  # pika logs each step of a connection; we log the outcome
 
 _PAUSE, _PAUSE_MOST = 0.1, 1.0
 """Seconds between two tries to connect."""
@@ -47,7 +47,7 @@ class ConnectionListener(Protocol):
     """Listens to a connection. Called in the connection thread."""
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        """There is a new connection: nothing is declared, consumed or confirmed on it."""
+        """There is a new connection: nothing is declared, consumed or confirmed on it yet."""
 
     def lost(self, why: str) -> None:
         """The connection is gone. The fate of unacknowledged and unconfirmed messages is open."""
@@ -57,7 +57,7 @@ class ConnectionListener(Protocol):
 
 
 class OutageLog:
-    """Logs once that the server is gone and once that it is back, for all its connections."""
+    """Logs once for all connections that the server is gone, and once that it is back."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -101,8 +101,8 @@ class ConnectionThread:
         self._connection: pika.SelectConnection | None = None
         self._listeners: list[ConnectionListener] = []
         self._state = Condition()
-        self._trouble = ""  # why the connection is not open
-        self._final = False  # no later try can succeed
+        self._trouble = ""  # the reason why the connection is not open
+        self._final = False  # True when no later try can succeed
         self._since = 0.0  # machine time at which the connection opened
         self._pause = _PAUSE
         self._closing = False
@@ -153,7 +153,8 @@ class ConnectionThread:
         """Sleep until the connection is open.
 
         Raises:
-            BrokerUnavailable: it is not open after so many seconds, or the server refuses us.
+            BrokerUnavailable: the connection is not open after ``patience`` seconds, or the server
+                refuses us.
         """
         self.start()
         with self._state:
@@ -180,7 +181,7 @@ class ConnectionThread:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection, as far as we know."""
+        """Whether the connection is open, as far as is known."""
         return self._connection is not None
 
     @property
@@ -190,19 +191,19 @@ class ConnectionThread:
         return dict(connection.server_properties or {}) if connection is not None else {}
 
     def close(self) -> None:
-        """Close the connection. Unacknowledged messages go back; unconfirmed messages are open."""
+        """Close the connection. Unacknowledged messages go back; unconfirmed ones may be stored."""
         with self._state:
             self._closing = True
             thread, self._thread = self._thread, None
         if thread is None:
-            with contextlib.suppress(Exception):  # a second time
+            with contextlib.suppress(Exception):  # fails when the loop is closed already
                 self._loop.close()
         elif thread is not threading.current_thread():
             self.do(self._hang_up)
             thread.join(5.0)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close our copies of the parent's sockets, and send nothing on them."""
+        """In a forked child: close the copies of the parent's sockets, and send nothing on them."""
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -223,14 +224,14 @@ class ConnectionThread:
             try:
                 self._loop.start()
                 break
-            except Exception:  # a bug of ours in a callback must not leave everybody waiting
-                log.exception("the line to rabbitmq broke")
+            except Exception:  # a bug in a callback must not leave all callers waiting
+                log.exception("the connection to rabbitmq broke")
                 self.do(self._begin_anew)
         self._close_sockets()
         self._loop.close()
 
     def _begin_anew(self) -> None:
-        """Reconnect after an error of our own, since the state of the listeners is unknown."""
+        """Reconnect after a bug in a callback, since the state of the listeners is unknown."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(AMQPError):
@@ -290,7 +291,8 @@ class ConnectionThread:
         if self._closing:
             self._end()
         else:
-            if self._since and machine_time() - self._since > _PAUSE_MOST:  # it lasted
+            # A connection that lasted a while resets the pause.
+            if self._since and machine_time() - self._since > _PAUSE_MOST:
                 self._pause, self._since = _PAUSE, 0.0
             self._loop.call_later(self._pause, self._connect)
             self._pause = min(self._pause * 2, _PAUSE_MOST)
@@ -313,7 +315,7 @@ class ConnectionThread:
     def beside(self, heard: Callable[[Any], None]) -> None:
         """Open a side connection, for work that may break it. In the connection thread.
 
-        ``heard`` gets the connection, which :meth:`leave` ends, or the error of the connect.
+        ``heard`` gets the connection, or the error. :meth:`leave` ends the connection.
         """
 
         def connected(result: Any) -> None:
@@ -345,7 +347,8 @@ class ConnectionThread:
                 connection.close()
 
     def _hang_up(self) -> None:
-        self._loop.call_later(_GOODBYE, self._loop.stop)  # the server may not answer any more
+        # Stop the loop even if the server no longer answers.
+        self._loop.call_later(_GOODBYE, self._loop.stop)
         for beside in list(self._beside):
             self.leave(beside, at_once=False)
         connection = self._connection
@@ -356,7 +359,7 @@ class ConnectionThread:
         self._end()
 
     def _end(self) -> None:
-        """Stop the loop, if we are closing and no connection is open any more."""
+        """Stop the loop, if the thread is closing and no connection is open any more."""
         is_open = self._connection or self._connecting or self._beside or self._reaching
         if self._closing and not is_open:
             self._loop.stop()
@@ -367,7 +370,7 @@ def _part(whole: Any, name: str) -> Any:
 
 
 def _cut(connection: pika.SelectConnection, why: str) -> None:
-    # pika itself does this when heartbeats are missing. No other way closes at once.
+    # pika itself does this when heartbeats are missing. Only this closes a connection at once.
     cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
 
 

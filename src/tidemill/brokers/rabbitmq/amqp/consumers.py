@@ -1,15 +1,16 @@
 """Consumers of one place, which together bring as many messages as an owner has credit for.
 
-The prefetch of a consumer cannot change. Messages of an ended consumer stay in hand, and a new
-consumer does not count them. So a place has several consumers. When the credit grows, another
-consumer begins with the missing prefetch. When the credit falls, the consumers with the most room
-end. Their messages count until they are acknowledged.
+The prefetch of a consumer cannot change. Messages of an ended consumer stay with the owner, and a
+new consumer does not count these. So a place (a queue of the server) has several consumers. When
+the credit grows, another consumer begins with the missing prefetch. When the credit falls, the
+consumers with the most room end. Their messages count until they are acknowledged.
 
     begun ──(cancel)──► ending ──(cancel-ok)──► ended ──(none of its messages in hand)──► forgotten
 
 Messages for an ending consumer may still come until its cancel-ok, or go back to the front of the
-queue. So no consumer begins meanwhile: its messages would come before those that went back. A full
-consumer brings no messages, and its end holds up nobody.
+queue. So no new consumer begins before the cancel-ok: its messages would overtake messages that
+went back. A full consumer brings no more messages, so a new consumer may begin when the full
+consumer is told to end.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from collections.abc import Sequence
 __all__ = ["Consumer", "Stage", "in_hand", "plan"]
 
 _PART = 64
-"""A new consumer has at least 1/64 of the credit, so that there are not thousands."""
+"""A new consumer has at least 1/64 of the credit, so that a place has few consumers."""
 
 _TINY = 4
-"""A full consumer ends if it has less than 1/4 of a new one: each costs the server its own step."""
+"""A full consumer ends if its prefetch is less than 1/4 of a new consumer's prefetch. Each consumer
+costs the server its own step."""
 
 
 class Stage(enum.Enum):
@@ -39,7 +41,7 @@ class Consumer:
 
     Attributes:
         in_hand: the number of its messages that are neither acknowledged nor returned.
-        known: whether the server has said that the consumer has begun.
+        known: True when the server has said that the consumer has begun.
     """
 
     __slots__ = ("in_hand", "known", "prefetch", "stage", "tag")
@@ -53,7 +55,7 @@ class Consumer:
 
     @property
     def room(self) -> int:
-        """The number of messages that it may bring before any is acknowledged."""
+        """The number of messages that the consumer may bring before an acknowledgement."""
         return self.prefetch - self.in_hand if self.stage is Stage.BEGUN else 0
 
 
@@ -67,7 +69,7 @@ def plan(
 ) -> tuple[list[Consumer], int]:
     """Choose the consumers that end, and the prefetch of a consumer that begins, or 0.
 
-    With ``trim`` the consumers then bring no more than the credit; else a little more may stay.
+    With ``trim`` the consumers then bring no more than the credit; without ``trim`` a little more.
     """
     begun = [one for one in consumers if one.stage is Stage.BEGUN]
     if not credit:

@@ -1,10 +1,10 @@
-"""Credit: how many messages of each place the server may push to an owner.
+"""Credit: the number of messages of each place that the server may push to an owner.
 
-Credit is the number of jobs that the owner holds and misses, so it follows measured work. It grows
-at once. It falls at once to the used credit when the owner returns jobs. Once a second it falls to
-the highest need of that second. Messages that nobody wanted for a second go back, so that other
-owners get them. From then on the credit equals the leased jobs: the end of a job brings the next
-job, and nothing else comes.
+Credit is the number of jobs that the owner holds, plus the jobs that it still wants. Credit grows
+at once. When the owner returns jobs, credit falls at once to the used credit. Once a second credit
+falls to the highest need of this second. Messages that the owner did not want for a second go back,
+so that other owners get these. After this the credit is the number of leased jobs, and the place
+rests: no further messages come.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ UNWANTED = 1.0
 
 
 def _parts(missing: int, rows: Sequence[Sequence[QueueState]]) -> list[int]:
-    """The share of each row. Rows that may have messages share; if no row may, each gets all."""
+    """The share of each row of places. Only rows that may have messages share.
+
+    If no row may have messages, each row gets the whole number.
+    """
     open_rows = [any(s.may_bring for s in row if not s.place.alone) for row in rows]
     count = sum(open_rows)
     if not count:
@@ -40,7 +43,7 @@ class Credit:
     """The credit of one owner, with the owner's ``lock``, which every caller holds.
 
     Attributes:
-        hungry: the owner waits for more messages than there were.
+        hungry: the owner waits, because it wanted more messages than had come.
         returned: the messages that the owner returns in this step.
     """
 
@@ -57,7 +60,7 @@ class Credit:
         self._settlement = settlement
         self._lock = lock
         self._states = states
-        self._asked = 0.0  # machine time of the last want that waits
+        self._asked = 0.0  # machine time of the last want whose owner waits
         self._looking = False
         self.hungry = False
         self.returned: list[HeldMessage] = []
@@ -69,11 +72,12 @@ class Credit:
     def follow(
         self, want: Want, missing: int, rows: Sequence[Sequence[QueueState]], now: float
     ) -> None:
-        """Follow a want that misses so many messages.
+        """Set the credit for a want that lacks ``missing`` messages.
 
-        The credit of a place is the messages that we hold and its share of the missing messages. So
-        we hold few messages that other owners could use. A less urgent place gets no credit before
-        the more urgent places are empty. The rows come in the order of their turns.
+        The credit of a place is the number of messages that the owner holds, plus the place's share
+        of the missing messages. So the owner holds few messages that other owners could use. A less
+        urgent place gets no credit before the more urgent places are empty. The rows come in the
+        order of their turns.
         """
         self.hungry = want.sleep and missing > 0
         if not (want.sleep and want.count):
@@ -84,20 +88,21 @@ class Credit:
                 if state.place.alone or not state.may_bring:
                     grows = state.need(part or min(1, missing), now) or grows
                     continue
-                if part or not missing:  # else its turn is later, and a resting place rests on
+                # A place without a part of the missing messages gets its turn later, and rests.
+                if part or not missing:
                     grows = state.need(part, now) or grows
                 break
         if grows:
             self._channel.adjust()
 
     def settle(self) -> None:
-        """End a step. An owner that returns jobs has more than it can use."""
+        """End a step: lower the credit of an owner that returned jobs, since it has too many."""
         returned, self.returned = self.returned, []
         for state in {id(hold.state): hold.state for hold in returned}.values():
             returned += state.set_back(state.needs) if self.is_for(state) else state.rest()
         if returned:
             self._give_back(sorted(returned, key=lambda hold: hold.tag))
-        self.see_to_it()
+        self.plan_look()
 
     def rest(self, state: QueueState) -> None:
         """Lower the credit of a place to its leased messages, and return the other messages."""
@@ -111,8 +116,8 @@ class Credit:
 
     # -- periodic look --------------------------------------------------------------------------
 
-    def see_to_it(self) -> None:
-        """Look in a second, if a place may bring more messages than are used."""
+    def plan_look(self) -> None:
+        """Look in a second, if a place may bring more messages than the owner uses."""
         if not self._looking and any(map(self._may_bring_more, self._states())):
             self._looking = True
             self._thread.do(lambda: self._thread.later(UNWANTED, self._look))
@@ -128,11 +133,13 @@ class Credit:
             self._looking = False
             for state in filter(self._may_bring_more, self._states()):
                 self._set_back(state, now)
-            self.see_to_it()
+            self.plan_look()
 
     def _set_back(self, state: QueueState, now: float) -> None:
         if not state.consumes or now - state.begun < UNWANTED:
-            return  # after a broken connection, running jobs come first
+            # Leave a new consumer alone: after a reconnect, the messages of running jobs come
+            # first.
+            return
         if not self.is_for(state) and now - state.wanted >= UNWANTED:
             self.rest(state)
         elif state.peak < state.credit:

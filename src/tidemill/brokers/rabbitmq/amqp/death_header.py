@@ -1,7 +1,7 @@
 """The ``x-death`` header: why the server took a message out of a queue, and out of which queue.
 
-The server writes that header when it dead-letters a message. The latest entry comes first. Entries
-of the delay queues stay in the header of a job that was delayed.
+The server writes this header when it dead-letters a message. The latest entry comes first. The
+header of a job that was delayed also has entries of the delay queues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 __all__ = ["OURS", "Death", "death_of", "without_traces"]
 
 OURS = ("error", "queue", "place")
-"""Headers of a message that we ourselves put among the failed."""
+"""Headers that tidemill adds to a message when it moves the message to the failed jobs."""
 
 _CAUSES = {
     "delivery_limit": "the delivery-limit of a policy was reached",
@@ -42,7 +42,7 @@ class Death(msgspec.Struct, frozen=True):
 
 
 def death_of(headers: Mapping[str, Any]) -> Death | None:
-    """Return the latest dead-lettering of a failed message; None when we put it there."""
+    """The latest dead-lettering of a failed message; None if tidemill itself moved the message."""
     deaths = headers.get("x-death")
     if "queue" in headers or not isinstance(deaths, list) or not deaths:
         return None

@@ -1,8 +1,8 @@
 """Destination checks: the first message to a place goes over a separate channel.
 
-The first message of a channel to a silent queue makes the channel wait for half a minute, with all
-later messages. So the first message to a place goes over its own channel. After its confirm, later
-messages to that place go over the main channel.
+When the first message of a channel goes to a silent queue, the channel and all its later messages
+wait for half a minute. So the first message to a place goes over its own channel. After its
+confirm, later messages to that place go over the main channel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class DestinationChecks:
     def __init__(self) -> None:
         self.channels: dict[str, ConfirmChannel] = {}  # by place
         self.proven: set[str] = set()
-        self._waiting: dict[str, list[PublishWindow]] = {}  # by place: windows that wait
-        self._deferred: deque[PublishWindow] = deque()  # until fewer checks run
+        self._waiting: dict[str, list[PublishWindow]] = {}  # windows that wait, by place
+        self._deferred: deque[PublishWindow] = deque()  # windows that wait until fewer checks run
 
     def enter(
         self, window: PublishWindow, connection: pika.SelectConnection, listener: ConfirmListener
@@ -43,7 +43,7 @@ class DestinationChecks:
             self._deferred.append(window)
 
     def first(self, channel: ConfirmChannel) -> PublishWindow | None:
-        """A window with a message to check its queue with."""
+        """A window of the checked queue that has a message to send, or None."""
         return next((window for window in self._waiting[channel.destination] if window.todo), None)
 
     def end(self, channel: ConfirmChannel) -> list[PublishWindow]:

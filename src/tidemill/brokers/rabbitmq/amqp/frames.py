@@ -1,4 +1,4 @@
-"""Frames of deliveries, confirms and publications, read and written without an object for each.
+"""Frames of deliveries, confirms and publications, read and written without objects.
 
 A message is three frames of AMQP, and pika makes several objects of every frame. This module reads
 and writes these frames in one pass over bytes. pika handles all other frames, and received messages
@@ -40,8 +40,10 @@ _END, _NO_FRAME = b"\xce", b"AMQP"
 _PUBLISH, _DELIVER, _ACK, _NACK = ((60 << 16) + method for method in (40, 60, 80, 120))
 
 _HEAD = struct.Struct(">BHI")  # kind, channel and length of a frame
-_METHOD = struct.Struct(">BHIIB")  # … with its class and method, and one more byte
-_HEADER = struct.Struct(">BHIHHQ")  # … of a header, with its class, a zero, and the body's size
+# The same of a method frame, with class, method and one more byte.
+_METHOD = struct.Struct(">BHIIB")
+# The same of a header frame, with class, a zero and the size of the body.
+_HEADER = struct.Struct(">BHIHHQ")
 _TAG = struct.Struct(">QB")
 
 
@@ -81,7 +83,7 @@ def read_deliveries(data: bytes, at: int, channel: int) -> tuple[list[Delivery],
             found.append((consumer, tag, bool(redelivered & 1), properties, content))
             at = end
     except struct.error:
-        pass  # the rest is on its way
+        pass  # the rest of the frame has not arrived yet
     return found, at
 
 
@@ -117,8 +119,9 @@ def publication(
 @functools.lru_cache(1024)
 def _publish(channel: int, exchange: str, key: str) -> bytes:
     ticket, mandatory = b"\0\0", b"\1"
-    said = ticket + _short(exchange) + _short(key) + mandatory
-    return _HEAD.pack(METHOD, channel, 4 + len(said)) + _PUBLISH.to_bytes(4, "big") + said + _END
+    fields = ticket + _short(exchange) + _short(key) + mandatory
+    head = _HEAD.pack(METHOD, channel, 4 + len(fields))
+    return head + _PUBLISH.to_bytes(4, "big") + fields + _END
 
 
 def _short(text: str) -> bytes:

@@ -1,14 +1,14 @@
 """Probes: ask on a side connection whether a place answers, before an owner consumes from it.
 
-A place that lost its log, or recovers, is silent. A consume from a silent place waits for 65 s,
-with all later requests on its channel. Then the server closes the connection. Even if the consumer
-is gone, the server keeps for that time all messages that it handed out over that channel, from
-other places too. So a probe first asks each place, on a separate connection, whether a consumer
-would begin there. A silent place is left alone and asked again after pauses, which grow.
+A place (a queue of the server) that lost its log, or recovers, is silent. A consume from a silent
+place waits for 65 s, and so do all later requests on its channel. Then the server closes the
+connection. For these 65 s the server also keeps the messages that it handed out over the channel,
+even if the consumer is gone. So a probe first asks each place, on a separate connection, whether a
+consumer would begin there. A silent place is left alone, and asked again after growing pauses.
 
 The probe's consumer has no credit, so the server hands out nothing to it. A server without credit
-(RabbitMQ 4) brings the probe a message. The message goes back, and counts as handed out. So on such
-a server only doubted places are probed.
+(RabbitMQ 4) sends the probe a message, which goes back and counts as delivered. So with such a
+server, only places that may be silent are probed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _KNOW_CREDIT = ("3",)
 
 
 class Probes:
-    """The probes of one owner, in the connection thread. ``answered`` is called on each answer."""
+    """The probes of one owner, in the connection thread.
+
+    ``answered`` is called when a probe finds that a place answers.
+    """
 
     def __init__(self, thread: ConnectionThread, answered: Callable[[], None]) -> None:
         self._thread = thread
@@ -56,8 +59,8 @@ class Probes:
         self._round: _Round | None = None
         self._is_free = False
         self._silent: set[str] = set()
-        self._well: set[str] = set()  # on this connection
-        self._pauses: dict[str, float] = {}  # by place: seconds before the next try
+        self._well: set[str] = set()  # places that answered on this connection
+        self._pauses: dict[str, float] = {}  # seconds before the next try, by place
 
     def __contains__(self, name: str) -> bool:
         return name in self._silent
@@ -79,7 +82,7 @@ class Probes:
         self._connection = self._round = None
 
     def try_first(self, name: str, *, doubted: bool) -> bool:
-        """Ask a place that has not answered on this connection yet. True: wait for its answer."""
+        """Ask a place that has not answered on this connection yet; True if an answer will come."""
         if name in self._well or not (self._is_free or doubted):
             return False
         if name not in self._silent:
@@ -95,7 +98,7 @@ class Probes:
             self._try_later(name)
 
     def is_well(self, name: str) -> None:
-        """Note that a place answers, and forget its earlier pauses."""
+        """Record that a place answers, and forget its earlier pauses."""
         self._well.add(name)
         self._pauses.pop(name, None)
 
@@ -111,13 +114,16 @@ class Probes:
 
     def _ask(self, name: str) -> None:
         if self._connection is None or not self._connection.is_open:
-            return  # the next connection asks
+            return  # the probe of the next connection asks
         if self._round is None or self._round.is_over:
             self._round = _Round(self._thread, self._told)
         self._round.ask(name)
 
     def _told(self, name: str, answers: bool | None) -> None:
-        """Take in an answer. None: nobody could ask, and a place without a past silence is well."""
+        """Handle an answer. None means that the place was not asked.
+
+        A place that was never silent then counts as a place that answers.
+        """
         if answers or (answers is None and name not in self._pauses):
             self._silent.discard(name)
             self._well.add(name)
@@ -129,8 +135,8 @@ class Probes:
 class _Round:
     """A side connection with the places to ask over it. It ends soon after the last answer.
 
-    ``told`` gets each place and whether it answers, or None if the place was not asked for want
-    of a connection.
+    ``told`` is called with each place and True or False for its answer. It gets None for a place
+    that was not asked, because no connection was made.
     """
 
     def __init__(self, thread: ConnectionThread, told: Callable[[str, bool | None], None]) -> None:
@@ -139,7 +145,7 @@ class _Round:
         self._connection: pika.SelectConnection | None = None
         self._todo: dict[str, None] = {}
         self._asked: set[str] = set()
-        self._stuck = False  # a waiting consume keeps the connection from closing
+        self._stuck = False  # True while a waiting consume keeps the connection from closing
         self.is_over = False
         thread.beside(self._connected)
 
@@ -149,7 +155,7 @@ class _Round:
         self._next()
 
     def end(self) -> None:
-        """End the round without telling any answer."""
+        """End the round without a call of ``told``."""
         self.is_over = True
         self._hang_up()
 
@@ -167,7 +173,8 @@ class _Round:
     def _lost(self) -> None:
         if not self.is_over:
             self.is_over = True
-            for name in self._asked:  # the server closes it when a place is silent for long
+            # The server has closed the connection because of a silent place.
+            for name in self._asked:
                 self._told(name, False)
             for name in self._todo:
                 self._told(name, None)
@@ -206,7 +213,7 @@ class _Round:
         self._heard(name, answers=False)
 
     def _heard(self, name: str, *, answers: bool) -> bool:
-        """Take in an answer, or its absence. False when the place was settled before."""
+        """Handle an answer, or its absence; False when the place already has a result."""
         if self.is_over or name not in self._asked:
             return False
         self._asked.discard(name)

@@ -1,4 +1,4 @@
-"""The properties of a new job, which all have the same form: written and read as bytes.
+"""The properties of new jobs, which all have the same form, written and read as bytes.
 
 The properties stand in the order of their flags. A job with a history (``message.py``) has further
 properties, which pika reads and writes.
@@ -23,8 +23,8 @@ _RUN = len(_START)
 def plain_properties(run: str, job_id: str, task: str) -> bytes:
     """The properties of a new job. ``run`` is the unique name of its message."""
     first, second, third = run.encode(), job_id.encode(), task.encode()
-    said = len(first), first, len(second), second, len(third), third
-    return _START + b"%c%b%c%b%c%b" % said
+    values = len(first), first, len(second), second, len(third), third
+    return _START + b"%c%b%c%b%c%b" % values
 
 
 def plain_run(properties: bytes) -> str:

@@ -1,8 +1,8 @@
 """Publish windows: the messages for one place, in order; and batches that a caller waits for.
 
-A window begins with a handful of messages under way, and each confirm adds one to that limit. So a
-silent queue gets few messages. With some hundred messages that no queue takes, the server would
-stop reading the whole connection, for all queues.
+At first a window may have a few messages under way, and each confirm raises this limit by one. So a
+silent queue gets few messages. If a queue took none of some hundred messages, the server would stop
+reading from the whole connection, for all queues.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Outgoing(msgspec.Struct):
 
 
 def never_made(why: str) -> bool:
-    """Whether the server will never make a queue, by its text."""
+    """Whether a text of the server says that it will never make a queue."""
     return why.startswith(_NEVER_MADE)
 
 
@@ -68,8 +68,8 @@ class Batch:
         began: machine time at which the waiting call began.
         stored: the number of confirmed messages.
         unsure: the number of sent messages without an answer, on this connection or earlier ones.
-        refusal: why no more messages are sent, while some are still under way.
-        once: whether a message that a queue refuses is not sent again.
+        refusal: the reason why no more messages are sent, while some are still under way.
+        once: True when a message that a queue refuses is not sent again.
         tries: how often the server closed the channel of its messages.
     """
 
@@ -97,7 +97,7 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more of its messages are sent."""
+        """Whether no more messages of the batch are sent."""
         return bool(self.refusal) or self.done.is_set()
 
     def end(self, trouble: TidemillError | None = None) -> None:
@@ -119,21 +119,21 @@ class Batch:
 
 
 Entry = tuple[Batch, Outgoing, bool]
-"""The batch of a message, the message, and whether it was sent before without an answer."""
+"""The batch of a message, the message, and True if it was sent before without an answer."""
 
 
 class PublishWindow:
     """The messages for one place, or for one delay before that place.
 
     Attributes:
-        back: messages to send again, before all others, when none is under way.
+        back: messages to send again, before all other messages, when no message is under way.
         queued: whether the window is in the queue of windows with a turn.
         target: the queue of the server that gets its messages: its home, or its first delay queue.
         halted: its queues are being made, or cannot be made for now.
         checking: the window waits for the check of its target.
         moved: machine time of its creation, or of the last answer other than a refusal.
         answered: machine time of the last answer other than a refusal; 0 for none.
-        why: the server's reason why the place cannot be used now.
+        why: the reason of the server for which the place cannot be used now.
         pause: seconds of the latest pause.
     """
 
@@ -152,7 +152,7 @@ class PublishWindow:
         self.size = FIRST
         self.queued = self.halted = self.checking = False
         self.target = self.home.name
-        if item.digits:  # the exchange and the first digit (``due.py``)
+        if item.digits:  # the first delay queue: the exchange and the first digit (``due.py``)
             self.target = f"{item.exchange}.{next(filter(None, item.digits))}"
         self.moved, self.answered = now, 0.0
         self.why, self.pause = "", 0.0
@@ -171,7 +171,7 @@ class PublishWindow:
         return not (busy or self.todo or self.back or self.under_way)
 
     def turn_back(self) -> None:
-        """Move messages that came back to the front, in their order, if none is under way."""
+        """Move messages that came back to the front, in order, if no message is under way."""
         if self.back and not self.under_way:
             self.todo.extendleft(reversed(self.back))
             self.back = []
@@ -186,12 +186,12 @@ class PublishWindow:
         return list({id(batch): batch for batch, _, _ in [*self.back, *self.todo]}.values())
 
     def lose(self) -> None:
-        """The connection is gone: begin small, and halt no more."""
+        """Begin again with a small limit, and end all pauses: the connection is gone."""
         self.under_way, self.size = 0, FIRST
         self.halted = self.checking = False
 
     def next_pause(self) -> float:
-        """Seconds until the place is tried again: longer each time until it takes a message."""
+        """Seconds until the place is tried again. They grow until the place takes a message."""
         if _STARTING in self.why:
             return _AGAIN
         least, most = (_SILENT, _SILENT_MOST) if self.why == SILENT else (_AGAIN, _AGAIN_MOST)
@@ -233,7 +233,7 @@ class PublishWindows:
             self.settle(window)
 
     def settle(self, window: PublishWindow) -> None:
-        """Let a window send what it may; forget an idle window."""
+        """Give a window its turn if it may send; forget an idle window."""
         window.turn_back()
         if window.may_send:
             window.queued = True

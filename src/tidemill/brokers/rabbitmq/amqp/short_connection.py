@@ -1,7 +1,7 @@
 """A short connection to the server, to look at places or act on them.
 
-Such calls are rare. When the connection ends, for whatever reason, the messages that it holds go
-back. A question about a missing place does not make the place.
+When the connection ends, for whatever reason, the messages that it holds go back. A question about
+a missing place does not make the place.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ TAKE_MOST = (1 << 16) - 1
 """The most messages that a consumer may hold."""
 
 _QUIET, _SILENT = 0.2, 2.0
-"""Seconds without a message that end a walk: after the counted messages, and before their end."""
+"""Seconds without a message that end a walk: after all counted messages came, and before."""
 
 ANSWER_WITHIN = 10.0
-"""Seconds within which a place must answer. A place that lost its log would never answer."""
+"""Seconds within which a place must answer. A place that lost its log never answers."""
 
 
 class Unanswered(BrokerUnavailable):
@@ -63,7 +63,7 @@ class Unanswered(BrokerUnavailable):
 
 
 class _Silence(AMQPHeartbeatTimeout):
-    """The same error for pika, while the connection lasts."""
+    """The same error as pika raises it, until the short connection ends."""
 
     def __init__(self, place: str, why: str) -> None:
         super().__init__(f"the queue {place} {why}")
@@ -71,7 +71,7 @@ class _Silence(AMQPHeartbeatTimeout):
 
 
 class Seen(NamedTuple):
-    """A message that was taken, with its routing key."""
+    """A taken message, with its routing key."""
 
     tag: int
     properties: pika.BasicProperties
@@ -98,7 +98,7 @@ class ShortConnection:
         return self.look(place) or (0, 0)
 
     def look(self, place: Place) -> tuple[int, int] | None:
-        """The same numbers; None for a missing place."""
+        """The numbers of ready messages and of consumers of a place; None for a missing place."""
         try:
             with self._answer_of(place):
                 found: Any = self._questions.queue_declare(place.name, passive=True)
@@ -136,11 +136,12 @@ class ShortConnection:
     def walk(self, place: Place, most: int = TAKE_MOST, ahead: int = TAKE_MOST) -> Iterator[Seen]:
         """The messages of a place in their order, as they come, ``most`` at most.
 
-        We hold the messages until their acknowledgement or the end of the connection. Then they go
-        back to their positions, unless some were still under way. The server's count may be out of
-        date, so we wait a short while for uncounted messages. The walk reads about as many messages
-        as the caller asks for, and never holds more than ``ahead`` unacknowledged ones. The server
-        counts a place without a leader as empty. A walk with ``most=0`` shows whether it answers.
+        We hold the messages until their acknowledgement or the end of the connection. Messages that
+        are not acknowledged then go back to their positions, if none was still under way. The
+        server's count may be out of date, so the walk also waits a short while for messages beyond
+        this count. The walk reads about as many messages as the caller asks for, and never holds
+        more than ``ahead`` unacknowledged messages. The server counts 0 messages in a place without
+        a leader. A walk with ``most=0`` shows whether such a place answers.
         """
         came: deque[Seen] = deque()
 
@@ -163,11 +164,11 @@ class ShortConnection:
             yield came.popleft()
         with self._answer_of(place):
             self.channel.basic_cancel(tag)
-        yield from came  # we hold these messages
+        yield from came  # we already hold these messages
 
     @contextlib.contextmanager
     def _answer_of(self, place: Place) -> Iterator[None]:
-        """End the connection, unless a place answers the questions of this block in time.
+        """Run a block of questions; end the connection if the place does not answer in time.
 
         For a queue without a leader, the server's only answer is to close the connection.
         """

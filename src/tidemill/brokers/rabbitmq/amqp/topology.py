@@ -1,14 +1,15 @@
 """Declare queues and exchanges on the server, on a separate channel.
 
-To declare an existing queue changes nothing. So this process declares every queue that it has not
-declared over this connection before it uses the queue. The answer also has the numbers of messages
-and consumers of the queue. The server tells nothing else of a queue.
+To declare an existing queue changes nothing. So on each connection, this process declares a queue
+before it first uses the queue. The answer also has the numbers of messages and consumers of the
+queue. AMQP tells no more about a queue.
 
-A queue that lost its log delays the answer, and all later requests on that channel. So an errand
-without a prompt answer keeps its channel, and the other errands go on over another channel.
+A queue that lost its log delays the answer, and all later requests on the channel. An *errand* is a
+list of requests of one caller. An errand without a prompt answer keeps its channel, and the other
+errands go on over another channel.
 
-For a silent quorum queue the server answers after a quarter of a second that the queue exists and
-is empty. So after a slow answer it is open whether the queue works (``doubts``).
+For a silent quorum queue, the server answers after a quarter of a second that the queue is empty.
+So after a slow answer nobody knows whether the queue works (``doubts``).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ __all__ = ["SILENT", "Answer", "Declarer"]
 log = logging.getLogger("tidemill.rabbitmq")
 
 _SLOW, _SILENT = 1.0, 10.0
-"""Seconds without an answer after which other errands go on over another channel, and after which
-the errand is given up."""
+"""Seconds without an answer to an errand. After the first number, other errands go on over another
+channel; after the second, the errand is given up."""
 
 _PROMPT = 0.2
 """Seconds within which a working queue answers, as a rule."""
@@ -51,14 +52,14 @@ _UNLIKE = "inequivalent arg"
 
 
 class _Errand:
-    """Acts that follow each other: each act waits for the answer before. A failure ends the errand.
+    """Requests in order: each act waits for the previous answer. A failure ends the errand.
 
     Attributes:
         over: called with the answer to the last act, or with the reason of a failure.
         slow: called if an act gets no answer soon.
         channel: the channel of its acts.
         since: machine time of the last answer, or of the beginning.
-        prompt: whether every answer came soon.
+        prompt: True while every answer came soon.
     """
 
     __slots__ = ("acts", "channel", "over", "prompt", "since", "slow")
@@ -84,7 +85,7 @@ class Declarer:
         self._channel: Channel | None = None
         self._known: set[str] = set()
         self._doubted: set[str] = set()
-        self._older: set[str] = set()  # made by an earlier release
+        self._older: set[str] = set()  # queues that an earlier release made
         self._ways: set[tuple[int, ...]] = set()
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
@@ -94,7 +95,7 @@ class Declarer:
     # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        """Begin anew: the connection may lead to another server."""
+        """Begin on a new connection, which may lead to another server."""
         self._connection = connection
         self.forget_all()
         self._next()
@@ -118,7 +119,7 @@ class Declarer:
         return place.name in self._known
 
     def doubts(self, place: Place) -> bool:
-        """Whether a declared place may be silent to consumers."""
+        """Whether a declared place may be silent when a consumer asks."""
         return place.name in self._doubted
 
     def knows_waits(self, digits: tuple[int, ...]) -> bool:
@@ -126,7 +127,7 @@ class Declarer:
         return digits in self._ways
 
     def forget_all(self) -> None:
-        """Forget everything that was declared: somebody deletes queues."""
+        """Forget everything that was declared: somebody may have deleted queues."""
         self._known.clear()
         self._older.clear()
         self._ways.clear()
@@ -220,7 +221,7 @@ class Declarer:
         if self._current or self._opening or not self._waiting:
             return
         if connection is None or not connection.is_open:
-            return  # when the connection has closed, ``lost`` ends all
+            return  # when the connection has closed, ``lost`` ends all errands
         if self._channel is None or not self._channel.is_open:
             self._opening = True
             connection.channel(on_open_callback=self._channel_opened)
@@ -241,7 +242,7 @@ class Declarer:
 
     def _answered(self, errand: _Errand, frame: Any) -> None:
         if errand is not self._current and errand not in self._apart:
-            return  # the errand was given up
+            return  # this errand was given up
         errand.acts.popleft()
         now = machine_time()
         errand.prompt = errand.prompt and now - errand.since < _PROMPT
@@ -281,7 +282,10 @@ class Declarer:
                 self._end(errand, None, why)
 
     def _goes_on(self, errand: _Errand, why: str) -> bool:
-        """Go on with a queue as an earlier release made it, if its arguments are the reason."""
+        """Declare a queue with older arguments, if its arguments are the reason of the failure.
+
+        Return False if the failure has another reason: then the errand has failed.
+        """
         act = errand.acts[0]
         if _UNLIKE not in why or not isinstance(act, _Queue) or not act.place.older:
             return False

@@ -2,12 +2,16 @@
 --
 -- ARGV  5 verb
 --       cancel   6 'cancel' or 'terminate', then ids     kick   6 'force' or '', then ids     delete   6 '', then ids
+--       alter    6 rank or '', a space, queue or '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
---       purge    6 queue, 7 number of entries to look at, at most, 8 place to go on from, see admin_purge.lua
---       forget   6 queue
+--       purge    6 queue, 7 number of entries to look at, at most, 8 place to go on from, see admin_purge.lua,
+--                9 id of the purge, to keep the jobs     restore   6 id of the purge, then ids
+--       forget   6 queue, 7 new version of the bindings
+--       bind, unbind   6 queue, 7 pattern, 8 new version of the bindings
 --       recall   6 number of jobs at most
--- Returns {reply, 1 when `housekeeping` must go on, else 0}, or {'moved', where}. The reply is '0' or '1' for each id;
---       queue 0; purge {number of jobs purged, place to go on from}; forget 1 or 0; recall the number of jobs.
+-- Returns {reply, 1 when `housekeeping` must go on, else 0}, or {'moved', where}. The reply is '0', '1' or '2' for each id;
+--       queue 0; purge {number of jobs purged, place to go on from}; forget, bind and unbind 1 or 0;
+--       recall the number of jobs.
 
 local function cancel(j)
   if j.state >= SUCCEEDED then return false end
@@ -37,7 +41,7 @@ local function delete(j)
   return true
 end
 
--- Change a queue's settings, and wake everybody whom the old settings kept waiting.
+-- Change a queue's settings, and wake all callers that the old settings kept waiting.
 local function set_queue(queue, paused, max_size)
   local row = row_of(queue)
   if paused ~= '' then row.paused = paused == '1' end
@@ -56,8 +60,8 @@ local function set_queue(queue, paused, max_size)
   shrunk[queue] = true
 end
 
--- Forget the counters and settings of a queue; its limit stays. Returns 1, or 0 when the queue has unfinished jobs.
-local function forget_queue(queue)
+-- Forget the counters and settings of a queue; its limit stays, its bindings go. Returns 1, or 0 when the queue has unfinished jobs.
+local function forget_queue(queue, version)
   local row = find_row(queue)
   if not row then return 1 end
   if size_of(queue) > 0 then return 0 end
@@ -66,29 +70,68 @@ local function forget_queue(queue)
   end
   call('ZREM', B .. ':queues', queue)
   rows[queue] = nil
+  drop_bindings(queue, version)
   return 1
 end
 
--- Delete the next jobs of a queue: {number of jobs, place to go on from}.
-local function purge(queue, most, place)
+local WAITED = '; it waited for jobs' -- how the error of a purged job may end
+
+-- Cancel a job for a purge that keeps its jobs.
+local function keep_purged(j, purge_id)
+  if j.state >= RUNNING then return false end
+  local waited = j.state == WAITING and wait_of(j.id)
+  unplace(j)
+  finish(j, CANCELLED, PURGED .. purge_id .. (waited and WAITED or ''))
+  count(j.queue, 'cancelled', -1)
+  return true
+end
+
+-- Bring a job of a purge back as it was.
+local function restore(j)
+  local mark = PURGED .. ARGV[6]
+  if j.state ~= CANCELLED or j.error ~= mark and j.error ~= mark .. WAITED then return false end
+  local wait = j.error ~= mark and wait_of(j.id)
+  if wait and not may_wait_anew(wait) then return false end
+  if j.key ~= '' then
+    if Unique.find(j.key) then return false end -- at most one unfinished job per key
+    Unique.put(j.key, j.id, nil, 0, 0)
+  end
+  unfinish(j)
+  j.error, j.finished, j.prune = '', 0, 0
+  if flagged(j.flags, LINKED) then add_end(j.id, REVIVED) end
+  if j.expires > 0 then add_due(j.expires, 'x' .. j.id) end
+  if wait then wait_anew(j, wait) else place(j, j.due) end
+  return true
+end
+
+-- Purge the next jobs of a queue: {number of jobs, place to go on from}.
+local function purge(queue, most, place, purge_id)
   local ids, next_place = to_purge(queue, most, place)
   local many = 0
   for _, id in ipairs(ids) do
-    local j = load_job(id) -- SCAN may name a job twice
-    if j and delete(j) then many = many + 1 end
+    local j, done = load_job(id), false -- SCAN may name a job twice
+    if j and purge_id then done = keep_purged(j, purge_id) elseif j then done = delete(j) end
+    if done then many = many + 1 end
   end
   if many > 0 then count(queue, 'purged', many) end
   return {many, next_place}
 end
 
-local ACTS = {cancel = cancel, kick = kick, delete = delete}
+local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter, restore = restore}
 
--- '1' for each id that was acted upon, else '0'.
-local function act_on_jobs(act)
-  local done = {}
-  for i = 7, #ARGV do
+-- '1' for each id that was acted upon, '2' for one that was as wanted already, else '0'. Ids begin at `first`. A restore looks at the counts of the jobs before a job. So it stops at
+-- the first id for which ends are still to be counted down, and the caller goes on when they are.
+local function act_on_jobs(verb, first)
+  local act, done, counts = ACTS[verb], {}, verb == 'restore'
+  if counts then
+    flows.resumed = call('LLEN', K_FLOW) > 0
+    flow()
+  end
+  for i = first, #ARGV do
+    if counts and flows_on() then break end
     local j = load_job(ARGV[i])
-    done[#done + 1] = j and act(j, ARGV[6] == 'force') and '1' or '0'
+    local did = j and act(j, ARGV[6] == 'force')
+    done[#done + 1] = did == 'same' and '2' or did and '1' or '0'
     flow() -- jobs behind this one may end with it; the next acts must see that
   end
   return table.concat(done)
@@ -101,14 +144,42 @@ function Verbs.admin()
   if verb == 'queue' then
     set_queue(ARGV[6], ARGV[7], ARGV[8])
   elseif verb == 'purge' then
-    reply = purge(ARGV[6], tonumber(ARGV[7]), ARGV[8])
+    reply = purge(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9])
   elseif verb == 'forget' then
-    reply = forget_queue(ARGV[6])
+    reply = forget_queue(ARGV[6], ARGV[7])
+  elseif verb == 'bind' then
+    reply = bind(ARGV[6], ARGV[7], ARGV[8])
+  elseif verb == 'unbind' then
+    reply = unbind(ARGV[6], ARGV[7], ARGV[8])
   elseif verb == 'recall' then
     reply = Carrier.recall(tonumber(ARGV[6]))
   else
-    reply = act_on_jobs(ACTS[verb])
+    reply = act_on_jobs(verb, 7)
   end
   finish_step()
   return cache_reply({reply, flows_on() and 1 or 0})
 end
+
+-- Replace a note of history.lua that is as the caller knows it; false when somebody else has replaced it.
+local function replace_note(period, name, before, after)
+  local key = B .. ':sums:' .. period
+  if call('HGET', key, name) ~= before then return false end
+  call('HSET', key, name, after)
+  call('INCR', B .. ':folds') -- the sums that a client has read are old now
+  return true
+end
+
+-- Act on jobs and replace a note. Before the ids stand: 7 span:at:kind and 8 name of the note, 9 the note that the
+-- caller knows, 10 the new note. The reply is 'other', and nothing is done, when the store has another note.
+function Verbs.admin_noted()
+  local again = cached_reply() or departure()
+  if again then return again end
+  local reply = 'other'
+  if replace_note(ARGV[7], ARGV[8], ARGV[9], ARGV[10]) then
+    reply = act_on_jobs(ARGV[5], 11)
+    finish_step()
+  end
+  return cache_reply({reply, flows_on() and 1 or 0})
+end
+
+Verbs.admin_kept = Verbs.admin -- for purges that keep their jobs: not for a server that is out of memory

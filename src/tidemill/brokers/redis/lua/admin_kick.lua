@@ -1,4 +1,4 @@
--- Make a scheduled or ended job ready; with `force` also a job that succeeded, or a job whose key a success holds.
+-- Make a scheduled or ended job ready; with `force` also a succeeded job, or a job whose key a succeeded job holds.
 
 local function kick(j, force)
   if j.state == SCHEDULED then

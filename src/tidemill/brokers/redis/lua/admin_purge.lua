@@ -7,6 +7,10 @@
 --   last           the tables of the queue once more, for jobs that came due meanwhile
 --   end
 
+local to_purge
+
+do
+
 local PARTITIONS_AT_ONCE = 50
 local SCANS = {due = {'ZSCAN', 'aside'}, aside = {'HSCAN', 'key'}, key = {'HSCAN', nil}}
 
@@ -70,7 +74,7 @@ local function scan(place, cursor, queue, most)
 end
 
 -- The ids to delete, and the place to go on from.
-local function to_purge(queue, most, place)
+function to_purge(queue, most, place)
   if not find_row(queue) then return {}, 'end' end
   if place == 'own' or place == 'last' then
     local ids = in_own_tables(queue, most)
@@ -85,4 +89,6 @@ local function to_purge(queue, most, place)
   local ids, follows = scan(name, cursor, queue, most)
   if follows ~= '0' then return ids, name .. ' ' .. follows end
   return ids, SCANS[name][2] and SCANS[name][2] .. ' 0' or 'last'
+end
+
 end

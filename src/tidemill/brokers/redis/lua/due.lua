@@ -84,6 +84,15 @@ local function forget_finished(id)
   end
 end
 
+-- Whether an entry was left behind: its job is gone, runs again, or has an entry in another class. An older release
+-- looks for the entry of a purged job among those of cancelled jobs.
+local function is_stale(id, class)
+  local data = jobs[id]
+  if type(data) == 'string' and class < 2 then return byte(data, 9) < SUCCEEDED end -- the hot path
+  local j = load_job(id)
+  return not j or j.state < SUCCEEDED or class == 2 and class_of(j) ~= 2
+end
+
 -- Forget finished jobs that are too old or too many, the oldest first, `most` at most; true when there may be more.
 -- First check up to `flows_most` finished jobs of workflows, and up to `partitions_most` idle partitions, if given.
 function prune(most, flows_most, partitions_most)
@@ -103,9 +112,10 @@ function prune(most, flows_most, partitions_most)
     for i = 1, #some, 2 do
       if tonumber(some[i + 1]) > now then
         if class == 2 or kept <= kept_most then break end
-        if class == 1 and load_job(some[i]).finished > now - protect then break end
+        local j = class == 1 and load_job(some[i])
+        if j and j.finished > now - protect then break end
       end
-      forget_finished(some[i])
+      if not is_stale(some[i], class) then forget_finished(some[i]) end
       kept = kept - 1
       done = done + 1
     end

@@ -12,6 +12,7 @@
 --       n leases to take from the carrier: token, then id
 --       the highest number of an unknown task that the owner has heard of, -1 if it does not ask; n of these it knows
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
+--       n rows of history
 -- Returns 0 when the owner is not listed, or is listed anew; {'moved', where}; {'late', serial} when a later step was
 --       done. Else {settled and touched ('0' and '1'; '2' when there was no room for the result), leases (fixed part,
 --       envelope, …), commands, microseconds until something is due (-1 never), microseconds until the next other owner

@@ -8,6 +8,7 @@ function Verbs.housekeeping()
     more = prune(most, most, math.ceil(most / 5))
     more = Unique.sweep(most) >= most or more
     Partitions.resume_walks()
+    more = prune_history(most) >= most or more
   end
   finish_step()
   return (more or most > 0 and (flows_on() or limits.walking)) and 1 or 0

@@ -2,7 +2,8 @@
 --
 -- ARGV  5 verb
 --       get     then ids
---       find    6 seq to go on below, or '', 7 number of jobs, 8 states wanted as digits, or '' for all
+--       find    6 seq to go on below, or '', 7 number of jobs, 8 states wanted as digits, or '' for all,
+--               9 beginning of the ids, 10 ending of the ids
 --       stats   6 queue to go on behind, 7 number of queues
 --       unknown
 --       limits
@@ -42,15 +43,39 @@ local function shown(id, data)
   return {id, data, envelope, worker, progress, lines, result, wait, until_}
 end
 
-local function find(below, most, states)
-  local ids = call('ZREVRANGEBYSCORE', K_ALL, below == '' and '+inf' or '(' .. below, '-inf', 'LIMIT', 0, most)
+-- Ids of leased jobs, newest first, so that a search for running jobs does not walk over all other jobs.
+local function leased_ids(below, most)
+  local ids, seqs, limit = {}, {}, tonumber(below) or math.huge
+  for _, owner in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do
+    local held = call('HVALS', B .. ':l:' .. owner)
+    for i, data in ipairs(fetch_all(K_JOB, held)) do
+      local number = data and unpk('>I8', data)
+      if number and number < limit and not seqs[held[i]] then
+        seqs[held[i]] = number
+        ids[#ids + 1] = held[i]
+      end
+    end
+  end
+  table.sort(ids, function(a, b) return seqs[a] > seqs[b] end)
+  for i = #ids, most + 1, -1 do ids[i] = nil end
+  return ids
+end
+
+local function find(below, most, states, first, last)
+  local from = below == '' and '+inf' or '(' .. below
+  local all = states == tostring(RUNNING) and leased_ids(below, most)
+    or call('ZREVRANGEBYSCORE', K_ALL, from, '-inf', 'LIMIT', 0, most)
+  local ids = {}
+  for _, id in ipairs(all) do
+    if sub(id, 1, #first) == first and (last == '' or sub(id, -#last) == last) then ids[#ids + 1] = id end
+  end
   local found, datas = {}, fetch_all(K_JOB, ids)
   for i, id in ipairs(ids) do
     if states == '' or string.find(states, string.char(48 + byte(datas[i], 9)), 1, true) then
       found[#found + 1] = shown(id, datas[i])
     end
   end
-  local on = #ids == most and string.format('%.0f', (unpk('>I8', datas[#ids]))) or ''
+  local on = #all == most and string.format('%.0f', (unpk('>I8', call('HGET', K_JOB, all[#all])))) or ''
   return {on, found}
 end
 
@@ -197,7 +222,7 @@ local INSPECT = {
   limits = limits_shown,
   partitions = function() return partitions_shown(ARGV[6], ARGV[7], tonumber(ARGV[8])) end,
   held = function() return held(ARGV[6]) end,
-  find = function() return find(ARGV[6], tonumber(ARGV[7]), ARGV[8]) end,
+  find = function() return find(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]) end,
   stats = function() return stats(ARGV[6], ARGV[7]) end,
   unknown = Unknown.show,
   schedules = schedules_named,

@@ -16,7 +16,7 @@
 --                      w·NAME the change of a limit goes on
 --   B:l:OWNER  hash    token → id            leases; the token in the record decides which lease is valid
 --   B:key      hash    key → its holder      see unique.lua; B:held zset, key by the end of its hold
---   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with result, cancelled or expired, 2 failed;
+--   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with result, cancelled or expired, 2 failed or purged;
 --                                        3 linked with other jobs, by the time to check whether a job needs it
 --   B:link     hash    id → links of a job before or after others, from the wish of its put, see put_accept.lua
 --   B:wait     hash    id → pending, failures, wait condition, 1 if it was dropped: ended because of jobs before it;
@@ -25,7 +25,7 @@
 --   B:flow     list    ends that are not counted down yet, see workflows.lua
 --   B:q:QUEUE  hash    paused, max_size, moved, gated, laned; a counter for each state but ready, and each total
 --   B:queues   zset    queue, all 0
---   B:p:ID     string  progress of a job     B:g:ID  list  its log
+--   B:p:ID     string  progress of a job, and its text     B:g:ID  list  its log
 --   B:o:OWNER  hash    record, name, kind, number, host, epoch of its attach; serial and answer of its last step;
 --                                        last queue; roster, a new number when the list of owners changes; for a
 --                                        remote owner its lease in seconds, and words, the number of its calls
@@ -41,12 +41,13 @@
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by the time to hand it out, for the first time or again
 --   B:fires    zset    owner that handles schedules, by the next due time that it was told
+--   B:bindings hash    pattern·0·queue → empty; empty field → version, see topics.lua
+--   B:counts, B:sums:…, B:periods:…, B:kinds, B:folds   rows of history, see history.lua
 --   B:departure hash   mark, where, sealed: the whole store moves to another store
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin
 --   B:seq      string  the last number drawn: jobs and tokens are numbered from the same sequence
 --   B:numbers string   the last number that was given away, see job_numbers.lua
---   B:format, B:born  string
---   B:barrier string   empty: written before a WAIT for replicas that follows a repeated call
+--   B:format, B:born, B:barrier  string; barrier is empty: written before a WAIT for replicas that follows a repeated call
 --   channel B:w:SLEEPER  a hint
 --
 -- Times are microseconds of the server's clock plus ARGV[1], with which tests move the time. ARGV[2]
@@ -59,7 +60,7 @@ local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
 local Unique, Carrier, Unknown, Memory = {}, {}, {}, {} -- see unique, carrier, unknown_tasks and out_of_memory.lua
 local Verbs = {} -- verb → the Lua function behind the server's function
-Carrier.LANES_MOST = 100 -- partitions that one call carries changed settings into
+Carrier.PARTITIONS_MOST = 100 -- partitions that one call carries changed settings into
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow
 
@@ -102,7 +103,7 @@ local function begin(keys, args)
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
-  limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, left = Carrier.LANES_MOST, walking = false}
+  limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, left = Carrier.PARTITIONS_MOST, walking = false}
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   Memory.pressed = false
   Carrier.new, Carrier.lines = {}, {} -- leases handed over: see carrier.lua
@@ -173,8 +174,8 @@ local function cache_reply(reply)
   return reply
 end
 
--- {'moved', where} when the store moves to another store, else nil. Then no caller may change it any more;
--- once it is sealed, time changes nothing either. The rows of queues have `moved` for readers of rows only.
+-- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes by callers,
+-- and a sealed store also changes by time no more. Each queue's row repeats `moved`, for calls that read only the row.
 local function departure()
   local where = call('HGET', B .. ':departure', 'where')
   return where and {'moved', where}

@@ -23,7 +23,7 @@ local function lose(j, worker)
   j.losses = j.losses + 1
   if j.limit > 0 and j.losses >= j.limit then
     end_lease(j)
-    finish(j, FAILED, 'lost ' .. j.losses .. ' times with its worker')
+    finish(j, FAILED, 'lost with its worker: loss ' .. j.losses .. ' of ' .. j.limit)
   else
     local v = died(Outcome.RELEASE, '')
     v.started = now / 1000000 -- the task may have run
@@ -52,7 +52,7 @@ end
 
 end
 
--- Note that the list of owners has changed: each owner hears of it with its next step.
+-- Note that the list of owners has changed: each owner hears of the change with its next step.
 local function note_owners_changed()
   local number = call('INCR', B .. ':seq')
   for _, id in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do call('HSET', B .. ':o:' .. id, 'roster', number) end

@@ -1,6 +1,6 @@
 -- Change a limit by name. The change reaches its partitions piece by piece, in the order of their keys: a walk.
 --
--- During the walk, B:walk says how far it is, and which settings hold for the partitions behind that. Each partition
+-- During the walk, B:walk has the last partition reached, and the settings behind that partition. Each partition
 -- keeps the old settings until the walk reaches it, so the ready lines are right at all times. An entry in B:due makes
 -- the next caller do the next piece. When the settings change again during a walk, the walk begins anew; partitions
 -- that it has not reached keep the settings they had.

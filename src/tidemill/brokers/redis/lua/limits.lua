@@ -76,8 +76,8 @@ function QueueLimits.take(row, many)
   row.limiter_changed = true
 end
 
--- A lease has ended. `well` says whether its attempt succeeded, nil without an attempt. `back` is the time of a lease
--- that goes back before its job ran, else false.
+-- Count the end of a lease. `well`: whether its attempt succeeded; nil if there was no attempt. `back`: when the lease
+-- was given, if it goes back before its job ran; else false.
 function QueueLimits.ended(row, well, back)
   if well ~= nil then Limiter.ended(row.settings, row.limiter, well) end
   if back then Limiter.give_back(row.settings, row.limiter, back, 1) end

@@ -34,7 +34,7 @@ local function prune_early()
     read_ahead(ids)
     for _, id in ipairs(ids) do
       local j = load_job(id)
-      if j and j.finished <= now - spared then
+      if j and j.state >= SUCCEEDED and j.finished <= now - spared then
         forget(j)
         gone[#gone + 1] = id
       end
@@ -69,7 +69,7 @@ local function size_of_verdict(v) return #v.result + #v.error + #v.traceback end
 function Memory.fit(verdicts, notes)
   local size, bytes = 0, nil
   for _, v in ipairs(verdicts) do size = size + size_of_verdict(v) end
-  for _, n in ipairs(notes) do size = size + #n[5] end
+  for _, n in ipairs(notes) do size = size + #n[5] + #n[6] end
   if Memory.pressed and not is_sealed() then
     bytes = relieve()
   elseif Memory.pressed or size > LARGE then
@@ -88,7 +88,9 @@ function Memory.fit(verdicts, notes)
     end
   end
   for _, n in ipairs(notes) do
-    if n[5] ~= '' and not fits(#n[5]) then n[5] = '' end
+    for k = 5, 6 do
+      if n[k] ~= '' and not fits(#n[k]) then n[k] = '' end
+    end
   end
 end
 

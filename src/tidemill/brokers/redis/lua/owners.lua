@@ -6,7 +6,7 @@
 --       join     7 name, 8 kind, 9 record, 10 seconds of its owner lease, 11 serial: list a remote owner, perhaps again
 --       resume   another process makes the owner's calls from now on: its record, or nothing if it is not remote
 --       words    {id, lease, words, 1 while a consumer holds a message whose ttr runs, else 0, …} of all remote owners
---       release  7 '' with the account that follows, 'lost' without a witness; 8 the condition: '', 'dead' (its time is
+--       release  7 '' with the causes that follow, 'lost' without a witness; 8 the condition: '', 'dead' (its time is
 --                over), a number (the owner still has it), or 'silent' and words (no call since); then token, cause, …
 --       tokens   {token, …} of its leases
 --       overdue  {id, record, microseconds since, …} of the owners whose time is over

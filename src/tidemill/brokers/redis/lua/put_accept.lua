@@ -58,14 +58,14 @@ local function insert(id, record, envelope, wish, state, latest)
   end
 end
 
--- Cancel a job whose key goes to another.
+-- Cancel a job whose key goes to another job.
 local function displace(id, by)
   local j = load_job(id)
   unplace(j)
   finish(j, CANCELLED, 'replaced by ' .. by, true)
 end
 
--- Merge a put into a job by pyspider's rule: the higher priority and the earlier time win, the data stay.
+-- Merge a put into a job: the higher priority and the earlier time win, the body stays.
 local function merge(j, record, wish)
   local rank = unpk('>I4', record, RECORD_RANK)
   local _, delay, at = unpk('>Bddd', wish)

@@ -1,4 +1,4 @@
--- The report of an owner about its leases: notes, verdicts, and touches.
+-- The report of an owner about its leases: notes, verdicts, touches, and rows of history.
 
 local linked_of, apply_report, apply_changes
 
@@ -37,10 +37,10 @@ local function job_held(x, token)
   return j and j.state == RUNNING and j.token == token and j.owner == x.owner and j or nil
 end
 
-local function note(x, token, done, total, time, line)
+local function note(x, token, done, total, time, line, text)
   local j = job_held(x, token)
   if not j then return end
-  if done >= 0 then call('SET', B .. ':p:' .. j.id, pack('>dd', done, total)) end
+  if done >= 0 then call('SET', B .. ':p:' .. j.id, pack('>dd', done, total) .. text) end
   if line ~= '' then log(j.id, line, time) end
   if not flagged(j.flags, NOTED) then
     j.flags = j.flags + NOTED
@@ -90,13 +90,14 @@ local function settle_all(x)
   Carrier.flush()
 end
 
--- Note, settle and touch, in that order.
+-- Note, settle, touch and count, in that order.
 function apply_report(x)
   Memory.fit(x.verdicts, x.notes)
   read_held(x)
   for _, n in ipairs(x.notes) do note(x, unpack(n)) end
   settle_all(x)
   for i, t in ipairs(x.touches) do x.touched[i] = touch(x, t[1], t[2]) end
+  call_all('RPUSH', B .. ':counts', x.history)
 end
 
 -- Count down behind ended jobs and write all changes: the claim may lease settled jobs again, and jobs behind them.

@@ -65,8 +65,8 @@ end
 local function read_notes(first, last, tokens)
   local notes = {}
   for i = first, last do
-    local token, done, total, time, from = unpk('>I8ddd', ARGV[i])
-    notes[#notes + 1] = {token, done, total, time, sub(ARGV[i], from)}
+    local token, done, total, time, text, from = unpk('>I8dddI4c0', ARGV[i])
+    notes[#notes + 1] = {token, done, total, time, sub(ARGV[i], from), text}
     tokens[#tokens + 1] = token
   end
   return notes
@@ -91,6 +91,9 @@ function read_request(x)
   first, last, at = range_at(at)
   for i = first, last do known_tasks[#known_tasks + 1] = ARGV[i] end
   x.tokens, x.queues, x.named, x.takes, x.known_tasks, x.told_held = tokens, queues, named, takes, known_tasks, ARGV[at]
+  first, last = range_at(at + 1)
+  x.history = {}
+  for i = first, last do x.history[#x.history + 1] = ARGV[i] end
 end
 
 -- Find the leases that the store has for the owner and that the owner does not have.

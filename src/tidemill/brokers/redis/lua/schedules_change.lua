@@ -1,4 +1,5 @@
--- Change schedules and put their jobs. Each change succeeds or fails by itself; all are done in one step.
+-- Change schedules and put their jobs. Each change succeeds or fails by itself; all are done in one
+-- call.
 --
 -- ARGV  5 number of changes, then for each: name; packed: expected version (0 for none), due time, 1 to remove the
 --       schedule, number of jobs, due time if all these jobs are left out; body; body if all these jobs are left

@@ -2,7 +2,7 @@
 --
 -- ARGV  5 q for a queue's limit, n for a limit by name, 6 name, 7 settings, or '' for the declared settings, 8 '1' when
 --       code declares them
--- Returns 1, or 2 when `housekeeping` must carry the change to more keys, or {'moved', where}.
+-- Returns 1, or 2 when `housekeeping` must carry the change to more partitions, or {'moved', where}.
 
 function Verbs.set_limit()
   local again = cached_reply() or departure()

@@ -1,4 +1,4 @@
--- Take in jobs of a departed store, in their states.
+-- Adopt jobs of a departed store, in their states.
 --
 -- ARGV  5 mark, 6 the last number drawn there, 7 cursor, 8 number of schedules, then name and record of each;
 --       then for each job seven arguments: id, record with its old seq, envelope, result, progress and lines of its log

@@ -157,8 +157,10 @@ local function prune_later(class, time, id)
   args[#args + 1] = id
 end
 
+local PURGED = 'purged, in purge ' -- how the error of a purged job begins: see core/purge_mark.py
+
 local function class_of(j)
-  if j.state == FAILED then return 2 end
+  if j.state == FAILED or sub(j.error, 1, #PURGED) == PURGED then return 2 end
   return j.state == SUCCEEDED and not flagged(j.flags, RESULT) and 0 or 1
 end
 
@@ -207,7 +209,10 @@ end
 local function unfinish(j)
   flush_finished()
   if flagged(j.flags, LINKED) and call('ZREM', B .. ':fin:3', j.id) == 1 then return end
-  call('ZREM', B .. ':fin:' .. class_of(j), j.id)
+  local class = class_of(j)
+  call('ZREM', B .. ':fin:' .. class, j.id)
+  -- The previous release lists purged jobs of flows, and purged jobs that it adopts, among cancelled jobs.
+  if class == 2 then call('ZREM', B .. ':fin:1', j.id) end
 end
 
 -- -- writing ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
--- Hints. A sleeper is listed in B:asleep by the same call that found no job for it, so no put can fall in
--- between. A hint takes the sleeper off, so no sleeper is hinted twice. A hint without a receiver was for a
--- sleeper that is gone: the next sleeper gets it.
+-- Hints. The call that finds no job for a sleeper also lists the sleeper in B:asleep, so no put can fall in
+-- between. A hint removes the sleeper from B:asleep, so no sleeper is hinted twice. If nobody receives a hint, its
+-- sleeper is gone, and the next sleeper gets the hint.
 
 -- Hint a sleeper; true when it heard.
 local function hint(sleeper) return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end

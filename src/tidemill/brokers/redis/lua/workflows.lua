@@ -2,11 +2,11 @@
 --
 -- The counts of a job lie in B:wait, apart from its record, so a large group is counted without writing the
 -- record. `pending` and `failures` always hold the counts of the jobs before it, even after the job itself
--- has ended. So a failed job that is made ready again gives the jobs behind it another chance.
+-- has ended. So a failed job that is made ready again lets the jobs behind it wait again.
 --
 -- An end is {state, id, jobs behind}. A call counts ends down in order, and the ends that follow from them
 -- after these, up to a bound. The rest goes to B:flow, with an entry in B:due that makes the next caller go
--- on; it comes before all newer ends, and survives a kill. An end has the ids it needs, since its job may be
+-- on. B:flow survives a kill, and comes before all newer ends. An end has the ids it needs, since its job may be
 -- gone by then. A job that is made ready again makes an entry too, so counts change in order.
 --
 -- flows  links (id → wish or parsed), new (id → wish to write), unlinked (ids), waits (id → counts),
@@ -24,7 +24,8 @@ end
 
 -- -- putting ---------------------------------------------------------------------------------------
 
--- Count a job that was put: if it waits, it waits until it is let go; jobs behind it wait for one more.
+-- Link a job that was put. If it waits for jobs, its count begins at 1, until all these jobs are put. Each waiting
+-- job behind it waits for one more.
 local function enlist(id, links)
   if links.waits > 0 then
     flows.waits[id], flows.counted[id] = {pending = 1, failures = 0, what = links.waits}, true
@@ -41,7 +42,7 @@ end
 
 -- -- ending ----------------------------------------------------------------------------------------
 
-local count_down, flow
+local count_down, flow, may_wait_anew, wait_anew
 
 do
 
@@ -92,6 +93,18 @@ function count_down(id, failed, why)
   elseif wait.pending == 0 then
     start(j, wait)
   end
+end
+
+-- False when a job before this one has not succeeded, so that this one can never start.
+function may_wait_anew(wait) return wait.what ~= W_SUCCESS or wait.failures == 0 end
+
+-- Make an ended job, which no table holds, wait again for the jobs before it, or start it if they have ended.
+function wait_anew(j, wait)
+  j.state = WAITING
+  count(j.queue, 'waiting', 1)
+  hold(j, true)
+  save(j)
+  if wait.pending == 0 then start(j, wait) end
 end
 
 -- A job before this one runs again: if this one ended because of it, this one waits again.

@@ -11,6 +11,7 @@ from tidemill.server.http.api import (
     reservations,
     schedules,
     tasks,
+    topics,
 )
 from tidemill.server.http.endpoints import Endpoint
 
@@ -20,6 +21,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *jobs.ENDPOINTS,
     *matching.ENDPOINTS,
     *messages.ENDPOINTS,
+    *topics.ENDPOINTS,
     *tasks.ENDPOINTS,
     *reservations.ENDPOINTS,
     *queues.ENDPOINTS,

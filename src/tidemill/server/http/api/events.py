@@ -50,7 +50,7 @@ async def get_stats(call: Call) -> Stats:
 async def list_workers(call: Call) -> Workers:
     """List the workers and other owners of jobs that are attached to the store."""
     broker = call.backend.mill.broker
-    if Feature.INSPECT not in broker.features:  # it knows only the owners of this process
+    if Feature.INSPECT not in broker.features:  # the broker knows only the owners of this process
         return Workers(None)
     owners = await call.backend.run(broker.owners)
     return Workers([_worker(owner) for owner in owners])
@@ -80,7 +80,7 @@ async def watch_queues(call: Call) -> Stream:
 async def watch_job(call: Call, job_id: str) -> Stream:
     """Stream the state of a job whenever it changes, until it has ended.
 
-    The events have the name ``job``, the last event ``end``. Their data is that of ``/v1/jobs``.
+    The events have the name ``job``, the last event ``end``. Their data is a job of ``/v1/jobs``.
     """
     job = call.backend.mill.job(job_id)
     record = await job.arefresh()

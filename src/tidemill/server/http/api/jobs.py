@@ -14,10 +14,10 @@ from msgspec import UNSET
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.explain import explain_in, why_not_run
+from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
 from tidemill.client.trail import trail_of
-from tidemill.core.config import check_name
+from tidemill.core.config import check_alter, check_name
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.core.job import Envelope, Put, Record, State
 from tidemill.server.http.backend import Backend
@@ -29,6 +29,8 @@ from tidemill.server.http.job_lists import find_some
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas.jobs import (
+    AlterIn,
+    AlterMany,
     BatchIn,
     CancelIn,
     CancelMany,
@@ -62,7 +64,12 @@ _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
 
 
 async def put_job(call: Call, body: JobIn) -> Placed:
-    """Put a message, or a call of a task."""
+    """Put a message, or a call of a task.
+
+    A call has the options that the worker of the task has declared. A task that no worker has
+    declared needs a ``queue``.
+    """
+    await call.backend.read_declarations([body.task])
     envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
     check_put(call.exchange, [envelope])
     (put,) = await call.backend.put([envelope])
@@ -75,11 +82,12 @@ async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
     def make() -> list[Envelope]:
         return [envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
 
+    await call.backend.read_declarations(job.task for job in body.jobs)
     envelopes = await call.compute(make, 0)
     check_put(call.exchange, envelopes)
     body.jobs.clear()  # frees memory: decoded jobs are many times larger than their JSON
     puts = await call.backend.put(envelopes) if envelopes else []
-    return PlacedMany(puts)  # type: ignore[arg-type]  # they encode as Placed do
+    return PlacedMany(puts)  # type: ignore[arg-type]  # puts encode as Placed does
 
 
 async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
@@ -91,6 +99,7 @@ async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
     if body.id not in (None, job_id):
         raise InvalidOption("id: differs from the id in the path; leave it out of the body")
     body.id = job_id
+    await call.backend.read_declarations([body.task])
     envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
     check_put(call.exchange, [envelope])
     try:
@@ -156,7 +165,7 @@ def _call(mill: Tidemill, job: JobIn) -> Envelope:
     try:
         return mill.envelope(mill.call(job.task or "", *job.args, **job.kwargs).using(**options))
     except TypeError as error:
-        raise InvalidOption(f"{job.task} cannot be called with these arguments: {error}") from None
+        raise InvalidOption(str(error)) from None
 
 
 def options_of(job: MessageOptions) -> dict[str, Any]:
@@ -219,6 +228,8 @@ def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
     queue, known = query.queue, allowed_queues(call.exchange)
     if not queue and len(known) == 1:
         queue = known[0]
+    elif not queue and known:
+        raise Problem("forbidden", f"name one of the token's queues: queue={known[0]}, for example")
     check_queues(call.exchange, [queue])
     return Filter(
         states=frozenset(map(State, query.state)),
@@ -267,7 +278,7 @@ def _shown(mill: Tidemill, record: Record) -> tuple[Any, str]:
 
 
 async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
-    """Wait for the end of a job, and get its result. Status 202: it has not ended yet."""
+    """Wait for the end of a job, and get its result. Status 202: the job has not ended yet."""
     backend = call.backend
     job = backend.mill.job(job_id)
     wait = min(query.wait, backend.settings.longest_poll)
@@ -277,7 +288,7 @@ async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
         except ResultTimeout:
             if not wait:
                 raise
-            await call.exchange.body()  # only then the server notices that the client leaves
+            await call.exchange.body()  # after this the server notices when the client leaves
             await backend.polls.wait(call.exchange, backend.await_state(job, wait), None)
     out = await backend.run(_result, job)
     if out.finished is None:
@@ -318,6 +329,17 @@ async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
     await _act(call, job_id, lambda job: job.retry(query.force), why_not_run)
 
 
+async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
+    """Give a job that waits another priority, or move it to another queue."""
+    target = body.to_queue
+    check_queues(call.exchange, [target] if target else ())
+
+    def alter(job: Job[Any]) -> bool:
+        return job.alter(priority=body.to_priority, queue=target)
+
+    await _act(call, job_id, alter, lambda record: why_not_altered(record, target))
+
+
 async def delete_job(call: Call, job_id: str) -> None:
     """Delete a job in any state. A running job loses its lease."""
     await _act(call, job_id, Job.delete, "it cannot be deleted")
@@ -346,6 +368,13 @@ async def kick_jobs(call: Call, body: KickMany) -> Done:
     return Done(await call.backend.run(lambda: broker.kick(ids, force=body.force)))
 
 
+async def alter_jobs(call: Call, body: AlterMany) -> Done:
+    """Give many jobs that wait another priority, or move them to another queue."""
+    rank, queue = check_alter(body.to_priority, body.to_queue)
+    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.ALTER, "alter")
+    return Done(await call.backend.run(lambda: broker.alter(ids, rank=rank, queue=queue)))
+
+
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
     ids = _checked(call.backend, body, Feature.FAILED, "delete")
@@ -362,14 +391,14 @@ ENDPOINTS = (
     Endpoint(
         *("POST", "/v1/jobs", put_job, OPERATOR),
         status=201,
-        also=(200, 409, 507),
+        also=(200, 404, 409, 507),
         decode_large=decode_job,
         checks_queues=True,
     ),
     Endpoint(
         *("POST", "/v1/jobs/batch", put_jobs, OPERATOR),
         status=201,
-        also=(409, 507),
+        also=(404, 409, 507),
         decode_large=decode_batch,
         checks_queues=True,
     ),
@@ -384,8 +413,10 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
     Endpoint("POST", "/v1/jobs/{job_id}/cancel", cancel_job, OPERATOR, status=204, also=(409, 410)),
     Endpoint("POST", "/v1/jobs/{job_id}/kick", kick_job, OPERATOR, status=204, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/{job_id}/alter", alter_job, OPERATOR, status=204, also=(409, 410)),
     Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, OPERATOR, status=204, also=(409, 410)),
     Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/kick", kick_jobs, OPERATOR),
+    Endpoint("POST", "/v1/jobs/alter", alter_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/delete", delete_jobs, OPERATOR),
 )

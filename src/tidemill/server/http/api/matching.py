@@ -1,15 +1,23 @@
-"""Changes of all jobs that match conditions: cancel, kick, delete."""
+"""Changes of all jobs that match conditions: cancel, kick, alter, delete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.config import check_alter
 from tidemill.server.http.api.jobs import filter_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.job_lists import AT_ONCE
-from tidemill.server.http.schemas.jobs import Acted, CancelMatching, KickMatching, Matching
+from tidemill.server.http.queue_permissions import check_queues
+from tidemill.server.http.schemas.jobs import (
+    Acted,
+    AlterMatching,
+    CancelMatching,
+    KickMatching,
+    Matching,
+)
 from tidemill.server.tokens import Role
 
 __all__ = ["ENDPOINTS"]
@@ -26,6 +34,15 @@ async def kick_matching(call: Call, body: KickMatching) -> Acted:
     """Make matching jobs ready again, the newest first."""
     broker = call.backend.mill.broker
     return await _act(call, body, lambda ids: broker.kick(ids, force=body.force))
+
+
+async def alter_matching(call: Call, body: AlterMatching) -> Acted:
+    """Give matching jobs that wait another priority, or move them to another queue."""
+    rank, queue = check_alter(body.to_priority, body.to_queue)
+    check_queues(call.exchange, [queue] if queue else ())
+    broker = call.backend.mill.broker
+    call.backend.mill.features.need(Feature.ALTER, "alter")
+    return await _act(call, body, lambda ids: broker.alter(ids, rank=rank, queue=queue))
 
 
 async def delete_matching(call: Call, body: Matching) -> Acted:
@@ -56,5 +73,6 @@ OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     Endpoint("POST", "/v1/matching/cancel", cancel_matching, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/matching/kick", kick_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/matching/alter", alter_matching, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/matching/delete", delete_matching, OPERATOR, checks_queues=True),
 )

@@ -31,7 +31,7 @@ from tidemill.server.shared_owner import ReservedJob
 from tidemill.server.tokens import Role
 from tidemill.server.waiters import size_of
 
-__all__ = ["ENDPOINTS"]
+__all__ = ["ENDPOINTS", "value_of"]
 
 log = logging.getLogger("tidemill.server")
 
@@ -41,21 +41,9 @@ async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) 
 
     Options are query parameters: ``?delay=60&priority=5``.
     """
-    kind = body.content_type.partition(";")[0].strip().lower()
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        raise Problem(
-            "unsupported-media-type",
-            "the Content-Type of a message must be application/json, as curl --json sends it, or "
-            "application/octet-stream",
-        )
-    is_json = kind == "application/json" or kind.endswith("+json")
 
     def make() -> Envelope:
-        value: Any = body.data
-        if is_json:
-            check_json(len(body.data))
-            value = json_of(body.data)
-        return call.backend.queue(queue).envelope(value, **options_of(query))
+        return call.backend.queue(queue).envelope(value_of(body), **options_of(query))
 
     envelope = await call.compute(make, len(body.data))
     check_put(call.exchange, [envelope])
@@ -63,8 +51,27 @@ async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) 
     return placed(call, put)
 
 
+def value_of(body: Raw) -> Any:
+    """The message in a body: JSON if its Content-Type is JSON, else bytes.
+
+    Raises:
+        Problem: the body is a form, or not JSON as its Content-Type says.
+    """
+    kind = body.content_type.partition(";")[0].strip().lower()
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        raise Problem(
+            "unsupported-media-type",
+            "the Content-Type of a message must be application/json, as curl --json sends it, or "
+            "application/octet-stream",
+        )
+    if kind == "application/json" or kind.endswith("+json"):
+        check_json(len(body.data))
+        return json_of(body.data)
+    return body.data
+
+
 async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
-    """Reserve messages; waits for the first message up to ``timeout`` seconds.
+    """Reserve messages; wait up to ``timeout`` seconds for the first message.
 
     Each message is reserved until its ttr is over. Settle it with its receipt before that.
     """
@@ -96,7 +103,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     delivered = await deliver(backend.shared_owner, usable, lambda: connection.lost)
     if connection.lost:
         raise ClientGone
-    # ``shown`` is typed for tasks, too, which this call never reserves.
+    # ``shown`` holds encoded messages, which encode as Reserved does.
     return ReservedMany([shown[job.lease.token] for job in delivered])  # type: ignore[misc]
 
 
@@ -126,7 +133,7 @@ def _reserved(call: Call, job: ReservedJob) -> Reserved:
         id=envelope.id,
         queue=envelope.queue,
         body=body,
-        encoding=encoding,  # type: ignore[arg-type]  # one of the three
+        encoding=encoding,  # type: ignore[arg-type]  # one of the three encodings
         attempt=lease.attempt,
         ttr=None if envelope.at_most_once else lease.deadline,
         created=envelope.created,

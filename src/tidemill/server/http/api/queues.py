@@ -26,10 +26,15 @@ from tidemill.server.http.schemas.queues import (
     LimitOut,
     LimitsOut,
     Number,
+    PurgeOut,
+    PurgeQuery,
+    PurgesOut,
     QueueIn,
     QueueLimitIn,
     QueueOut,
     Queues,
+    RestoredOut,
+    RestoreIn,
 )
 from tidemill.server.tokens import Role
 
@@ -93,9 +98,38 @@ async def _change(
     return queue_out(await call.backend.run(change))
 
 
-async def purge_queue(call: Call, queue: str) -> Number:
-    """Delete all jobs of a queue that are neither running nor finished."""
-    return Number(await call.backend.run(call.backend.mill.queue(queue).purge))
+async def purge_queue(call: Call, queue: str, query: PurgeQuery) -> Number:
+    """Delete all jobs of a queue that are neither running nor finished.
+
+    They are kept for a while, so that they can be restored, unless ``now`` is given.
+    """
+    purged = await call.backend.run(lambda: call.backend.mill.queue(queue).purge(now=query.now))
+    return Number(purged)
+
+
+async def list_purges(call: Call, queue: str) -> PurgesOut:
+    """List the purges of a queue that can be restored, the latest first."""
+    found = await call.backend.run(call.backend.mill.queue(queue).purges)
+    return PurgesOut([PurgeOut(one.id, one.at, one.jobs) for one in found])
+
+
+async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
+    """Restore the jobs of a purge, as they were.
+
+    A job stays purged when another job has its key by now, or when a job that it waits for did not
+    succeed.
+    """
+    mill = call.backend.mill
+    mill.features.need(Feature.RESTORE, "restoring a purge")
+
+    def restore() -> RestoredOut:
+        known = [one.id for one in mill.queue(queue).purges()]
+        if not known or body.purge not in ["", *known]:
+            raise Problem("not-found", f"queue {queue!r} has no such purge to restore")
+        restored = mill.queue(queue).restore(body.purge)
+        return RestoredOut(restored.jobs, restored.left)
+
+    return await call.backend.run(restore)
 
 
 async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
@@ -233,6 +267,8 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
+    Endpoint("GET", "/v1/queues/{queue}/purges", list_purges),
+    Endpoint("POST", "/v1/queues/{queue}/restore", restore_queue, ADMIN),
     Endpoint("DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,)),
     Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN, also=(409,)),
     Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.backoff import backoff
 from tidemill.core.clock import wall_time
-from tidemill.core.codec import pack
+from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import Note, Outcome, Record, State, Verdict
-from tidemill.core.retry import backoff
 from tidemill.server.http.bodies import bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -41,7 +41,7 @@ from tidemill.server.tokens import Role
 __all__ = ["ENDPOINTS", "verdict_of"]
 
 _ERROR_MOST, _TRACE_MOST, _LINE_MOST = 2000, 20_000, 2000
-"""The most characters that are stored."""
+"""The most characters that are stored of an error, a traceback and a log line."""
 
 
 def verdict_of(
@@ -55,6 +55,10 @@ def verdict_of(
 async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
     if not await call.backend.settle(receipt, verdict_of(receipt.token, outcome, **more)):
         raise _lost()
+
+
+def _line(text: str) -> str:
+    return storable(text)[:_LINE_MOST]
 
 
 def _lost() -> Problem:
@@ -96,7 +100,7 @@ async def bury(call: Call, receipt: str, body: BuryIn) -> None:
 
 
 async def touch(call: Call, receipt: str, body: TouchIn) -> None:
-    """Touch a job: its ttr starts again, or a new ttr."""
+    """Touch a job: its ttr starts again, or a new ttr starts."""
     if not await call.backend.touch(call.parse(receipt), body.ttr or 0.0):
         raise _lost()
 
@@ -105,7 +109,7 @@ async def touch(call: Call, receipt: str, body: TouchIn) -> None:
 
 
 async def ack_many(call: Call, body: Receipts) -> Done:
-    """Acknowledge many jobs. True also for jobs acknowledged before, false for lost jobs."""
+    """Acknowledge many jobs. True also for jobs acknowledged before; false for lost jobs."""
     return await _each(body, lambda receipt: ack(call, receipt))
 
 
@@ -126,7 +130,7 @@ async def touch_many(call: Call, body: TouchMany) -> Done:
 
 
 async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
-    """For each receipt, whether it was done. All share commits."""
+    """Act on each receipt; for each, whether that succeeded. All actions share commits."""
 
     async def one(receipt: str) -> bool:
         try:
@@ -156,9 +160,9 @@ async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut
         if record.state is not State.RUNNING:
             raise _lost()
         return HeartbeatOut("timeout")
-    notes = [Note(it.token, line=storable(line)[:_LINE_MOST], time=now) for line in body.log]
+    notes = [Note(it.token, line=_line(line), time=now) for line in body.log]
     if body.progress is not None:
-        notes.append(Note(it.token, body.progress, body.total))
+        notes.append(Note(it.token, body.progress, body.total, text=_line(body.text)))
     if not await call.backend.touch(it, body.ttr or 0.0, notes):
         raise _lost()
     return HeartbeatOut("cancelled" if record.cancelling else None)
@@ -174,7 +178,7 @@ async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
     def make() -> bytes:
         value = body.result if body.encoding == "json" else bytes_of("result", body.result)
         try:
-            return pack(value) if value is not None else b""
+            return pack_result(value)
         except CodecError as error:
             raise InvalidOption(f"result: {error}") from None
 
@@ -222,7 +226,7 @@ async def _record(call: Call, receipt: Receipt) -> Record:
 
 
 async def _policy_delay(call: Call, receipt: Receipt) -> float:
-    """Seconds until a task runs again whose attempt fails now, from its retry policy."""
+    """Seconds until a task runs again if its attempt fails now, from its retry policy."""
     record = await call.backend.run(call.backend.mill.broker.get, receipt.job_id)
     return 0.0 if record is None else backoff(record.envelope.retries, record.attempt + 1)
 

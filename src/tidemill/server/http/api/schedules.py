@@ -42,7 +42,7 @@ async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
     try:
         made = mill.call(body.task, *body.args, **body.kwargs).using(**_given(body, _OF_JOBS))
     except TypeError as error:
-        raise InvalidOption(f"{body.task} cannot be called with these arguments: {error}") from None
+        raise InvalidOption(str(error)) from None
     try:
         return _out(await mill.schedules.aadd(name, made, **when))
     except ScheduleExists:
@@ -74,11 +74,11 @@ async def run_schedule(call: Call, name: str) -> Placed:
     job = await call.backend.mill.schedules.arun(name)
     if job.placed != "created":
         call.status = 200
-    return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of those
+    return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of the literals
 
 
 async def delete_schedule(call: Call, name: str) -> None:
-    """Delete a schedule. The next worker adds a schedule again that its code declares."""
+    """Delete a schedule. The next worker whose code declares the schedule adds it again."""
     await call.backend.mill.schedules.aremove(name)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
+from tidemill.client.log_attributes import job_name
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
@@ -40,10 +41,10 @@ log = logging.getLogger("tidemill.server")
 
 
 async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
-    """Reserve calls of tasks; waits for the first call up to ``timeout`` seconds.
+    """Reserve calls of tasks; wait up to ``timeout`` seconds for the first call.
 
     Each call is reserved until its ttr is over. Send heartbeats meanwhile, then complete or fail
-    it. Calls of other tasks in these queues are set aside for workers that know them.
+    it. Calls of other tasks in these queues wait for workers that know these tasks.
     """
     backend = call.backend
     backend.mill.features.need(Feature.UNKNOWN, "reserving tasks")
@@ -68,7 +69,7 @@ async def _hand_over(
         size = sum(size_of(job.lease) for job in found)
         if size > SMALL:
             call.exchange.share.take(size)
-        if any(job.envelope.links is not None for job in found):  # results may have to be read
+        if any(job.envelope.links is not None for job in found):  # the results of parents are read
             shown = await call.backend.run(_shown, call, shared_owner, found)
         else:
             shown = await call.compute(lambda: _shown(call, shared_owner, found), size)
@@ -103,7 +104,7 @@ def _shown(call: Call, shared_owner: SharedOwner, found: Sequence[ReservedJob]) 
             data = _encoded(call, shared_owner, job)
         except (CodecError, Fail) as error:
             it = job.envelope
-            log.warning("job %s (%s) of queue %s: %s", it.id, it.task, it.queue, error)
+            log.warning("%s of queue %s: %s", job_name(it), it.queue, error)
             refused.append(refusal(job.lease, error))
         else:
             jobs.append(data)

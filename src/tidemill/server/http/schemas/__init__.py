@@ -1,4 +1,4 @@
 """The schemas of requests and answers. Durations are seconds, times are epoch seconds (wall time).
 
-The OpenAPI description is made of these structs, so their docstrings are read by users of the API.
+The OpenAPI description is made from these structs, so users of the API read their docstrings.
 """

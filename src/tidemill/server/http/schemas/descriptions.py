@@ -47,6 +47,11 @@ _MATCHING = {
 
 MEANINGS: dict[str, dict[str, str]] = {
     "MessageOptions": _OPTIONS,
+    "PublishQuery": {
+        name: _OPTIONS[name]
+        for name in ("delay", "at", "priority", "ttr", "expires", "retries", "tags")
+    }
+    | {"mandatory": "refuse the message with 404 when no queue is bound to the topic"},
     "JobIn": _OPTIONS
     | {
         "id": "an id of your choice; an id that exists already is refused. If the path has an id, "
@@ -83,7 +88,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         "timeout": "seconds that one run may take",
     },
     "HeartbeatIn": {
-        "progress": "the amount of work done; total is the amount of all work, if known",
+        "progress": "the work done, a whole number; total is all the work, if known",
+        "text": "what the task does now; kept with progress, and replaced by its next report",
         "log": "lines for the log of the job, which keeps the last 100",
     },
     "FailIn": {

@@ -25,7 +25,7 @@ from tidemill.server.http.schemas.types import (
 
 
 class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The options of a message. A missing option is as the queue sets it."""
+    """The options of a message. A missing option has the default of the queue."""
 
     id: Name | None = None
     delay: Seconds | None = None
@@ -45,7 +45,7 @@ class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 class JobOptions(MessageOptions):
     """The options of a job. ``at`` may also be a time with its zone (RFC 3339)."""
 
-    at: Epoch | Moment | None = None  # type: ignore[assignment]  # wider
+    at: Epoch | Moment | None = None  # type: ignore[assignment]  # a wider type
     timeout: Seconds | None = None
     result_ttl: Seconds | None = None
     headers: dict[str, str] | None = None
@@ -126,8 +126,8 @@ class EventOut(Struct):
 class JobOut(Struct, kw_only=True):
     """The state of a job. A message has no task. ``max_attempts`` 0 means no limit.
 
-    ``progress`` is the amount done and the total, which is 0 when unknown. A job that is
-    ``unknown`` is set aside until a worker knows its task.
+    ``progress`` is the amount done and the total, which is 0 when unknown; ``progress_text`` is
+    the text of that report. A job that is ``unknown`` waits until a worker knows its task.
     """
 
     id: str
@@ -159,7 +159,8 @@ class JobOut(Struct, kw_only=True):
     error: str | None
     cancelling: bool
     unknown: bool
-    progress: list[float] | None
+    progress: list[int] | None
+    progress_text: str | None
     attempts: list[AttemptOut]
     log: list[LogLine]
 
@@ -181,14 +182,14 @@ class JobListed(JobOut, kw_only=True):
 
 
 class Jobs(Struct):
-    """Jobs, newest first. The cursor is null when there are no more."""
+    """Jobs, newest first. The cursor is null when there are no more jobs."""
 
     jobs: list[JobListed]
     cursor: str | None
 
 
 class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Conditions for jobs; all must hold. ``state`` may be given several times, for any of them."""
+    """Conditions for jobs; all must hold. Of several ``state`` values, any one is enough."""
 
     state: list[StateName] = []
     queue: str = ""
@@ -227,8 +228,18 @@ class KickMatching(Matching):
     force: bool = False
 
 
+class AlterMatching(Matching):
+    """Conditions for jobs, and the new priority, the queue to move the jobs to, or both."""
+
+    to_priority: Priority | None = None
+    to_queue: Name | None = None
+
+
 class Acted(Struct):
-    """The jobs that matched, and for each whether it was changed. ``more``: others may match."""
+    """The jobs that matched, and for each job whether it was changed.
+
+    ``more`` is true when further jobs may match.
+    """
 
     ids: list[str]
     done: list[bool]
@@ -254,7 +265,7 @@ class CancelMany(Ids):
 
 
 class KickQuery(Struct, forbid_unknown_fields=True):
-    """With ``force`` a succeeded job runs again, or a job whose key a succeeded job holds."""
+    """With ``force`` a succeeded job runs again, and so does a job whose key such a job holds."""
 
     force: bool = False
 
@@ -265,8 +276,25 @@ class KickMany(Ids):
     force: bool = False
 
 
+class AlterIn(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The new priority, the queue to move the job to, or both."""
+
+    to_priority: Priority | None = None
+    to_queue: Name | None = None
+
+
+class AlterMany(Ids, kw_only=True):
+    """The ids of jobs, and the new priority, the queue to move the jobs to, or both."""
+
+    to_priority: Priority | None = None
+    to_queue: Name | None = None
+
+
 class Done(Struct):
-    """For each job, in order, whether it was changed. False: it does not exist, or too late."""
+    """For each job, in order, whether it was changed.
+
+    False means that the job does not exist, or that its state does not allow the change.
+    """
 
     done: list[bool]
 

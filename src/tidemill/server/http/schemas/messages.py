@@ -36,7 +36,7 @@ class Reserved(Struct, kw_only=True):
 
 
 class ReservedMany(Struct):
-    """The reserved messages; empty when none came in time."""
+    """The reserved messages; an empty list when no message came in time."""
 
     jobs: list[Reserved]
 
@@ -49,7 +49,7 @@ class ReleaseIn(Struct, forbid_unknown_fields=True):
 
 
 class TouchIn(Struct, forbid_unknown_fields=True):
-    """Start the ttr again; with ``ttr`` it is so many seconds from now on."""
+    """Start the ttr again. ``ttr`` sets a new ttr, in seconds."""
 
     ttr: Seconds | None = None
 

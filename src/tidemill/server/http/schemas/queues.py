@@ -1,4 +1,4 @@
-"""Queues and limits as requests and answers have them."""
+"""Schemas of queues and limits in requests and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemill.server.http.schemas.types import Bound, Count, Positive, Rate, Sec
 
 
 class QueueOut(Struct, kw_only=True):
-    """A queue in numbers. Totals count since the store was created, or the queue was deleted.
+    """A queue in numbers. Totals count since the store was created, or the queue last deleted.
 
     A number is null when the broker cannot count it.
 
@@ -57,6 +57,42 @@ class DeleteQuery(Struct, forbid_unknown_fields=True):
     force: bool = False
 
 
+class PurgeQuery(Struct, forbid_unknown_fields=True):
+    """With ``now`` the jobs are deleted for good."""
+
+    now: bool = False
+
+
+class PurgeOut(Struct):
+    """A purge that can be restored.
+
+    ``at`` is its time, and ``jobs`` the number of jobs that it keeps; 0 when it was interrupted.
+    """
+
+    id: str
+    at: float
+    jobs: int
+
+
+class PurgesOut(Struct):
+    """The purges of a queue, the latest first."""
+
+    purges: list[PurgeOut]
+
+
+class RestoreIn(Struct, forbid_unknown_fields=True):
+    """The id of the purge; without an id, the latest purge."""
+
+    purge: Annotated[str, Meta(max_length=64)] = ""
+
+
+class RestoredOut(Struct):
+    """The number of restored jobs, and of jobs that stay purged."""
+
+    count: int
+    left: int
+
+
 class KickIn(Struct, forbid_unknown_fields=True):
     """The most jobs to kick, the newest first."""
 
@@ -89,7 +125,7 @@ class LimitIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class QueueLimitIn(LimitIn):
-    """The settings of a queue's limit to change, which may have a breaker, too."""
+    """The settings of a queue's limit to change. Such a limit may also have a breaker."""
 
     breaker: BreakerIn | UnsetType | None = UNSET
 

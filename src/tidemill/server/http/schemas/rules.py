@@ -77,11 +77,23 @@ _LIMIT: list[dict[str, Any]] = [
     {"anyOf": [_fields(burst=_NULL), _fields(rate=_TEXT)]},
 ]
 
+_ALTER: list[dict[str, Any]] = [
+    {
+        "anyOf": [
+            _fields("to_priority", to_priority={"type": "number"}),
+            _fields("to_queue", to_queue=_TEXT),
+        ]
+    }
+]
+
 RULES: dict[str, list[dict[str, Any]]] = {
     "JobIn": [
         {"oneOf": [_MESSAGE, _CALL]},
         {"anyOf": [_fields(delay=_NULL), _fields(at=_NULL)]},
     ],
+    "AlterIn": _ALTER,
+    "AlterMany": _ALTER,
+    "AlterMatching": _ALTER,
     "CompleteIn": [_decoded("result")],
     "LimitIn": _LIMIT,
     "QueueLimitIn": _LIMIT,
@@ -110,4 +122,4 @@ RULES: dict[str, list[dict[str, Any]]] = {
         },
     ],
 }
-"""The rules of each schema; all rules hold."""
+"""The rules of each schema. All rules must hold."""

@@ -10,7 +10,7 @@ from tidemill.server.http.schemas.jobs import LimitOf
 from tidemill.server.http.schemas.types import LONGEST_POLL, Encoding, Name, Seconds, Thousand
 
 MOST_NAMES = 100
-"""The most tasks that one request names."""
+"""The most tasks that one request may name."""
 
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 
@@ -52,7 +52,7 @@ class ReservedTask(Struct, kw_only=True):
 
 
 class ReservedTasks(Struct):
-    """The reserved calls; empty when none came in time."""
+    """The reserved calls; an empty list when no call came in time."""
 
     jobs: list[ReservedTask]
 
@@ -63,6 +63,7 @@ class HeartbeatIn(Struct, forbid_unknown_fields=True):
     ttr: Seconds | None = None
     progress: Amount | None = None
     total: Amount = 0.0
+    text: str = ""
     log: Annotated[list[str], Meta(max_length=100)] = []
 
 

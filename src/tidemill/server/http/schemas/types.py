@@ -20,6 +20,13 @@ _BARRED = r"\x00-\x1f\x7f-\xa0\xad"  # of Latin-1 only; the rest of Unicode woul
 NAME = rf"^ *[^ {_BARRED}][^{_BARRED}]*$"
 """The pattern of a name in the description. The server refuses further characters."""
 
+_WORD = rf"[^.*#{_BARRED}]+"
+TOPIC = rf"^ *[^ .*#{_BARRED}][^.*#{_BARRED}]*(\.{_WORD})*$"
+"""The pattern of a topic in the description: words between single dots, without wildcards."""
+
+BINDING = rf"^([*#]| *[^ .*#{_BARRED}][^.*#{_BARRED}]*)(\.([*#]|{_WORD}))*$"
+"""The pattern of a binding's pattern: words between single dots, each of them may be a wildcard."""
+
 Name = Annotated[
     str,
     Meta(
@@ -32,7 +39,7 @@ Name = Annotated[
 ]
 
 _DECIMAL = r"(0\.(0[1-9]|[1-9])[0-9]{{0,7}}|[1-9][0-9]{{0,{more}}}(\.[0-9]{{1,9}})?)"
-"""A number of at least 0.01, with up to so many digits after its first digit."""
+"""A number of at least 0.01, with up to ``more`` digits after its first digit."""
 
 _SECONDS, _MINUTES, _HOURS, _DAYS = (_DECIMAL.format(more=more) for more in (8, 6, 4, 3))
 _PER = f"(({_SECONDS})?s|({_MINUTES})?m|({_HOURS})?h|({_DAYS})?d)"
@@ -88,7 +95,7 @@ Interval = Annotated[float, Meta(extra_json_schema={"minimum": 0.01, "maximum": 
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Priority = Annotated[float, Meta(ge=-100, le=100)]
 
-# Whole numbers are declared as numbers, since JSON has 3.0 for 3, and msgspec refuses it as an int.
+# Whole numbers are declared as float: a client may send 3 as 3.0, and msgspec takes no 3.0 as int.
 Count = Annotated[float, Meta(ge=1, le=10_000, multiple_of=1)]
 Thousand = Annotated[float, Meta(ge=1, le=1000, multiple_of=1)]
 Retries = Annotated[float, Meta(ge=0, le=65_000, multiple_of=1)]

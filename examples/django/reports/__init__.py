@@ -1,0 +1,1 @@
+"""Reports that take a while."""

@@ -1,0 +1,1 @@
+"""Alerts: measure rules about a store, and tell a webhook or a command when one is broken."""

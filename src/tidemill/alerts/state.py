@@ -1,0 +1,87 @@
+"""The active alerts, kept as rows of the store's history, so that a restart does not repeat them.
+
+The row of an alert is called its note. The note is written before the first message of the alert is
+sent, with ``told`` empty. So if the process dies while it sends the message, the next process sends
+the message again. The note stays until the message about the end of the alert was sent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.alerts.measure import Value
+from tidemill.alerts.send import Message
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.history import with_history
+from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
+
+__all__ = ["Alert", "alerts", "forget", "keep"]
+
+_KIND = "alert"
+
+
+class Alert(msgspec.Struct, kw_only=True):
+    """An active alert, or an alert that is over but whose last message was not sent yet.
+
+    Attributes:
+        began, ended: epoch seconds; ``ended`` is 0 while the alert is active.
+        told: the last event that was sent: ``begin`` or ``reminder``; empty before the first
+            message.
+        told_at: epoch seconds at which that event was sent.
+    """
+
+    rule: str
+    when: str
+    queue: str
+    value: float
+    above: float
+    text: str
+    began: float
+    ended: float = 0.0
+    told: str = ""
+    told_at: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The name of the note."""
+        return join_name(self.rule, self.queue)
+
+    def measured(self, value: Value) -> None:
+        """Store a new measurement in this object."""
+        self.value, self.text, self.above = value.value, value.text, value.rule.above
+
+    def message(self, event: str, at: float, store: str, host: str) -> Message:
+        """The alert as a message."""
+        text = f"{'over: ' if event == 'end' else ''}{self.rule}: {self.text}"
+        return Message(
+            event=event,
+            text=text,
+            rule=self.rule,
+            when=self.when,
+            queue=self.queue,
+            value=self.value,
+            above=self.above,
+            began=self.began,
+            at=at,
+            store=store,
+            host=host,
+        )
+
+
+def alerts(mill: Tidemill) -> dict[str, Alert]:
+    """The alerts in the store, by key."""
+    rows = with_history(mill.broker, "an alert").history(_KIND, ALWAYS)
+    found = [msgspec.json.decode(row.sample, type=Alert) for row in rows]
+    return {alert.key: alert for alert in found}
+
+
+def keep(mill: Tidemill, alert: Alert) -> None:
+    """Store an alert."""
+    row = HistoryRow(_KIND, alert.key, ALWAYS, int(alert.began), sample=msgspec.json.encode(alert))
+    with_history(mill.broker, "an alert").keep_history([row])
+
+
+def forget(mill: Tidemill, alert: Alert) -> None:
+    """Delete the note of an alert that is over."""
+    row = HistoryRow(_KIND, alert.key, ALWAYS, int(alert.began))
+    with_history(mill.broker, "an alert").keep_history([row])

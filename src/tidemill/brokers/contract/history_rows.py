@@ -1,0 +1,141 @@
+"""Rows of history: small rows of numbers by period, and notes by name.
+
+A worker adds to the rows of its jobs in the step that hands in their verdicts. So the store has the
+numbers of a verdict if and only if it has stored the verdict. A row of a period is deleted some
+time after its period.
+
+=========== ============================================ ======== =================================
+kind        name                                         written  counts
+=========== ============================================ ======== =================================
+``task``    queue, task and release (:func:`join_name`)  added    see :mod:`tidemill.core.rollup`
+``failure`` fingerprint, task and release                added    see :mod:`tidemill.core.rollup`
+``queue``   queue                                        replaced see :mod:`tidemill.core.rollup`
+others      notes of the dashboard: audit, filters, …    replaced none; ``sample`` has the note
+=========== ============================================ ======== =================================
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.core.errors import InvalidOption
+
+__all__ = [
+    "ADDED",
+    "ALWAYS",
+    "HOUR",
+    "KEEP",
+    "MINUTE",
+    "MOST_NOTED",
+    "HistoryRow",
+    "add_counts",
+    "added",
+    "check_rows",
+    "join_name",
+    "negated",
+    "split_name",
+]
+
+MINUTE, HOUR, ALWAYS = 60, 3600, 0
+"""The spans of rows, in seconds. ``ALWAYS`` is the span of rows that stay until somebody deletes
+them. These are notes, the latest numbers of each queue, and the sums of ``task`` rows since the
+history began. The latest numbers and the sums have ``at`` 0. The names of the sums have no
+release."""
+
+KEEP = {MINUTE: 48 * 3600, HOUR: 90 * 24 * 3600}
+"""Seconds that rows of a span are kept after their period began."""
+
+ADDED = ("failure", "task")
+"""The kinds of rows that workers add to. Rows of other kinds are replaced."""
+
+MAX_KIND, MAX_NAME_BYTES, MAX_SAMPLE = 40, 1000, 256 * 1024
+"""The most characters of a kind, and the most bytes of a name and of a sample."""
+
+MAX_COUNTS, MAX_COUNT, LATEST = 1000, 1 << 52, 1 << 40
+"""The most counts of a row, the highest count, and the latest time of a row."""
+
+MOST_NOTED = 250
+"""The most jobs of an act that replaces a note: on each store, one commit takes so many."""
+
+_SEPARATOR = "\x1f"
+
+
+class HistoryRow(msgspec.Struct, array_like=True, frozen=True):
+    """The numbers of one name in one period.
+
+    Attributes:
+        kind: what the row is about; see the table above.
+        name: the subject: a queue, a task, a fingerprint of a failure.
+        span: the length of the period in seconds: ``MINUTE``, ``HOUR``, or ``ALWAYS``.
+        at: the wall time in whole seconds at which the period began; a multiple of ``span``. For a
+            note, any time.
+        counts: numbers, whose meaning depends on the kind. Newer releases may append counts, so
+            rows can differ in length.
+        sample: bytes, whose meaning depends on the kind. The latest sample that is not empty stays.
+    """
+
+    kind: str
+    name: str
+    span: int
+    at: int
+    counts: tuple[int, ...] = ()
+    sample: bytes = b""
+
+
+def add_counts(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The sums of two lists of counts, one by one; a missing count is 0."""
+    if len(one) < len(other):
+        one, other = other, one
+    return (*map(operator.add, one, other), *one[len(other) :])
+
+
+def added(before: HistoryRow | None, row: HistoryRow) -> HistoryRow:
+    """The stored row ``before``, if any, after ``row`` was added."""
+    if before is None:
+        return row
+    counts = add_counts(before.counts, row.counts)
+    return HistoryRow(row.kind, row.name, row.span, row.at, counts, row.sample or before.sample)
+
+
+def negated(row: HistoryRow) -> HistoryRow:
+    """The row without a sample that takes back the counts of another row when both are added."""
+    return HistoryRow(row.kind, row.name, row.span, row.at, tuple(-count for count in row.counts))
+
+
+def join_name(*parts: str) -> str:
+    """The name of a row with several subjects, as a queue, a task and a release."""
+    return _SEPARATOR.join(parts)
+
+
+def split_name(name: str) -> list[str]:
+    """The parts of a joined name."""
+    return name.split(_SEPARATOR)
+
+
+def check_rows(rows: Sequence[HistoryRow]) -> None:
+    """Refuse rows that a store cannot keep.
+
+    Raises:
+        InvalidOption: a field is out of its range; the message names the field.
+    """
+    for row in rows:
+        if not (0 < len(row.kind) <= MAX_KIND and row.kind.isprintable() and row.kind.isascii()):
+            text = f"1 to {MAX_KIND} printable ASCII characters, not {row.kind[:60]!r}"
+            raise InvalidOption(f"the kind of a row of history must be {text}")
+        if len(row.name.encode()) > MAX_NAME_BYTES or "\0" in row.name:
+            text = f"more than {MAX_NAME_BYTES} bytes, or a zero byte"
+            raise InvalidOption(f"the name {row.name[:40]!r}… of a row of history has {text}")
+        if row.span not in (*KEEP, ALWAYS):
+            raise InvalidOption(
+                f"the span of a row of history must be 60, 3600 or 0, not {row.span}"
+            )
+        if not 0 <= row.at < LATEST:
+            raise InvalidOption(f"the time of a row of history must be 0 to 2**40, not {row.at}")
+        if len(row.counts) > MAX_COUNTS or any(abs(count) > MAX_COUNT for count in row.counts):
+            text = f"{MAX_COUNTS} counts, each from -{MAX_COUNT} to {MAX_COUNT}"
+            raise InvalidOption(f"a row of history may have at most {text}")
+        if len(row.sample) > MAX_SAMPLE:
+            raise InvalidOption(f"the sample of a row of history has more than {MAX_SAMPLE} bytes")

@@ -1,0 +1,201 @@
+"""The state of the broker in this process, and its ways to the database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.django.caller import inside
+from tidemill.brokers.django.connections import Connection, Database
+from tidemill.brokers.django.dialects import Statement
+from tidemill.brokers.django.jobs import Facts
+from tidemill.brokers.django.owners import OwnerFacts, Owners, listed
+from tidemill.brokers.django.settings import Address
+from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.django.transaction import Transaction, begin
+from tidemill.brokers.django.waits import Waits
+from tidemill.brokers.django.wakeup import OWNERS, WAITERS, ring
+from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.core.clock import new_id
+from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
+
+__all__ = ["ServerCalls"]
+
+T = TypeVar("T")
+_facts = msgspec.msgpack.Decoder(Facts)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ServerCalls:
+    """The base of all calls of the broker."""
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.text
+        self._address = address
+        self._alive = address.owner_lease
+        self._closed = False
+        self._enter()
+        tell_of_forks(self)
+
+    def _enter(self) -> None:
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
+        self._pid = os.getpid()
+        self._next_tick = 0.0
+        self._last_queue = ""
+        self._database = Database(self._address)
+        self._store = self._facts().store or self._found()
+        self._owners = Owners(f"django-{self._store}", self._send, self._list_owners, self._release)
+        wakes = self._owners.wakes
+        self.waits = Waits(self._read, self._look, wakes, self._address.poll)
+
+    @property
+    def identity(self) -> str:
+        """The name of this store; no other store has the same."""
+        return f"django {self._store}"
+
+    @property
+    def boards(self) -> str:
+        """The folder for scoreboards."""
+        return self._owners.boards
+
+    # -- reading and changing -------------------------------------------------------------
+
+    def _rows(self, connection: Connection) -> Rows:
+        return Rows(connection)
+
+    def _read(self, work: Callable[[Rows], T]) -> T:
+        """Run queries without a lock."""
+        return self._database.read(lambda connection: work(self._rows(connection)))
+
+    def _change(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        patience: float | None = None,
+        also: Sequence[Statement] = (),
+    ) -> T:
+        """Change jobs in one transaction, and wake the sleepers that the changes concern.
+
+        ``also`` are statements that are read when the transaction begins.
+        """
+
+        def run(connection: Connection) -> tuple[T, Transaction]:
+            transaction = begin(connection, self._database, also)
+            done = work(transaction)
+            transaction.jobs.flush()
+            return done, transaction
+
+        done, transaction = self._database.write(run, patience=patience)
+        self._ring(owners=transaction.jobs.news, waiters=transaction.jobs.ends)
+        return done
+
+    def _change_on_time(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        patience: float | None = None,
+        also: Sequence[Statement] = (),
+        with_each: Callable[[Transaction], object] = lambda transaction: None,
+    ) -> T:
+        """First move all jobs whose time has come; then change jobs.
+
+        Many due jobs move in several transactions, so that each transaction is short. Each of these
+        transactions also calls ``with_each``.
+        """
+
+        def run(transaction: Transaction) -> tuple[T] | None:
+            if transaction.come_due():
+                with_each(transaction)
+                return None
+            return (work(transaction),)
+
+        while (done := self._change(run, patience=patience, also=also)) is None:
+            pass
+        return done[0]
+
+    def _ring(self, *, owners: bool, waiters: bool) -> None:
+        """Wake sleepers of this machine."""
+        kinds = OWNERS * owners + WAITERS * waiters
+        if kinds:
+            ring(self._owners.wakes, kinds)
+
+    def _look(self) -> None:
+        """Move the jobs whose time has come, if there are any."""
+
+        def first(connection: Connection) -> bool:
+            text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"
+            [(alarm,)] = connection.execute(text)
+            return alarm is not None and alarm <= self._database.now_of(connection.execute)
+
+        if self._database.read(first):
+            self._change_on_time(lambda _: None)
+
+    # -- facts ------------------------------------------------------------------------------
+
+    def _facts(self) -> Facts:
+        return self._database.read(self._facts_on)
+
+    def _facts_on(self, connection: Connection) -> Facts:
+        found = connection.execute("SELECT facts FROM tidemill_store WHERE id = 1")
+        return _facts.decode(bytes(found[0][0])) if found else Facts()
+
+    def _found(self) -> str:
+        """Create the store's row with a name, unless another process was faster.
+
+        The name is empty if this thread's transaction prevents the creation. The first call after
+        the transaction creates the row.
+        """
+
+        def work(connection: Connection) -> None:
+            if not connection.execute("SELECT id FROM tidemill_store WHERE id = 1"):
+                now = self._database.now_of(connection.execute)
+                facts = Facts(store=new_id(), born=now)
+                connection.execute(
+                    "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)",
+                    [_encode(facts)],
+                )
+
+        # Within a transaction of this thread, SQLite would wait for that transaction: do not wait.
+        patience = 0.0 if inside(self._address.alias) is not None else None
+        with contextlib.suppress(BrokerUnavailable):
+            self._database.write(work, patience=patience)
+        return self._facts().store
+
+    def _list_owners(self) -> tuple[list[OwnerFacts], float]:
+        def work(connection: Connection) -> tuple[list[OwnerFacts], float]:
+            return listed(self._rows(connection)), self._database.now_of(connection.execute)
+
+        return self._database.read(work)
+
+    # -- this process -------------------------------------------------------------------------
+
+    def after_fork_child(self) -> None:
+        """Leave connections and owners to the parent, in a forked child."""
+        if not self._closed:
+            self._database.after_fork_child()
+            self._owners.after_fork_child()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        if self._pid != os.getpid():
+            self._enter()
+        elif not self._store and inside(self._address.alias) is None:
+            self._database.close()
+            self._enter()
+
+    def _lacks(self, feature: Feature, what: str) -> FeatureMissing:
+        return lacks(self.url, feature, what)
+
+    # -- what broker.py defines ---------------------------------------------------------------
+
+    def _send(self, attached: Any, step: Any, serial: int) -> Any:
+        raise NotImplementedError  # DjangoBroker has it
+
+    def _release(self, owner_id: str, causes: Any) -> int:
+        raise NotImplementedError  # DjangoBroker has it

@@ -1,0 +1,48 @@
+"""The caller's own transaction: Django's connection of this thread, and its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidemill.core.errors import InvalidOption
+
+__all__ = ["inside", "joined", "wake_on_commit"]
+
+
+def inside(alias: str) -> Any:
+    """Django's connection of this thread if it is within ``atomic``; else None."""
+    from django.db import connections
+
+    wrapper = connections[alias]
+    return wrapper if wrapper.in_atomic_block else None
+
+
+def joined(txn: Any, alias: str) -> Any:
+    """The connection that ``txn`` names; None without ``txn``.
+
+    Raises:
+        InvalidOption: ``txn`` is no connection of this database, or not within ``atomic``.
+    """
+    if txn is None:
+        return None
+    from django.db import connections
+
+    named = txn if isinstance(txn, str) else getattr(txn, "alias", None)
+    if named != alias:
+        raise InvalidOption(
+            f"txn must be Django's connection of the database {alias!r}, "
+            "as django.db.connection, or its alias"
+        )
+    wrapper = connections[alias]
+    if not wrapper.in_atomic_block:
+        raise InvalidOption(
+            "txn is Django's connection outside of a transaction; put inside: "
+            "with transaction.atomic():"
+        )
+    return wrapper
+
+
+def wake_on_commit(wrapper: Any, ring: Callable[[], None]) -> None:
+    """Wake the workers once the caller's transaction is committed."""
+    wrapper.on_commit(ring, robust=True)

@@ -1,0 +1,280 @@
+"""Choose the next jobs for an owner by the index, and lease them by the memory broker's rules."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Mode, Step, Want
+from tidemill.brokers.django.dialects import Statement
+from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.rows import SELECT
+from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.memory import claim as rules
+from tidemill.brokers.memory import limits as limit_rules
+from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Ready
+from tidemill.core.job import Lease, Owner
+
+__all__ = ["asking_queues", "lease", "need_limited", "next_opening", "read_ahead"]
+
+# SQLite takes a partial index only if its condition, ``state <= 3``, is repeated.
+_QUEUES = """
+WITH RECURSIVE names AS (
+  SELECT min(queue) AS name FROM tidemill_job WHERE state = 2 AND state <= 3
+  UNION ALL
+  SELECT (SELECT min(queue) FROM tidemill_job WHERE state = 2 AND state <= 3 AND queue > names.name)
+  FROM names WHERE names.name IS NOT NULL
+)
+SELECT name FROM names WHERE name IS NOT NULL
+"""
+_NO_QUEUES = "SELECT name FROM tidemill_queue WHERE 1 = 0"
+_QUEUES_OF_TASK = """
+WITH RECURSIVE names AS (
+  SELECT min(queue) AS name FROM tidemill_job WHERE unknown = 1 AND task = %s
+  UNION ALL
+  SELECT (SELECT min(queue) FROM tidemill_job
+    WHERE unknown = 1 AND task = %s AND queue > names.name)
+  FROM names WHERE names.name IS NOT NULL
+)
+SELECT name FROM names WHERE name IS NOT NULL
+"""
+_LINES = """
+WITH RECURSIVE lines (share, queue) AS (
+  SELECT (SELECT min(share) FROM tidemill_job WHERE state = 2 AND share <> ''), CAST('' AS text)
+  UNION ALL
+  SELECT
+    CASE WHEN EXISTS (SELECT 1 FROM tidemill_job AS job WHERE state = 2 AND job.share <> ''
+           AND job.share = lines.share AND job.queue > lines.queue)
+         THEN lines.share
+         ELSE (SELECT min(job.share) FROM tidemill_job AS job WHERE state = 2 AND job.share <> ''
+           AND job.share > lines.share) END,
+    coalesce((SELECT min(job.queue) FROM tidemill_job AS job WHERE state = 2 AND job.share <> ''
+      AND job.share = lines.share AND job.queue > lines.queue), '')
+  FROM lines WHERE lines.share IS NOT NULL
+)
+"""
+"""Each key of a limit with each queue that has ready jobs of the key."""
+_OF_LINE = """
+SELECT job.seq FROM tidemill_job AS job WHERE job.state = 2 AND job.share <> ''
+  AND job.share = lines.share AND job.queue = lines.queue ORDER BY job.rank, job.seq LIMIT %s
+"""
+_FIRSTS = {
+    "postgresql": f"{_LINES} SELECT firsts.seq FROM lines CROSS JOIN LATERAL ({_OF_LINE}) AS firsts"
+    " WHERE lines.queue <> ''",
+    "sqlite": f"{_LINES} SELECT whole.seq FROM lines CROSS JOIN tidemill_job AS whole"
+    f" WHERE lines.queue <> '' AND whole.seq IN ({_OF_LINE})",
+    "mysql": "SELECT seq FROM (SELECT seq, row_number() OVER "
+    "(PARTITION BY share, queue ORDER BY rank, seq) AS place FROM tidemill_job "
+    "WHERE state = 2 AND share <> '') AS placed WHERE place <= %s",
+}
+"""The first ready jobs of each line. Only on MariaDB the query walks over all of them."""
+_LIST = "state = 2 AND state <= 3 AND queue = %s AND kind = %s"
+_ORDER = "ORDER BY rank, seq LIMIT %s"
+
+
+def asking_queues(want: Want | None) -> Statement:
+    """The statement that names all queues with ready jobs, for an owner without named queues."""
+    asks = want is not None and want.count and not want.queues
+    return (_QUEUES if asks else _NO_QUEUES), ()
+
+
+def read_ahead(
+    rows: Rows, jobs: StoredJobs, held: Sequence[Item], step: Step, stored: list[str] | None
+) -> None:
+    """Read, in one message, the rows that most exchanges need: queues, numbers, first ready jobs.
+
+    ``held`` are jobs of the step, ``stored`` the names of queues with ready jobs, if known.
+    """
+    want = step.want or Want(0)
+    queues = [*(want.queues or stored or ())] if want.count else []
+    names = {item.record.envelope.queue for item in held}.union(queues)
+    asked = jobs.rows_of.queues.asking(names)
+    count = len(asked)
+    draw = rows.dialect.draw(want.count) if want.count else None
+    follows = any(verdict.followers for verdict in step.verdicts)
+    if len(queues) == 1 and not follows and _is_plain(jobs, want):
+        asked += _asking_ready(jobs, queues[0], want)
+        jobs.read_ahead = queues[0]
+    answers = rows.execute_all([*asked, *([draw] if draw else [])])
+    if draw:
+        jobs.add_numbers([number for (number,) in answers.pop()])
+    for found in answers[:count]:
+        jobs.rows_of.queues.load(found)
+    for found in answers[count:]:
+        for row in found:
+            jobs.enter_row(row)
+
+
+def _is_plain(jobs: StoredJobs, want: Want) -> bool:
+    """True when the next jobs are the first jobs of the lists."""
+    known = any(task in jobs.unknown_numbers for task in want.knows)
+    return want.tasks and not known and not jobs.facts.has_limits
+
+
+def lease(
+    rows: Rows, jobs: StoredJobs, owner: Owner, want: Want, stored: list[str] | None = None
+) -> list[Lease]:
+    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows.
+
+    ``stored`` are the names of queues with ready jobs in the table, if they are known.
+    """
+    if not want.count:
+        return rules.lease(jobs, owner, want)
+    queues = want.queues or _queues_with_jobs(rows, jobs, stored)
+    jobs.rows_of.queues.need(queues)
+    jobs.reserve(want.count)
+    if not _is_plain(jobs, want):
+        _read_set_aside(rows, jobs, want)
+        for queue in queues:
+            _read(rows, jobs, queue, want)
+        if jobs.facts.has_limits:
+            need_limited(rows, jobs, want.count)
+        return rules.lease(jobs, owner, want)
+    return _lease_plainly(rows, jobs, owner, msgspec.structs.replace(want, queues=tuple(queues)))
+
+
+def _read_set_aside(rows: Rows, jobs: StoredJobs, want: Want) -> None:
+    """Read the first jobs set aside of the tasks that the owner knows, in each queue."""
+    text = f"{SELECT}unknown = 1 AND task = %s AND queue = %s {_ORDER}"
+    for task in [task for task in want.knows if task in jobs.unknown_numbers]:
+        queues = want.queues or [row[0] for row in rows.execute(_QUEUES_OF_TASK, [task, task])]
+        jobs.rows_of.queues.need(queues)
+        for queue in queues:
+            jobs.load(text, [task, queue, want.count])
+
+
+def _queues_with_jobs(rows: Rows, jobs: StoredJobs, stored: list[str] | None) -> list[str]:
+    if stored is None:
+        stored = [row[0] for row in rows.execute(_QUEUES, [])]
+    here = [queue for (queue, _), entries in jobs.ready.items() if entries]
+    return sorted({*stored, *here})
+
+
+def _kinds(want: Want) -> list[int]:
+    kinds = [TASKS] if want.tasks else []
+    kinds += [LOST] if want.tasks and want.alone else []
+    return [*kinds, MESSAGES] if want.messages else kinds
+
+
+def _read(rows: Rows, jobs: StoredJobs, queue: str, want: Want) -> None:
+    """Read the first jobs of a queue whole."""
+    if queue == jobs.read_ahead:
+        return
+    for found in rows.execute_all(_asking_ready(jobs, queue, want)):
+        for row in found:
+            jobs.enter_row(row)
+
+
+def _asking_ready(jobs: StoredJobs, queue: str, want: Want) -> list[Statement]:
+    text, touched = f"{SELECT}{_LIST} {_ORDER}", jobs.touched
+    most = {LOST: 1 + touched}
+    return [(text, [queue, kind, most.get(kind, want.count + touched)]) for kind in _kinds(want)]
+
+
+def need_limited(rows: Rows, jobs: StoredJobs, count: int = 1) -> None:
+    """Read the first ready jobs of each key of each limit."""
+    text = _FIRSTS[rows.dialect.vendor]
+    firsts = [row[0] for row in rows.execute(text, [count + jobs.touched])]
+    for row in rows.select_in(SELECT + "seq IN", firsts):
+        jobs.enter_row(row)
+    claims = [
+        claim
+        for entries in jobs.ready.values()
+        for entry in entries
+        if (claim := jobs.items[entry[2]].record.envelope.limit)
+    ]
+    jobs.rows_of.partitions.need((claim.name, claim.key) for claim in claims)
+
+
+# -- without limits --------------------------------------------------------------------------------
+
+
+def _lease_plainly(rows: Rows, jobs: StoredJobs, owner: Owner, want: Want) -> list[Lease]:
+    stats = jobs.stats
+    open_queues = [name for name in want.queues if not (name in stats and stats[name].paused)]
+    if len(open_queues) == 1:
+        _read(rows, jobs, open_queues[0], want)
+    chosen = _choose(rows, jobs, want, open_queues)
+    jobs.need_ids(chosen)
+    items = [jobs.items[job_id] for job_id in chosen]
+    inputs = [i for item in items if (links := item.record.envelope.links) for i in links.inputs]
+    jobs.need_ids(inputs)
+    return [rules.start_lease(jobs, item, owner) for item in items]
+
+
+def _choose(rows: Rows, jobs: StoredJobs, want: Want, queues: Sequence[str]) -> list[str]:
+    """The ids of the next jobs, in order."""
+    here = len(queues) == 1
+    lost = _first_lost(rows, jobs, want, queues, here)
+    kinds = [kind for kind in _kinds(want) if kind != LOST]
+    count = want.count - bool(lost)
+    lines: dict[str, list[Ready]] = {}
+    for queue in queues:
+        heads = [_heads(rows, jobs, queue, kind, count, here) for kind in kinds]
+        line = list(heapq.merge(*heads))[:count]
+        if line:
+            lines[queue] = line
+        if want.mode is Mode.STRICT and sum(map(len, lines.values())) >= count:
+            break
+    return [*lost, *_in_mode(jobs, want, lines, count)]
+
+
+def _in_mode(jobs: StoredJobs, want: Want, lines: dict[str, list[Ready]], count: int) -> list[str]:
+    if want.mode is Mode.MERGED:
+        return [job_id for _, _, job_id in list(heapq.merge(*lines.values()))[:count]]
+    if want.mode is Mode.STRICT:
+        return [entry[2] for line in lines.values() for entry in line][:count]
+    return list(_in_turn(jobs, lines, count))
+
+
+def _in_turn(jobs: StoredJobs, lines: dict[str, list[Ready]], count: int) -> Iterator[str]:
+    waiting = {queue: iter(line) for queue, line in lines.items()}
+    while count and waiting:
+        names = sorted(waiting)
+        later = [name for name in names if name > jobs.last_queue]
+        for name in later or names:
+            entry = next(waiting[name], None)
+            if entry is None:
+                del waiting[name]
+                continue
+            jobs.last_queue = name
+            yield entry[2]
+            count -= 1
+            if not count:
+                return
+
+
+def _first_lost(
+    rows: Rows, jobs: StoredJobs, want: Want, queues: Sequence[str], here: bool
+) -> list[str]:
+    if not (want.alone and want.tasks):
+        return []
+    firsts: list[Ready] = []
+    for queue in queues:
+        firsts += _heads(rows, jobs, queue, LOST, 1, here)
+    return [min(firsts)[2]] if firsts else []
+
+
+def _heads(
+    rows: Rows, jobs: StoredJobs, queue: str, kind: int, count: int, here: bool
+) -> list[Ready]:
+    """The first entries of a ready list, in the table and as changed by this transaction."""
+    known = jobs.ready.get((queue, kind), [])
+    # In this case the first jobs of the queue are all in memory.
+    if here:
+        return known[:count]
+    text = f"SELECT rank, seq, id FROM tidemill_job WHERE {_LIST} {_ORDER}"
+    found = rows.execute(text, [queue, kind, count + jobs.touched])
+    stored = [(rank, seq, job_id) for rank, seq, job_id in found if not jobs.knows(job_id)]
+    return list(heapq.merge(stored, known))[:count]
+
+
+def next_opening(rows: Rows, jobs: StoredJobs) -> float:
+    """Seconds until a closed limit opens for a ready job; infinity when no time opens a limit."""
+    if not jobs.facts.has_limits:
+        return math.inf
+    need_limited(rows, jobs)
+    return limit_rules.next_opening(jobs)

@@ -1,0 +1,360 @@
+"""The broker's own connections, apart from the connections of requests, and their transactions.
+
+Each call takes a spare connection, and returns it. A connection that failed is closed, so that the
+next call makes a new connection.
+
+A signal ends a call that waits, for example for a lock of the database. The transaction is undone,
+and the signal's handler is called. If the handler returns, the call starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from tidemill.brokers.django import server_clock
+from tidemill.brokers.django.dialects import Dialect, Statement, dialect_of
+from tidemill.brokers.django.errors import Locked, full, translated
+from tidemill.brokers.django.settings import Address
+from tidemill.brokers.network.spare_connections import Spares
+from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
+from tidemill.core.signals import InterruptibleWait, restart_on_signal
+
+__all__ = ["Borrowed", "Connection", "Database", "Unsure"]
+
+T = TypeVar("T")
+_PAUSE = 0.1  # seconds between two attempts to reach the database
+_forked: list[Any] = []  # connections of the parent, which a child must neither use nor close
+
+
+class Unsure(BrokerUnavailable):
+    """The connection broke during the commit: the call may have happened."""
+
+
+@functools.lru_cache(maxsize=2000)
+def _native(text: str, vendor: str) -> str:
+    if vendor == "sqlite":
+        return text.replace("%s", "?")
+    return text.replace('"', "`") if vendor == "mysql" else text
+
+
+class Connection:
+    """One connection of the broker, which one thread uses at a time."""
+
+    def __init__(self, alias: str, patience: float) -> None:
+        from django.db import connections
+
+        # Django has no type hints. Type checkers with stubs of Django need no mark here.
+        self._wrapper = connections.create_connection(alias)  # type: ignore[no-untyped-call,unused-ignore]
+        self._wrapper.inc_thread_sharing()
+        self._patience = patience
+        self._until = 0.0  # monotonic time until which a statement may wait for a lock
+        self.dialect: Dialect = dialect_of(self._wrapper.vendor)
+        self._cursor: Any = None
+        self._joins = False  # True when several statements make one message
+        self._unsent: list[Statement] = []
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn the driver's errors into ours, and close a connection that may be broken."""
+        from django.db import Error
+
+        try:
+            with self._wrapper.wrap_database_errors:
+                yield
+        except Error as error:
+            self.close()
+            raise translated(self._wrapper.alias, self.dialect, error) from error
+        except TidemillError:
+            raise
+        except BaseException:  # such as a signal, or a timeout of a task
+            self.close()
+            raise
+
+    def limit(self, patience: float, until: float) -> None:
+        """Set how long the next statements may wait for a lock."""
+        self._until = until
+        if patience != self._patience:
+            self._patience = patience
+            if self._joins and self._cursor is not None:
+                self.send(self.dialect.lock_limit(patience))
+
+    def open(self) -> None:
+        """Connect, unless that has happened."""
+        if self._cursor is None:
+            self._wrapper.close()
+            with InterruptibleWait():
+                self._wrapper.ensure_connection()
+            self.dialect.prepare(self._wrapper, self._patience)
+            self._cursor, self._joins = self.dialect.cursor(self._wrapper.connection)
+
+    def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run a statement, and return its rows."""
+        return self.execute_all([(text, parameters)])[0]
+
+    def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]:
+        """Run statements, in one message where the driver can, and return the rows of each."""
+        if self._joins:
+            return self._execute_joined(statements)
+        return [self._execute_one(text, parameters) for text, parameters in statements]
+
+    def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose answer nobody needs: it may travel with the next statement."""
+        if self._joins:
+            self._unsent.append((text, parameters))
+        else:
+            self._execute_one(text, parameters)
+
+    def _execute_one(self, text: str, parameters: Sequence[Any]) -> list[Any]:
+        cursor = self._cursor
+        text = _native(text, self.dialect.vendor)
+        while True:
+            try:
+                cursor.execute(text, *([parameters] if parameters else []))
+                return cursor.fetchall() if cursor.description else []
+            except Exception as error:
+                again = self.dialect.may_repeat(error) and time.monotonic() < self._until
+                if not again:
+                    raise
+            with InterruptibleWait():
+                pass  # the signals that came during the wait are handled here
+
+    def _execute_joined(self, statements: Sequence[Statement]) -> list[list[Any]]:
+        if not statements:
+            return []
+        unsent, self._unsent = self._unsent, []
+        whole = [*unsent, *statements]
+        parameters = [value for _, values in whole for value in values]
+        cursor = self._cursor
+        with InterruptibleWait():
+            cursor.execute("; ".join(text for text, _ in whole), parameters or None)
+        answers: list[list[Any]] = []
+        for _ in whole:
+            answers.append(cursor.fetchall() if cursor.description else [])
+            cursor.nextset()
+        return answers[len(unsent) :]
+
+    def commit(self) -> None:
+        """End the transaction. If a signal comes after the commit, the call does not start again.
+
+        If a signal comes before the commit, psycopg cancels the statement. Then the transaction has
+        failed, and the call may start again.
+        """
+        try:
+            self.execute("COMMIT")
+        except KeyboardInterrupt:
+            if not self.dialect.is_idle(self._wrapper.connection):
+                raise
+
+    def roll_back(self) -> None:
+        """Undo the transaction."""
+        self._unsent.clear()
+        self.execute("ROLLBACK")
+
+    def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row."""
+        self._cursor.executemany(_native(text, self.dialect.vendor), rows)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._cursor = None
+        self._unsent.clear()
+        with contextlib.suppress(Exception):
+            self.dialect.give_up(self._wrapper)
+        with contextlib.suppress(Exception):
+            self._wrapper.close()
+
+
+class Borrowed:
+    """A caller's Django connection: statements go through Django's own cursor, one by one.
+
+    Its errors are the errors of Django, except for a full disk.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+        self.dialect: Dialect = dialect_of(wrapper.vendor)
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        from django.db import Error
+
+        try:
+            with self._wrapper.cursor() as cursor:
+                yield cursor
+        except Error as error:
+            if (ours := full(self._wrapper.alias, self.dialect, error)) is not None:
+                raise ours from error
+            raise
+
+    def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run a statement, and return its rows."""
+        with self._cursor() as cursor:
+            cursor.execute(self._native(text), list(parameters) or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]:
+        """Run statements, and return the rows of each."""
+        return [self.execute(text, parameters) for text, parameters in statements]
+
+    def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose answer nobody needs."""
+        self.execute(text, parameters)
+
+    def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row."""
+        with self._cursor() as cursor:
+            cursor.executemany(self._native(text), rows)
+
+    def _native(self, text: str) -> str:
+        return text.replace('"', "`") if self.dialect.vendor == "mysql" else text
+
+
+class Database:
+    """The database of one alias."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.spares: Spares[Connection] = Spares(self._connection)
+        self.since = time.monotonic()  # since this time the database has answered every call
+        wrapper = self._connection()
+        self.dialect = wrapper.dialect
+
+    def _connection(self) -> Connection:
+        from django.db import connections
+
+        vendor = connections[self.address.alias].vendor
+        if vendor not in ("sqlite", "postgresql", "mysql"):
+            raise InvalidOption(
+                f"{self.address.text} is a database of {vendor}; django:// works on SQLite, "
+                "PostgreSQL and MariaDB"
+            )
+        return Connection(self.address.alias, self.address.patience)
+
+    def read(self, work: Callable[[Connection], T], *, patience: float | None = None) -> T:
+        """Run statements that change nothing, each by itself."""
+        patience = self.address.patience if patience is None else patience
+        return self._patiently(self._read, work, patience)
+
+    def _read(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        with connection.errors():
+            connection.open()
+            return work(connection)
+
+    def write(
+        self, work: Callable[[Connection], T], *, lock: bool = True, patience: float | None = None
+    ) -> T:
+        """Run a transaction; by default it excludes all other transactions that change jobs.
+
+        Raises:
+            BrokerUnavailable: the database did not answer within ``patience``.
+            Unsure: the connection broke while it committed.
+        """
+        patience = self.address.patience if patience is None else patience
+        if lock:
+            return self._patiently(self._write, work, patience)
+        return self._patiently(self._write_freely, work, patience)
+
+    def write_at_once(self, work: Callable[[Connection], T]) -> T:
+        """Run one statement, which is a transaction by itself.
+
+        Raises:
+            Unsure: the connection broke; the statement may have run.
+        """
+        broken: list[str] = []
+
+        def run(connection: Connection, work: Callable[[Connection], T]) -> T:
+            if broken:
+                raise Unsure(broken[0])
+            with connection.errors():
+                connection.open()
+            try:
+                with connection.errors():
+                    return work(connection)
+            except Locked:
+                raise
+            except BrokerUnavailable as error:
+                raise Unsure(str(error)) from error
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    broken.append("a signal interrupted the statement")
+                raise
+
+        return self._patiently(run, work, self.address.patience)
+
+    def _write_freely(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        return self._write(connection, work, lock=False)
+
+    def _write(
+        self, connection: Connection, work: Callable[[Connection], T], *, lock: bool = True
+    ) -> T:
+        dialect = connection.dialect
+        with connection.errors():
+            connection.open()
+            try:
+                connection.send(dialect.begin)
+                if lock and dialect.lock:
+                    connection.send(dialect.lock)
+                done = work(connection)
+            except TidemillError:
+                connection.roll_back()
+                raise
+        try:
+            with connection.errors():
+                connection.commit()
+        except Locked:
+            raise
+        except BrokerUnavailable as error:
+            raise Unsure(str(error)) from error
+        return done
+
+    def _patiently(
+        self,
+        run: Callable[[Connection, Callable[[Connection], T]], T],
+        work: Callable[[Connection], T],
+        patience: float,
+    ) -> T:
+        return self._repeat(run, work, patience, time.monotonic() + patience)
+
+    @restart_on_signal
+    def _repeat(
+        self,
+        run: Callable[[Connection, Callable[[Connection], T]], T],
+        work: Callable[[Connection], T],
+        patience: float,
+        until: float,
+    ) -> T:
+        while True:
+            pause = _PAUSE
+            try:
+                with self.spares.lend() as connection:
+                    connection.limit(patience, until)
+                    return run(connection, work)
+            except Unsure:
+                self.since = time.monotonic()
+                raise
+            except BrokerUnavailable as error:
+                self.since = time.monotonic()
+                pause = 0.0 if isinstance(error, Locked) else _PAUSE
+                if time.monotonic() + pause >= until:
+                    raise
+            with InterruptibleWait():
+                time.sleep(pause)
+
+    def now_of(self, execute: Callable[[str], list[Any]]) -> float:
+        """The database's time, in epoch seconds."""
+        if not self.dialect.now:
+            return time.time() + server_clock.server_offset()
+        return float(execute(f"SELECT {self.dialect.now}")[0][0]) + server_clock.server_offset()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.spares.close()
+
+    def after_fork_child(self) -> None:
+        """Leave the connections to the parent, in a forked child."""
+        _forked.append(self.spares)
+        self.spares = Spares(self._connection)

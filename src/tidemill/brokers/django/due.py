@@ -1,0 +1,122 @@
+"""Due times: jobs that come due, expire or time out, and finished jobs to prune.
+
+Each function works on one piece, so that a transaction is short however many jobs are due.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.rows import IN_FLOW
+from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.memory.due import check_due
+from tidemill.brokers.memory.workflows import is_needed
+from tidemill.core.retention import Retention
+
+__all__ = ["PIECE", "come_due", "delete_surplus", "next_due", "prune", "surplus"]
+
+PIECE = 500
+"""The most jobs of one piece."""
+
+
+def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
+    """Move jobs whose time has come; True when more such jobs may be left.
+
+    ``alarm`` is the first time in the table.
+    """
+    now = jobs.now
+    if jobs.sealed or alarm is None or alarm > now:
+        return False
+    jobs.alarm_passed = True
+    text = (
+        "SELECT seq, state, unknown, due, expires FROM tidemill_job WHERE alarm <= %s "
+        "ORDER BY alarm LIMIT %s"
+    )
+    found = rows.execute(text, [now, PIECE])
+    plain: list[int] = []
+    others: list[int] = []
+    for seq, state, unknown, due, expires in found:
+        is_plain = state == 1 and not unknown and due <= now and not 0 < expires <= now
+        (plain if is_plain else others).append(seq)
+    if plain:
+        _make_ready(rows, plain)
+        jobs.news = True
+    for item in jobs.need_numbers(others):
+        if item.record.envelope.id in jobs.items:
+            check_due(jobs, item)
+    jobs.flush()
+    return len(found) == PIECE
+
+
+def _make_ready(rows: Rows, numbers: list[int]) -> None:
+    marks = ", ".join(["%s"] * len(numbers))
+    rows.send(
+        "UPDATE tidemill_job SET state = 2, "
+        f"alarm = CASE WHEN expires > 0 THEN expires ELSE NULL END WHERE seq IN ({marks})",
+        numbers,
+    )
+
+
+def next_due(rows: Rows, jobs: StoredJobs) -> float:
+    """Seconds until a job comes due, at least 0; infinity when no job will."""
+    if jobs.sealed:
+        return math.inf
+    alarms = [jobs.alarm, jobs.soonest]
+    if jobs.alarm_passed:
+        text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"
+        alarms = [alarm for (alarm,) in rows.execute(text, [])]
+    return min([max(0.0, when - jobs.now) for when in alarms if when is not None], default=math.inf)
+
+
+# -- finished jobs ---------------------------------------------------------------------------------
+
+
+def prune(rows: Rows, jobs: StoredJobs) -> bool:
+    """Delete finished jobs that are too old; True when more such jobs may be left."""
+    if jobs.sealed:
+        return False
+    text = "SELECT seq, linked FROM tidemill_job WHERE prune <= %s ORDER BY prune LIMIT %s"
+    due = rows.execute(text, [jobs.now, PIECE])
+    in_flow = jobs.need_numbers([seq for seq, linked in due if linked == IN_FLOW])
+    jobs.need_flows(in_flow)
+    old = [seq for seq, linked in due if linked != IN_FLOW]
+    needed = [is_needed(jobs, item) for item in in_flow]
+    for item, is_kept in zip(in_flow, needed, strict=True):
+        (jobs.keep if is_kept else jobs.keep_plainly)(item)
+    jobs.flush()
+    if old:
+        marks = ", ".join(["%s"] * len(old))
+        rows.send(f"DELETE FROM tidemill_job WHERE seq IN ({marks})", old)
+    return len(due) == PIECE or not all(needed)
+
+
+_KEPT = "prune IS NOT NULL AND linked IN (0, 2) AND state IN (4, 6, 7)"
+
+
+def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
+    """The numbers of finished jobs beyond the most to keep; read without a lock.
+
+    Failed and purged jobs do not count. Jobs without a result go first. One query names the jobs,
+    so that two processes never delete twice as many.
+    """
+    keep = retention.count
+    [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job WHERE prune IS NOT NULL", [])
+    if count <= keep:
+        return []
+    text = (
+        f"SELECT seq, linked, finished FROM tidemill_job WHERE {_KEPT} "
+        "ORDER BY CASE WHEN linked = 2 THEN 1 ELSE 0 END, prune DESC, seq DESC LIMIT %s OFFSET %s"
+    )
+    found = rows.execute(text, [1 << 40, keep])
+    last = now - retention.protect
+    return [seq for seq, linked, finished in reversed(found) if linked == 2 or finished <= last]
+
+
+def delete_surplus(rows: Rows, jobs: StoredJobs, numbers: Sequence[int]) -> None:
+    """Delete these jobs, except jobs that were made ready again."""
+    if jobs.sealed:
+        return
+    marks = ", ".join(["%s"] * len(numbers))
+    rows.send(f"DELETE FROM tidemill_job WHERE {_KEPT} AND seq IN ({marks})", numbers)

@@ -1,0 +1,110 @@
+"""Rows of numbers by period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, add_counts
+from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.tables import Rows, in_parts
+
+__all__ = ["add", "find", "keep", "kinds", "prune", "replace_note"]
+
+_COLUMNS = ("kind", "span", "at", "name", "counts", "sample")
+_KEY = _COLUMNS[:4]
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM tidemill_history WHERE "
+_encode = msgspec.msgpack.Encoder().encode
+_counts = msgspec.msgpack.Decoder(tuple[int, ...])
+_PRUNE = 60.0  # seconds between two prunings
+
+
+def add(rows: Rows, jobs: StoredJobs, added: Sequence[HistoryRow]) -> None:
+    """Add to rows, and delete rows that are old."""
+    if not added:
+        return
+    stored = {_key(row): row for row in _read(rows, added)}
+    for row in added:
+        before = stored.get(_key(row))
+        if before is not None:
+            counts = add_counts(before.counts, row.counts)
+            row = msgspec.structs.replace(row, counts=counts, sample=row.sample or before.sample)
+        stored[_key(row)] = row
+    _write(rows, list(stored.values()))
+    if jobs.wall >= jobs.history_pruned + _PRUNE:
+        prune(rows, jobs)
+
+
+def keep(rows: Rows, jobs: StoredJobs, kept: Sequence[HistoryRow]) -> None:
+    """Replace rows; a row without counts and without a sample is deleted."""
+    for row in kept:
+        if not (row.counts or row.sample):
+            rows.send(
+                "DELETE FROM tidemill_history WHERE kind = %s AND span = %s AND at = %s "
+                "AND name = %s",
+                list(_key(row)),
+            )
+    _write(rows, [row for row in {_key(row): row for row in kept}.values() if _has(row)])
+
+
+def replace_note(
+    rows: Rows, jobs: StoredJobs, before: HistoryRow, kept: Sequence[HistoryRow]
+) -> bool:
+    """Replace rows, unless the note ``before`` has changed."""
+    if list(_read(rows, [before])) != [before]:
+        return False
+    keep(rows, jobs, kept)
+    return True
+
+
+def find(rows: Rows, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+    """The rows of a kind and span, by time and name."""
+    where, parameters = "kind = %s AND span = %s AND at >= %s AND at < %s", [kind, span, since]
+    parameters.append(until)
+    if name:
+        where += " AND name = %s"
+        parameters.append(name)
+    found = [_row(row) for row in rows.execute(_SELECT + where, parameters)]
+    return sorted(found, key=lambda row: (row.at, row.name))
+
+
+def kinds(rows: Rows) -> list[tuple[str, int]]:
+    """The kinds and spans that have rows, in order."""
+    found = rows.execute("SELECT DISTINCT kind, span FROM tidemill_history", [])
+    return sorted((kind, span) for kind, span in found)
+
+
+def _has(row: HistoryRow) -> bool:
+    return bool(row.counts or row.sample)
+
+
+def _key(row: HistoryRow) -> tuple[str, int, int, str]:
+    return row.kind, row.span, row.at, row.name
+
+
+def _read(rows: Rows, wanted: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
+    for part in in_parts(list({_key(row): row for row in wanted}), 50):
+        where = " OR ".join(["(kind = %s AND span = %s AND at = %s AND name = %s)"] * len(part))
+        for row in rows.execute(_SELECT + where, [value for key in part for value in key]):
+            yield _row(row)
+
+
+def _row(row: Sequence[Any]) -> HistoryRow:
+    kind, span, at, name, counts, sample = row
+    return HistoryRow(kind, name, span, at, _counts.decode(bytes(counts)), bytes(sample))
+
+
+def _write(rows: Rows, changed: Sequence[HistoryRow]) -> None:
+    values = [(*_key(row), _encode(row.counts), row.sample) for row in changed]
+    rows.upsert("tidemill_history", _KEY, _COLUMNS, values)
+
+
+def prune(rows: Rows, jobs: StoredJobs) -> None:
+    """Delete the rows whose time is over."""
+    jobs.history_pruned = jobs.wall
+    for span, seconds in KEEP.items():
+        rows.send(
+            "DELETE FROM tidemill_history WHERE span = %s AND at < %s", [span, jobs.wall - seconds]
+        )

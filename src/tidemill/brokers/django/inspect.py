@@ -1,0 +1,171 @@
+"""Read jobs and queues, without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.inspection import (
+    LOOK_MOST,
+    Filter,
+    Page,
+    QueueStats,
+    matches,
+    number_of,
+)
+from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
+from tidemill.brokers.django.rows import SELECT, STATES, item_of
+from tidemill.brokers.django.tables import Rows
+from tidemill.core.job import Record, State, decode_envelope
+
+__all__ = ["find", "get", "head", "last_number", "records", "stats", "unknown_tasks", "waiting"]
+
+_SCAN = 1000
+"""Jobs that one query reads when the filter looks inside envelopes."""
+
+
+def _record(row: Sequence[Any]) -> Record:
+    item = item_of(row).item
+    running = item.record.state is State.RUNNING
+    return msgspec.structs.replace(
+        item.record,
+        max_attempts=item.limit,
+        token=item.token if running else 0,
+        lease_ends=item.deadline if running else 0.0,
+    )
+
+
+def records(rows: Rows, ids: Sequence[str]) -> dict[str, Record]:
+    """The records of these ids that exist."""
+    known = [job_id for job_id in dict.fromkeys(ids) if "\0" not in job_id]
+    found = [_record(row) for row in rows.select_in(SELECT + "id IN", known)]
+    return {record.envelope.id: record for record in found}
+
+
+def get(rows: Rows, job_id: str) -> Record | None:
+    """The record of a job, or None."""
+    return records(rows, [job_id]).get(job_id)
+
+
+def find(rows: Rows, what: Filter, limit: int, cursor: str) -> Page:
+    """Records that match, newest first. The cursor is the number of the last record."""
+    where, parameters = _conditions(what)
+    inside = bool(what.tag or what.text or what.id_suffix)
+    below, above = number_of(cursor) if cursor else 1 << 62, -1
+    most = what.look or (LOOK_MOST if what.id_suffix else 0)
+    # These conditions have no index, so look only at the next ``most`` jobs.
+    if most and (inside or what.task):
+        above = _last_below(rows, below) - most
+    found: list[Record] = []
+    while True:
+        some = _SCAN if inside else limit - len(found) + 1
+        text = f"{SELECT}{where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
+        page = [_record(row) for row in rows.execute(text, [*parameters, below, above, some])]
+        for record in page:
+            if len(found) == limit:
+                return Page(found, str(below))
+            below = record.seq
+            if matches(record, what):
+                found.append(record)
+        if len(page) < some:
+            return Page(found, str(above + 1) if above >= 0 else "")
+
+
+def _last_below(rows: Rows, below: int) -> int:
+    [(number,)] = rows.execute("SELECT max(seq) FROM tidemill_job WHERE seq < %s", [below])
+    return number or 0
+
+
+def _conditions(what: Filter) -> tuple[str, list[Any]]:
+    parts, parameters = ["1 = 1"], list[Any]()
+    if what.states:
+        numbers = [STATES.index(state) for state in what.states]
+        parts.append(f"state IN ({', '.join(map(str, numbers))})")
+    for column, value in (("queue", what.queue), ("task", what.task), ('"key"', what.key)):
+        if value:
+            parts.append(f"{column} = %s")
+            parameters.append(value)
+    if what.id_prefix:
+        parts.append(f"substr(id, 1, {len(what.id_prefix)}) = %s")
+        parameters.append(what.id_prefix)
+    return " AND ".join(parts), parameters
+
+
+_QUEUE = (
+    *("name", "paused", "max_size", "accepted", "succeeded", "failed", "cancelled", "expired"),
+    *("retried", "purged"),
+)
+
+
+def stats(rows: Rows) -> list[QueueStats]:
+    """Every queue, by name."""
+    shown: dict[str, QueueStats] = {}
+    for values in rows.execute(f"SELECT {', '.join(_QUEUE)} FROM tidemill_queue", []):
+        row = QueueStats(**dict(zip(_QUEUE, values, strict=True)))
+        row.paused = bool(row.paused)
+        shown[row.name] = row
+    counts = rows.execute(
+        "SELECT queue, state, count(*), sum(fresh), min(seq) FROM tidemill_job "
+        "WHERE state <= 3 GROUP BY queue, state",
+        [],
+    )
+    oldest: dict[int, str] = {}
+    for queue, state, count, fresh, first in counts:
+        row = shown.setdefault(queue, QueueStats(name=queue))
+        setattr(row, STATES[state].value, count)
+        row.accepted += int(fresh)
+        if STATES[state] is State.READY:
+            oldest[first] = queue
+    text = "SELECT seq, envelope FROM tidemill_job WHERE seq IN"
+    for seq, envelope in rows.select_in(text, oldest):
+        shown[oldest[seq]].oldest = decode_envelope(bytes(envelope)).created
+    return [shown[name] for name in sorted(shown)]
+
+
+_ORDER = {
+    State.READY: "state = 2 ORDER BY rank, seq",
+    State.SCHEDULED: "state = 1 AND unknown = 0 ORDER BY due, seq",
+    State.FAILED: "state = 5 ORDER BY finished, seq",
+}
+
+
+def head(rows: Rows, queue: str, state: State, count: int) -> list[Record]:
+    """The first jobs of a state, in order."""
+    text = f"{SELECT}queue = %s AND {_ORDER[state]} LIMIT %s"
+    return [_record(row) for row in rows.execute(text, [queue, count])]
+
+
+def last_number(rows: Rows) -> int:
+    """The number of the job that was accepted last."""
+    return _last_below(rows, 1 << 62)
+
+
+def waiting(rows: Rows, queue: str, after: int, last: int, most: int) -> list[int]:
+    """The numbers of jobs of a queue that neither run nor have ended, in order."""
+    text = (
+        "SELECT seq FROM tidemill_job WHERE queue = %s AND state <= 2 AND seq > %s AND seq <= %s "
+        "ORDER BY seq LIMIT %s"
+    )
+    return [row[0] for row in rows.execute(text, [queue, after, last, most])]
+
+
+def unknown_tasks(rows: Rows) -> list[UnknownTask]:
+    """The tasks that have jobs set aside, by name."""
+    found = rows.execute(
+        "SELECT task, queue, count(*), min(seq) FROM tidemill_job WHERE unknown = 1 "
+        "AND state = 1 GROUP BY task, queue",
+        [],
+    )
+    shown: dict[str, tuple[list[str], int, int]] = {}
+    for task, queue, count, first in found:
+        queues, many, oldest = shown.get(task, ([], 0, first))
+        shown[task] = [*queues, queue], many + count, min(oldest, first)
+    text = "SELECT seq, envelope FROM tidemill_job WHERE seq IN"
+    firsts = rows.select_in(text, [oldest for _, _, oldest in shown.values()])
+    created = {seq: decode_envelope(bytes(envelope)).created for seq, envelope in firsts}
+    return [
+        UnknownTask(task, sorted(queues), min(many, MOST_COUNTED), created[oldest])
+        for task, (queues, many, oldest) in sorted(shown.items())
+    ]

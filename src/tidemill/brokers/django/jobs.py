@@ -1,0 +1,435 @@
+"""The stored jobs of one transaction, with the rules of the memory broker.
+
+:class:`StoredJobs` is the ``Jobs`` of :mod:`tidemill.brokers.memory.transitions` over rows. It
+reads an item when a rule asks for the item, and ``flush`` writes the items that the rules changed.
+So ``memory://`` is not only the specification of ``django://``: both run the same code.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.topics import Bindings
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.django.limits import Limits, Partitions
+from tidemill.brokers.django.rows import (
+    CHANGING,
+    COLUMNS,
+    SELECT,
+    Stored,
+    item_of,
+    share_of,
+    values_of,
+)
+from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Rows, in_parts
+from tidemill.brokers.memory import limits as limit_rules
+from tidemill.brokers.memory import workflows
+from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
+from tidemill.core.job import RunOn, State, encode_envelope
+from tidemill.core.retention import Retention
+
+__all__ = ["Facts", "StoredJobs", "decode_facts"]
+
+
+class Facts(msgspec.Struct):
+    """The facts of the whole store, in one value.
+
+    Attributes:
+        store: the name of this store, which no other store has.
+        has_limits: True after any limit was set.
+    """
+
+    store: str = ""
+    born: float = 0.0
+    departure: Departure | None = None
+    bindings: Bindings = Bindings()
+    arrivals: dict[str, tuple[str, int]] = {}
+    unknown_numbers: dict[str, int] = {}
+    numbered: int = 0
+    history_pruned: float = 0.0
+    has_limits: bool = False
+
+
+_READY = 2
+_NEVER = (None,) * len(CHANGING)
+decode_facts = msgspec.msgpack.Decoder(Facts).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Items(dict[str, Item]):
+    """Id -> item; see ``Jobs.items``."""
+
+    def __init__(self, jobs: StoredJobs) -> None:
+        super().__init__()
+        self._jobs = jobs
+
+    def get(self, job_id: str, default: Any = None) -> Any:
+        found = super().get(job_id)
+        if found is None:
+            self._jobs.need_ids([job_id])
+            found = super().get(job_id)
+        return default if found is None else found
+
+    def __contains__(self, job_id: object) -> bool:
+        return self.get(str(job_id)) is not None
+
+    def __missing__(self, job_id: str) -> Item:
+        found: Item | None = self.get(job_id)
+        if found is None:
+            raise KeyError(job_id)
+        return found
+
+    def __setitem__(self, job_id: str, item: Item) -> None:
+        self._jobs.enter(job_id, item)
+        super().__setitem__(job_id, item)
+
+    def __delitem__(self, job_id: str) -> None:
+        self._jobs.leave(job_id)
+        super().__delitem__(job_id)
+
+    def load(self, job_id: str, item: Item) -> None:
+        """Add an item that was read from the table; nothing is written."""
+        super().__setitem__(job_id, item)
+
+
+class Containers:
+    """The containers of one transaction: they read rows, and write the changed rows."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.keys = Keys(rows, HeldKeys())
+        self.queues = Queues(rows)
+        self.queue_limits = Limits(rows, "q")
+        self.limits = Limits(rows, "n")
+        self.partitions = Partitions(rows)
+
+    def load_limits(self, rows: Rows) -> None:
+        """Read all limits, which are few."""
+        for name, raw in rows.execute("SELECT name, facts FROM tidemill_limit", []):
+            (self.queue_limits if name[0] == "q" else self.limits).load(name[1:], bytes(raw))
+
+    def flush(self) -> None:
+        """Write the changed rows."""
+        self.queues.flush()
+        self.keys.flush()
+        if self.limits or self.queue_limits:
+            self.limits.flush()
+            self.queue_limits.flush()
+            self.partitions.flush()
+
+
+class StoredJobs(Jobs):
+    """The jobs of a database, in one transaction."""
+
+    def __init__(self, rows: Rows, retention: Retention, now: float, facts: bytes) -> None:
+        self._rows = rows
+        self._now = now
+        self._raw = facts
+        self._numbers: list[int] = []
+        self.facts = decode_facts(facts) if facts else Facts()
+        self._stored: dict[str, Stored] = {}
+        self._missing: set[str] = set()
+        self._deleted: list[int] = []
+        self._moved: list[Item] = []  # jobs that moved to another queue
+        self.alarm: float | None = None  # the first alarm in the table, at the beginning
+        self.alarm_passed = False  # True when the table no longer has this alarm
+        self.soonest: float | None = None  # the first alarm that was written here
+        self.read_ahead = ""  # the queue whose first jobs were read
+        self.news = False  # True when sleeping owners must look for jobs
+        self.ends = False  # True when a job has ended
+        super().__init__(retention, self._job_ended, workflows.ended, limit_rules.unstart)
+        self.items = self._items = _Items(self)
+        self.rows_of = Containers(rows)
+        self.keys, self.held = self.rows_of.keys, self.rows_of.keys.held
+        self.stats = self.rows_of.queues
+        self.queue_limits, self.limits = self.rows_of.queue_limits, self.rows_of.limits
+        self.partitions = self.rows_of.partitions
+        self._left: set[str] = set()  # tasks whose jobs set aside were removed here
+        self._take_over_facts()
+
+    def _take_over_facts(self) -> None:
+        facts = self.facts
+        self.born, self.departure, self.bindings = facts.born, facts.departure, facts.bindings
+        self.arrivals, self.unknown_numbers = facts.arrivals, facts.unknown_numbers
+        self.numbered, self.history_pruned = facts.numbered, facts.history_pruned
+        if facts.has_limits:
+            self.rows_of.load_limits(self._rows)
+
+    def _job_ended(self) -> None:
+        self.ends = True
+
+    # -- time and numbers -------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @property
+    def wall(self) -> float:
+        return self._now
+
+    @property
+    def seq(self) -> int:
+        """The last number of the sequence."""
+        return self._rows.dialect.last_number(self._rows.execute)
+
+    @seq.setter
+    def seq(self, number: int) -> None:
+        if number:
+            self._numbers.clear()
+            self._rows.dialect.advance(self._rows.execute, number)
+
+    def reserve(self, count: int) -> None:
+        """Draw numbers for ``count`` calls of :meth:`next_number` by one statement."""
+        if count > len(self._numbers):
+            missing = count - len(self._numbers)
+            self.add_numbers(self._rows.dialect.numbers(self._rows.execute, missing))
+
+    def add_numbers(self, numbers: Sequence[int]) -> None:
+        """Add numbers that the database has given."""
+        self._numbers = [*reversed(numbers), *self._numbers]
+
+    def next_number(self) -> int:
+        if not self._numbers:
+            self.reserve(1)
+        return self._numbers.pop()
+
+    # -- reading ----------------------------------------------------------------------
+
+    def need_ids(self, ids: Iterable[str]) -> None:
+        """Read the jobs of these ids."""
+        known, missing = self._stored, self._missing
+        new = [i for i in dict.fromkeys(ids) if i not in known and i not in missing]
+        new = [i for i in new if "\0" not in i]
+        if not new:
+            return
+        missing.update(new)
+        for row in self._rows.select_in(SELECT + "id IN", new):
+            self.enter_row(row)
+
+    def need_ids_and_beside(self, ids: Iterable[str]) -> None:
+        """Read the jobs of these ids, and further rows that the rules need."""
+        ids = list(ids)
+        self.need_ids(ids)
+        self.need_beside([self._stored[i].item for i in ids if i in self._stored])
+
+    def need_numbers(self, numbers: Iterable[int]) -> list[Item]:
+        """Read the jobs of these numbers that exist, and the other rows that the rules need."""
+        found = [self.enter_row(r) for r in self._rows.select_in(SELECT + "seq IN", numbers)]
+        self.need_beside(found)
+        return found
+
+    def need_holder(self, owner_id: str) -> None:
+        """Read the running jobs of an owner."""
+        self.load(SELECT + "state = 3 AND state <= 3 AND holder = %s ORDER BY seq", [owner_id])
+
+    def load(self, text: str, parameters: list[Any]) -> list[Item]:
+        """Read the jobs of a query. Jobs that this transaction read before keep their changes."""
+        return [self.enter_row(row) for row in self._rows.execute(text, parameters)]
+
+    def need_beside(self, items: Sequence[Item]) -> None:
+        """Read the queues and keys of jobs, the successors, and the jobs that wait for them."""
+        envelopes = [item.record.envelope for item in items]
+        self.rows_of.queues.need({envelope.queue for envelope in envelopes})
+        keys = [envelope.key for envelope in envelopes if envelope.key]
+        self.need_keys(keys)
+        self.need_ids([job_id for item in items for job_id in item.dependents])
+
+    def need_keys(self, keys: Sequence[str]) -> None:
+        """Read keys, and the jobs that have them."""
+        self.rows_of.keys.need(keys)
+        self.need_ids([job_id for key in keys if key for job_id in self.keys.get(key, ())])
+
+    def need_flows(self, items: Sequence[Item]) -> None:
+        """Read the jobs that wait for these jobs, and the jobs that wait for their barriers."""
+        while items:
+            ids = {job_id for item in items for job_id in item.dependents}
+            new = [job_id for job_id in ids if not self.knows(job_id)]
+            self.need_ids(new)
+            read = [self._stored[job_id].item for job_id in new if self.knows(job_id)]
+            items = [item for item in read if item.waits == RunOn.BARRIER]
+
+    @property
+    def touched(self) -> int:
+        """The number of jobs read here that were ready in the table; some may have changed."""
+        return sum(1 for one in self._stored.values() if one.before and one.before[1] == _READY)
+
+    def knows(self, job_id: str) -> bool:
+        """True when this transaction has read the job."""
+        return job_id in self._stored
+
+    def enter_row(self, row: Any) -> Item:
+        """Add the job of a row. A job that this transaction read before keeps its changes."""
+        stored = item_of(row)
+        item = stored.item
+        job_id = item.record.envelope.id
+        known = self._stored.get(job_id)
+        if known is not None:
+            return known.item
+        self._stored[job_id] = stored
+        self._missing.discard(job_id)
+        self._items.load(job_id, item)
+        record = item.record
+        if stored.fresh:
+            stored.fresh = 0
+            self.queue(record.envelope.queue).accepted += 1
+        if record.state is State.READY:
+            item.ready = (record.rank, record.seq, job_id)
+            bisect.insort(self.ready.setdefault(ready_list_of(record), []), item.ready)
+        elif record.state is State.RUNNING:
+            self.leases[item.holder, item.token] = item
+        elif record.unknown:
+            self.unknown.setdefault(record.envelope.task, []).append(item)
+        return item
+
+    # -- changing ---------------------------------------------------------------------
+
+    def enter(self, job_id: str, item: Item) -> None:
+        """Add a new job."""
+        self._stored[job_id] = Stored(item, encode_envelope(item.record.envelope), None)
+        self._missing.discard(job_id)
+
+    def leave(self, job_id: str) -> None:
+        """Remove a deleted job."""
+        stored = self._stored.pop(job_id)
+        self._missing.add(job_id)
+        if stored.before is not None:
+            self._note_alarm(stored.before[5], None)
+            self._deleted.append(stored.item.record.seq)
+
+    def queue(self, name: str) -> QueueRow:
+        return self.rows_of.queues.row(name)
+
+    def count(self, item: Item, by: int) -> None:
+        self.queue(item.record.envelope.queue).change(item.record.state, by)
+
+    def keep(self, item: Item) -> None:
+        if not item.record.envelope.links:
+            self.keep_plainly(item)
+            return
+        stored = self._stored[item.record.envelope.id]
+        stored.linked, stored.prune = True, self.now + self.retention.protect
+
+    def keep_plainly(self, item: Item) -> None:
+        stored = self._stored[item.record.envelope.id]
+        stored.linked = False
+        stored.prune = item.finished_machine + self.keep_for(item.record)
+
+    def unfinish(self, item: Item) -> None:
+        stored = self._stored[item.record.envelope.id]
+        stored.linked, stored.prune = False, None
+
+    def number_unknown(self, task: str) -> None:
+        self.unknown.setdefault(task, [])  # only the jobs that were read here
+        if task not in self.unknown_numbers:
+            self.unknown_numbers[task] = self.next_number()
+            self.news = True
+
+    def forget_task(self, task: str) -> None:
+        self._left.add(task)
+
+    def forget_tasks(self) -> None:
+        """Forget the numbers of tasks without jobs set aside."""
+        if self._left:
+            self.flush()
+
+    def _forget_tasks(self) -> None:
+        for task in self._left:
+            text = "SELECT seq FROM tidemill_job WHERE unknown = 1 AND task = %s LIMIT 1"
+            if not self._rows.execute(text, [task]):
+                self.unknown_numbers.pop(task, None)
+        self._left.clear()
+
+    def alter(self, item: Item, rank: int, queue: str) -> None:
+        old = item.record.envelope
+        super().alter(item, rank, queue)
+        envelope = item.record.envelope
+        if envelope is not old:
+            self._stored[envelope.id].envelope = encode_envelope(envelope)
+            self._moved.append(item)
+
+    # -- writing ----------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write all changes."""
+        self._delete()
+        new: list[Any] = []
+        changed: list[Any] = []
+        for stored in self._stored.values():
+            values = values_of(stored)
+            if stored.before is None:
+                envelope = stored.item.record.envelope
+                fixed = (stored.item.record.seq, envelope.id, envelope.queue, envelope.task)
+                new.append((*values, *fixed, envelope.key, share_of(envelope), stored.envelope))
+            elif values != stored.before:
+                changed.append((*values, stored.item.record.seq))
+            else:
+                continue
+            before = stored.before or _NEVER
+            became_ready = stored.item.record.state is State.READY and before[1] != values[1]
+            self.news |= self._note_alarm(before[5], values[5]) or became_ready
+            stored.before = values
+        self._rows.insert("tidemill_job", COLUMNS, new)
+        self._update(changed)
+        self._move()
+        self._forget_tasks()
+        self.facts.has_limits |= bool(self.limits or self.queue_limits)
+        self.rows_of.flush()
+        self._flush_facts()
+
+    def _note_alarm(self, before: float | None, after: float | None) -> bool:
+        """Record the change of an alarm; True when the new alarm is the first of all."""
+        first = self.alarm
+        if before is not None and before != after and first is not None and before <= first:
+            self.alarm_passed = True
+        if after is None:
+            return False
+        self.soonest = after if self.soonest is None else min(self.soonest, after)
+        return first is None or after < first
+
+    def _delete(self) -> None:
+        for part in in_parts(self._deleted, 500):
+            marks = ", ".join(["%s"] * len(part))
+            self._rows.send(f"DELETE FROM tidemill_job WHERE seq IN ({marks})", part)
+        self._deleted = []
+
+    def _move(self) -> None:
+        """Write the queues of moved jobs, which no other step changes."""
+        for item in self._moved:
+            envelope = item.record.envelope
+            text = "UPDATE tidemill_job SET queue = %s, envelope = %s WHERE seq = %s"
+            self._rows.send(text, [envelope.queue, encode_envelope(envelope), item.record.seq])
+        self._moved = []
+
+    def _update(self, changed: list[Any]) -> None:
+        if not changed:
+            return
+        update = self._rows.dialect.update_jobs(CHANGING, changed)
+        if update is not None:
+            self._rows.send(*update)
+            return
+        if self._rows.dialect.vendor == "sqlite":
+            sets = ", ".join(f"{name} = %s" for name in CHANGING)
+            self._rows.execute_many(f"UPDATE tidemill_job SET {sets} WHERE seq = %s", changed)
+            return
+        fixed = ("", "", "", "", "", b"")
+        columns = (*CHANGING, "seq", "id", "queue", "task", "key", "share", "envelope")
+        before, behind = self._rows.dialect.upsert("tidemill_job", ["seq"], columns)
+        for name in columns[-6:]:
+            behind = behind.replace(f', "{name}" = excluded."{name}"', "")
+            behind = behind.replace(f", `{name}` = VALUES(`{name}`)", "")
+        self._rows.insert_between(before, [(*row, *fixed) for row in changed], behind)
+
+    def _flush_facts(self) -> None:
+        facts = self.facts
+        facts.departure, facts.bindings = self.departure, self.bindings
+        facts.numbered, facts.history_pruned = self.numbered, self.history_pruned
+        raw = _encode(facts)
+        if raw != self._raw:
+            self._raw = raw
+            departs = int(self.departure is not None)
+            text = "UPDATE tidemill_store SET departs = %s, facts = %s WHERE id = 1"
+            self._rows.send(text, [departs, raw])

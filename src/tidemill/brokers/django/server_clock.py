@@ -1,0 +1,10 @@
+"""The offset to the database's clock. Only a test moves it, for the brokers of its own process."""
+
+from __future__ import annotations
+
+__all__ = ["server_offset"]
+
+
+def server_offset() -> float:
+    """Return the seconds to add to the database's clock."""
+    return 0.0

@@ -1,0 +1,67 @@
+"""One transaction of the store: the rows, the jobs, and the times at which something is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.brokers.django import server_clock
+from tidemill.brokers.django.connections import Borrowed, Connection, Database
+from tidemill.brokers.django.dialects import Dialect, Statement
+from tidemill.brokers.django.due import come_due
+from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.tables import Rows
+from tidemill.core.clock import wall_time
+
+__all__ = ["Transaction", "begin", "begin_on", "time_of"]
+
+_FIRST = "(SELECT min({0}) FROM tidemill_job WHERE {0} IS NOT NULL)"
+_OPEN = (
+    "SELECT {now}, facts, "
+    + _FIRST.format("alarm")
+    + ", "
+    + _FIRST.format("prune")
+    + " FROM tidemill_store WHERE id = 1"
+)
+
+
+def time_of(dialect: Dialect, now: float) -> float:
+    """The database's time, from its answer."""
+    return (now if dialect.now else wall_time()) + server_clock.server_offset()
+
+
+class Transaction:
+    """The state of the store in one transaction.
+
+    ``also`` are statements that are read with it; :attr:`also` has the rows of each.
+    """
+
+    def __init__(self, rows: Rows, database: Database, also: Sequence[Statement] = ()) -> None:
+        opening = _OPEN.format(now=database.dialect.now or "0")
+        [[(now, facts, alarm, self.prune)], *self.also] = rows.execute_all([(opening, []), *also])
+        self.rows = rows
+        now = time_of(rows.dialect, now)
+        self.jobs = StoredJobs(rows, database.address.retention, now, bytes(facts))
+        self.alarm = self.jobs.alarm = alarm
+
+    @property
+    def is_late(self) -> bool:
+        """True when jobs had come due before the transaction began."""
+        return self.alarm is not None and self.alarm <= self.jobs.now
+
+    def come_due(self) -> bool:
+        """Move some of the jobs whose time has come; True when more such jobs may be left."""
+        return come_due(self.rows, self.jobs, self.alarm)
+
+
+def begin(
+    connection: Connection, database: Database, also: Sequence[Statement] = ()
+) -> Transaction:
+    """Begin on a connection of the broker."""
+    return Transaction(Rows(connection), database, also)
+
+
+def begin_on(connection: Borrowed, database: Database) -> Transaction:
+    """Begin within a caller's transaction; other changes of jobs wait until it ends."""
+    if database.dialect.lock:
+        connection.execute(database.dialect.lock)
+    return Transaction(Rows(connection), database)

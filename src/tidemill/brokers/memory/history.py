@@ -1,0 +1,76 @@
+"""Rows of numbers by period, in one dict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, added
+from tidemill.brokers.memory.part import Part
+from tidemill.brokers.memory.transitions import Jobs
+
+__all__ = ["History", "add_history", "prune_history", "replace_note"]
+
+
+def add_history(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
+    """Add to rows, and once a minute delete rows that are old."""
+    for row in rows:
+        key = row.kind, row.span, row.at, row.name
+        jobs.history[key] = added(jobs.history.get(key), row)
+    if rows and jobs.wall >= jobs.history_pruned + 60.0:
+        prune_history(jobs)
+
+
+def prune_history(jobs: Jobs) -> None:
+    """Delete the rows whose time is over."""
+    jobs.history_pruned = jobs.wall
+    for row in list(jobs.history.values()):
+        if row.span in KEEP and row.at < jobs.wall - KEEP[row.span]:
+            del jobs.history[row.kind, row.span, row.at, row.name]
+
+
+def keep(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
+    """Replace rows; a row without counts and without a sample is deleted."""
+    for row in rows:
+        key = row.kind, row.span, row.at, row.name
+        if row.counts or row.sample:
+            jobs.history[key] = row
+        else:
+            jobs.history.pop(key, None)
+
+
+def replace_note(jobs: Jobs, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+    """Replace rows, unless the note ``before`` has changed."""
+    if jobs.history.get((before.kind, before.span, before.at, before.name)) != before:
+        return False
+    keep(jobs, rows)
+    return True
+
+
+class History(Part):
+    """Reading and replacing rows."""
+
+    def history(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
+        with self._lock:
+            rows = list(self._jobs.history.values())
+        found = [
+            row
+            for row in rows
+            if (row.kind, row.span) == (kind, span)
+            and since <= row.at < until
+            and name in ("", row.name)
+        ]
+        return sorted(found, key=lambda row: (row.at, row.name))
+
+    def history_kinds(self) -> list[tuple[str, int]]:
+        with self._lock:
+            return sorted({(row.kind, row.span) for row in self._jobs.history.values()})
+
+    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        with self._lock:
+            keep(self._jobs, rows)
+
+    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        with self._lock:
+            return replace_note(self._jobs, before, rows)

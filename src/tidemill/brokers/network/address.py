@@ -1,0 +1,28 @@
+"""Hosts and passwords in the URLs of servers."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+
+from tidemill.core.errors import InvalidOption
+
+__all__ = ["host_and_port", "mask_password"]
+
+
+def host_and_port(text: str, default: int, shown: str) -> tuple[str, int]:
+    """The host and port in ``host:port``; ``shown`` is the URL for the error, without secrets.
+
+    Raises:
+        InvalidOption: the text is no host.
+    """
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(?::(\d{1,5}))?", text)
+    port = int(found[2] or default) if found else 0
+    if not found or not 0 < port < 65536:
+        raise InvalidOption(f"{text!r} in url {shown!r} is not a host or host:port")
+    return urllib.parse.unquote(found[1].strip("[]")) or "localhost", port
+
+
+def mask_password(url: str) -> str:
+    """A URL with its password masked."""
+    return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", url)

@@ -1,0 +1,108 @@
+"""Rows of history; ``sql/52_history.sql`` is the server's side, :mod:`.folded_history` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.brokers.postgres.encoding import blobs, ints, texts
+from tidemill.brokers.shared import folded_history
+from tidemill.brokers.shared.folded_history import Added, Key, sum_rows
+
+if TYPE_CHECKING:
+    from tidemill.brokers.postgres.statements import Session
+
+__all__ = ["HistoryTable", "pack_history", "pack_note"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(HistoryRow).decode
+_decode_all = msgspec.msgpack.Decoder(list[HistoryRow]).decode
+
+
+def pack_history(rows: Sequence[HistoryRow]) -> bytes:
+    """The rows of a step as one value."""
+    return _encode(rows)
+
+
+def pack_note(before: HistoryRow, after: HistoryRow) -> list[Any]:
+    """The arguments of an act that replaces a note."""
+    return [before.span, before.kind, before.at, before.name, _encode(before), _encode(after)]
+
+
+class HistoryTable:
+    """The rows of one store."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def read(self, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+        """The rows of a time range, by period and name."""
+        types = "%s::text, %s::int, %s::bigint, %s::bigint, %s::text"
+        found = self._rows(f"history_of({types})", [kind, span, since, until, name])
+        sums = [_decode(data) for is_sum, data in found if is_sum]
+        news = [
+            row
+            for is_sum, data in found
+            if not is_sum
+            for row in _decode_all(data)
+            if (row.kind, row.span) == (kind, span)
+            and since <= row.at < until
+            and name in ("", row.name)
+        ]
+        if news:
+            sums = list(sum_rows([*sums, *news]).values())
+            sums.sort(key=lambda row: (row.at, row.name))
+        return sums
+
+    def kinds(self) -> list[tuple[str, int]]:
+        """The kinds and spans that have rows, in order."""
+        self.fold()
+        return sorted((kind, span) for kind, span in self._rows("history_kinds()", []))
+
+    def keep(self, rows: Sequence[HistoryRow]) -> None:
+        """Replace rows, or delete rows without counts and without a sample."""
+        folded_history.keep(self, rows)
+
+    def replace(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        """Replace rows, unless the note ``before`` has changed."""
+        return folded_history.replace(self, before, rows)
+
+    def fold(self) -> None:
+        """Store the sums of all added rows, unless another client does the same."""
+        folded_history.fold(self)
+
+    # -- the calls of folded_history ------------------------------------------------------------
+
+    def added(self, most: int) -> Added:
+        ((changes, numbers, packed),) = self._rows("added_history(%s::int)", [most])
+        rows = [row for data in packed for row in _decode_all(data)]
+        return Added(changes, numbers, rows, len(packed) == most)
+
+    def sums(self, keys: Sequence[Key]) -> tuple[Any, list[HistoryRow | None]]:
+        types = "%s::bigint[], %s::text[], %s::bigint[], %s::text[]"
+        ((changes, stored),) = self._rows(f"history_sums({types})", _names(keys))
+        return changes, [None if data is None else _decode(data) for data in stored]
+
+    def change(self, added: Added, sums: dict[Key, HistoryRow], *, durable: bool) -> bool:
+        packed = [_encode(row) if row.counts or row.sample else b"" for row in sums.values()]
+        arguments = [added.changes, ints(added.entries), *_names(list(sums)), blobs(packed)]
+        types = "bigint, bigint[], bigint[], text[], bigint[], text[], bytea[]"
+        return bool(self._session.once("change_history", arguments, types, plain=True))
+
+    def _rows(self, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
+        return self._session.query(
+            f'SELECT * FROM "{self._session.address.schema}".{call}', arguments
+        )
+
+
+def _names(keys: Sequence[Key]) -> list[Any]:
+    """Spans, kinds, times and names as arrays."""
+    return [
+        ints([span for span, *_ in keys]),
+        texts([kind for _, _, kind, _ in keys]),
+        ints([at for _, at, *_ in keys]),
+        texts([name for *_, name in keys]),
+    ]

@@ -1,0 +1,113 @@
+-- Other ranks and other queues for jobs that wait.
+
+-- Give jobs that wait another rank, or move them to another queue while that has room; NULL leaves it. "said" is the
+-- line in their history.
+CREATE OR REPLACE FUNCTION tidemill.alter_jobs(
+    ids text[], new_rank bigint, to_queue text, said text, same boolean, p tidemill.prefs) RETURNS boolean[]
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+DECLARE
+    done   boolean[] := '{}';
+    which  bigint;
+    target int;
+    seqs   bigint[];
+    seen   bigint[];
+    t      float8;
+BEGIN
+    PERFORM check_here();
+    IF to_queue IS NOT NULL THEN
+        target := (SELECT number FROM queue_numbers(ARRAY[to_queue]));
+        -- As in put_jobs, only one transaction fills a bounded queue at a time. This lock comes before all others.
+        PERFORM pg_advisory_xact_lock('queue'::regclass::oid::int, target)
+        FROM queue WHERE number = target AND max_size > 0;
+    END IF;
+    t := clock(p);
+    seqs := seqs_of(ids);
+    seen := end_by_time(t);
+    PERFORM lock_acts(ids, seqs, seen);
+    PERFORM come_due(seen, t, p);
+    FOREACH which IN ARRAY seqs LOOP
+        done := done || alter_one(which, new_rank, target, to_queue, said, same, t);
+    END LOOP;
+    IF true = ANY (done) THEN
+        UPDATE queue SET listed = true WHERE number = target AND NOT listed;
+    END IF;
+    PERFORM tell_all('all');
+    RETURN done;
+END $$;
+
+-- Alter one job; false when it does not wait, or the queue is full. "same" is the answer for a job that has the rank
+-- and the queue already. A job in "later" keeps its row there, with its
+-- due time. lock_acts has locked the other rows, so a job that is not in "later" cannot come there meanwhile.
+CREATE OR REPLACE FUNCTION tidemill.alter_one(
+    which bigint, new_rank bigint, target int, to_queue text, said text, same boolean, t float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    j     record;
+    l     later;
+    stood text;
+    other int;
+BEGIN
+    SELECT * INTO l FROM later WHERE seq = which FOR UPDATE;
+    SELECT line, rank INTO j FROM job WHERE seq = which;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    other := coalesce(target * 4 + (j.line & 3), j.line);
+    new_rank := coalesce(new_rank, j.rank);
+    IF other = j.line AND new_rank = j.rank THEN  -- a carried job stays with the carrier
+        RETURN same AND NOT EXISTS (SELECT FROM lease WHERE seq = which AND owner <> 0)
+           AND NOT EXISTS (SELECT FROM done WHERE seq = which);
+    ELSIF other <> j.line AND l.waiting IS NOT TRUE AND EXISTS (
+        SELECT FROM queue WHERE number = target AND max_size > 0 AND max_size <= size_of(target))
+    THEN
+        RETURN false;
+    END IF;
+    stood := unplace(which, false);
+    IF stood IS NULL OR stood NOT IN ('ready', 'scheduled', 'waiting') THEN
+        RETURN false;
+    END IF;
+    UPDATE job SET rank = new_rank, line = other, due = CASE stood WHEN 'ready' THEN 0 ELSE due END,
+                   envelope = CASE line WHEN other THEN envelope ELSE with_queue(envelope, to_queue) END
+    WHERE seq = which;
+    PERFORM add_line(which, said, t);
+    IF stood = 'ready' OR l.seq IS NULL THEN
+        PERFORM place(which, t);
+    ELSE
+        INSERT INTO later (seq, due, waiting, task, queue, rank)
+        VALUES (which, l.due, l.waiting, l.task, CASE WHEN l.task IS NOT NULL THEN other / 4 END,
+                CASE WHEN l.task IS NOT NULL THEN new_rank END);
+        PERFORM count(other, stood);
+    END IF;
+    RETURN true;
+END $$;
+
+-- Act on jobs and replace a note, see replace_note; NULL, and nothing is done, when the store has another note. "wanted"
+-- has the rank and the queue that "alter" gives, and what it says in the log of a job.
+CREATE OR REPLACE FUNCTION tidemill.act_noted(
+    note_span int, note_kind text, note_at bigint, note_name text, before bytea, after bytea,
+    verb text, ids text[], wanted jsonb, p tidemill.prefs) RETURNS boolean[]
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+BEGIN
+    PERFORM check_here();
+    IF NOT replace_note(note_span, note_kind, note_at, note_name, before, after) THEN
+        RETURN NULL;
+    END IF;
+    RETURN CASE verb WHEN 'kick' THEN kick(ids, '', p)
+                     WHEN 'delete' THEN delete(ids, p)
+                     WHEN 'alter' THEN alter_jobs(ids, (wanted ->> 'rank')::bigint, wanted ->> 'queue',
+                                                  wanted ->> 'said', false, p)
+                     ELSE cancel(ids, verb, p) END;
+END $$;
+
+-- An envelope with another queue, the second field of its array.
+CREATE OR REPLACE FUNCTION tidemill.with_queue(envelope bytea, name text) RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    at   int   := (read_value(envelope, CASE get_byte(envelope, 0) WHEN 220 THEN 3 ELSE 1 END)).next;
+    data bytea := convert_to(name, 'UTF8');
+    head bytea := CASE WHEN length(data) < 32 THEN set_byte('\x00', 0, 160 + length(data))
+                       ELSE set_byte('\xd900', 1, length(data)) END;
+BEGIN
+    RETURN substring(envelope FROM 1 FOR at) || head || data
+           || substring(envelope FROM (read_value(envelope, at)).next + 1);
+END $$;

@@ -1,0 +1,112 @@
+"""Rows of history; ``lua/history.lua`` is the server's side, :mod:`.folded_history` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.brokers.redis.connections import ServerConnections
+from tidemill.brokers.shared import folded_history
+from tidemill.brokers.shared.folded_history import Added, Key, key_of, sum_rows
+
+__all__ = ["HistoryTable", "pack_history", "pack_note"]
+
+_PERIODS_MOST = 200
+"""Periods that one call reads."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(HistoryRow).decode
+
+
+def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:
+    """The arguments of a step for its rows."""
+    return [b"%d" % len(rows), *map(_encode, rows)]
+
+
+def pack_note(before: HistoryRow, after: HistoryRow) -> list[bytes]:
+    """The arguments of an act that replaces a note."""
+    span, at, kind, name = _name(key_of(before))
+    return [b"%b:%b:%b" % (span, at, kind), name, _encode(before), _encode(after)]
+
+
+class HistoryTable:
+    """The rows of one store."""
+
+    def __init__(self, lines: ServerConnections) -> None:
+        self._lines = lines
+        self.unfolded = 0  # rows that steps of this process have added since its last fold
+
+    def read(self, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+        """The rows of a time range, by period and name. Each call reads some periods."""
+        rows: list[HistoryRow] = []
+        until = max(0, min(until, 1 << 52))  # scores are doubles
+        where = b"%d" % span, kind.encode()
+        while since < until:
+            more = b"%d" % until, b"%d" % _PERIODS_MOST, name.encode()
+            fresh, *found = self._lines.call("history", b"range", *where, b"%d" % since, *more)
+            periods = [int(at) for at in found[::2]]
+            end = periods[-1] + 1 if len(periods) == _PERIODS_MOST else until
+            sums = [_decode(data) for sums in found[1::2] for data in sums[1::2]]
+            news = [
+                row
+                for row in map(_decode, fresh)
+                if (row.kind, row.span) == (kind, span)
+                and since <= row.at < end
+                and name in ("", row.name)
+            ]
+            rows += sum_rows([*sums, *news]).values()
+            since = end
+        return sorted(rows, key=lambda row: (row.at, row.name))
+
+    def kinds(self) -> list[tuple[str, int]]:
+        """The kinds and spans that have rows, in order."""
+        self.fold()
+        found = self._lines.ask(b"SMEMBERS", self._lines.key + b":kinds")
+        pairs = (name.decode().partition(":") for name in found)
+        return sorted((kind, int(span)) for span, _, kind in pairs)
+
+    def keep(self, rows: Sequence[HistoryRow]) -> None:
+        """Replace rows, or delete rows without counts and without a sample."""
+        folded_history.keep(self, rows)
+
+    def replace(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
+        """Replace rows, unless the note ``before`` has changed."""
+        return folded_history.replace(self, before, rows)
+
+    def has_many(self) -> bool:
+        """Whether steps of this process have added many rows since it folded last."""
+        return self.unfolded >= folded_history.FOLD_MOST
+
+    def fold(self) -> None:
+        """Store the sums of all added rows, unless another client does the same."""
+        self.unfolded = 0
+        folded_history.fold(self)
+
+    # -- the calls of folded_history ------------------------------------------------------------
+
+    def added(self, most: int) -> Added:
+        changes, packed = self._lines.call("history", b"added", b"%d" % most)
+        entries = b"%d" % len(packed)
+        return Added(changes, entries, [_decode(row) for row in packed], len(packed) == most)
+
+    def sums(self, keys: Sequence[Key]) -> tuple[Any, list[HistoryRow | None]]:
+        names = [part for key in keys for part in _name(key)]
+        changes, *stored = self._lines.call("history", b"sums", *names)
+        return changes, [_decode(data) if data else None for data in stored]
+
+    def change(self, added: Added, sums: dict[Key, HistoryRow], *, durable: bool) -> bool:
+        args = [arg for key, row in sums.items() for arg in (*_name(key), _sum(row))]
+        args = [b"change", added.changes, added.entries, *args]
+        return bool(self._lines.call("history_change", *args, once=True, replicated=durable))
+
+
+def _name(key: Key) -> tuple[bytes, ...]:
+    span, at, kind, name = key
+    return b"%d" % span, b"%d" % at, kind.encode(), name.encode()
+
+
+def _sum(row: HistoryRow) -> bytes:
+    return _encode(row) if row.counts or row.sample else b""

@@ -1,0 +1,77 @@
+-- Give a job that waits another rank, or move it to another queue.
+
+local alter
+
+do
+
+-- The offset behind a text in msgpack.
+local function behind_text(data, at)
+  local code = byte(data, at)
+  if code < 0xc0 then return at + 1 + code - 0xa0 end
+  if code == 0xd9 then return at + 2 + byte(data, at + 1) end
+  return at + 3 + unpk('>I2', data, at + 1)
+end
+
+-- An envelope with another queue, the second field of its array. The rest stays byte by byte: cmsgpack would change
+-- its types.
+local function with_queue(envelope, queue)
+  local first, size = byte(envelope), #queue
+  local at = behind_text(envelope, first == 0xdc and 4 or first == 0xdd and 6 or 2)
+  local head = size < 32 and string.char(0xa0 + size) or string.char(0xd9, size)
+  return sub(envelope, 1, at - 1) .. head .. queue .. sub(envelope, behind_text(envelope, at))
+end
+
+local function is_full(queue)
+  local row = find_row(queue)
+  if not row or row.max_size == 0 then return false end
+  flush_lines()
+  return size_of(queue) >= row.max_size
+end
+
+-- Place a job that no table holds as it stood before; `until_` is the time at which a job set aside fails.
+local function place_again(j, state, due, until_)
+  if state == WAITING then
+    if flagged(j.flags, LINKED) then hold(j, true) end
+    count(j.queue, 'waiting', 1)
+    save(j)
+  elseif state == SCHEDULED and due == 0 then
+    Unknown.put_aside(j, until_ or nil)
+  else
+    place(j, state == SCHEDULED and due or 0)
+  end
+end
+
+-- The line in the history of the job.
+local function altered_text(rank, queue)
+  local parts = {}
+  if queue ~= '' then parts[1] = 'queue ' .. queue end
+  if rank then parts[#parts + 1] = string.format('priority %g', (1024 - rank) / 10) end
+  return 'altered: ' .. table.concat(parts, ', ')
+end
+
+-- True when the job was altered; 'same' when it has the rank and the queue already; false when it is refused.
+function alter(j)
+  if j.state > READY then return false end
+  local rank, queue = string.match(ARGV[6], '^(%d*) (.*)$')
+  rank = tonumber(rank)
+  local text = altered_text(rank, queue)
+  if not rank then rank = j.rank end
+  if queue == '' then queue = j.queue end
+  local moves = queue ~= j.queue
+  if moves and j.state ~= WAITING and is_full(queue) then return false end
+  if not moves and rank == j.rank then return 'same' end
+  local state, due, until_ = j.state, j.due, Unknown.is_aside(j) and call('ZSCORE', K_DUE, 'u' .. j.id)
+  unplace(j)
+  if not flagged(j.flags, NOTED) then j.flags = j.flags + NOTED end
+  log(j.id, text, now / 1000000)
+  j.rank = rank
+  if moves then
+    if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end
+    envs[j.id] = with_queue(call('HGET', K_ENV, j.id), queue)
+    j.queue = queue
+  end
+  place_again(j, state, due, until_)
+  return true
+end
+
+end

@@ -1,0 +1,77 @@
+"""The log lines of jobs that failed because their whole worker died.
+
+The store fails such a job when a process gives up the dead worker. The processes of the worker are
+dead, too, and cannot log. So the process that gives the worker up writes the lines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tidemill.core.job import Envelope, Record, State
+
+__all__ = ["LOST", "MOST_LOOKED_AT", "LostJob", "log_failed", "log_lost", "lost_text"]
+
+log = logging.getLogger("tidemill.lost")
+
+LOST = "lost with its worker"
+"""How the error of such a job begins."""
+
+MOST_LOOKED_AT = 1000
+"""The most jobs of a dead worker that are read to find those that failed."""
+
+_MOST_LINES = 20
+
+
+def lost_text(losses: int, most: int) -> str:
+    """The error of a job that was lost too often."""
+    return f"{LOST}: loss {losses} of {most}"
+
+
+class LostJob(msgspec.Struct, frozen=True):
+    """A job that failed because its workers were lost, and its error."""
+
+    envelope: Envelope
+    error: str
+
+
+class _Attributes(logging.Filter):
+    """Gives a record the attributes that other lines about a job have."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        job = getattr(record, "lost_job", None)
+        if isinstance(job, Envelope):
+            record.tidemill_job_id, record.tidemill_task = job.id, job.task
+            record.tidemill_queue = job.queue
+        return True
+
+
+log.addFilter(_Attributes())
+
+
+def log_lost(jobs: Sequence[LostJob]) -> None:
+    """Write a line for each job; for more than 20 jobs, a line with the number of the others."""
+    for job in itertools.islice(jobs, _MOST_LINES):
+        envelope = job.envelope
+        log.error(
+            "%s[%s] failed (queue %s): %s; not again",
+            *(envelope.task, envelope.id, envelope.queue, job.error),
+            extra={"lost_job": envelope},
+        )
+    if len(jobs) > _MOST_LINES:
+        log.error("%d more jobs failed: lost with their worker", len(jobs) - _MOST_LINES)
+
+
+def log_failed(records: Iterable[Record | None]) -> None:
+    """Write the lines of those jobs of a dead worker that failed because the worker was lost."""
+    log_lost(
+        [
+            LostJob(record.envelope, record.error)
+            for record in records
+            if record is not None and record.state is State.FAILED and record.error.startswith(LOST)
+        ]
+    )

@@ -1,0 +1,121 @@
+"""``tidemill alerts``: watch a store by rules, list what is wrong, and send a test."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.log_options import log_options
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import TidemillError
+from tidemill.core.log_output import LogSettings, log_output
+
+if TYPE_CHECKING:
+    from tidemill.alerts.rules import Rules
+
+__all__ = ["alerts"]
+
+_RULES = click.argument(
+    "rules", envvar="TIDEMILL_ALERTS", metavar="RULES", type=click.Path(dir_okay=False)
+)
+
+
+@click.group()
+def alerts() -> None:
+    """Watch a store by the rules of a TOML file, and tell a webhook or a command.
+
+    $TIDEMILL_ALERTS can name the file.
+    """
+
+
+@alerts.command()
+@_RULES
+@log_options
+@store_options
+def run(mill: Tidemill, rules: str, logs: LogSettings) -> None:
+    """Watch until TERM or INT. Each alert is told once when it begins and once when it ends.
+
+    tidemill server --alerts RULES does the same beside its other work.
+    """
+    from tidemill.alerts.watch import Watch
+
+    with log_output(logs):
+        watch, over = Watch(mill, _read(rules)), threading.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: over.set())
+        watch.start()
+        over.wait()
+        watch.close()
+
+
+@alerts.command(name="list")
+@json_option
+@store_options
+def list_(mill: Tidemill, as_json: bool) -> None:
+    """List the active alerts."""
+    from tidemill.alerts.state import alerts as read
+    from tidemill.cli import console
+
+    found = sorted(read(mill).values(), key=lambda alert: alert.began)
+    if as_json:
+        console.print_json({"alerts": [msgspec.to_builtins(alert) for alert in found]})
+        return
+    out = console.console()
+    if not found:
+        out.print("no alert is on")
+        return
+    cells = [
+        (
+            *(alert.rule, console.ago(alert.began), console.ago(alert.told_at)),
+            "over" if alert.ended else alert.text,
+        )
+        for alert in found
+    ]
+    out.print(console.table(out, ("alert", "for#", "told#?", "what…"), cells))
+
+
+@alerts.command()
+@_RULES
+@json_option
+def test(rules: str, as_json: bool) -> None:
+    """Send a test alert to the target of the rules. Exit code 1 if nobody could be told."""
+    from tidemill.alerts.send import Message, SendFailed, send
+
+    target, now = _read(rules).send, wall_time()
+    message = Message(
+        event="test",
+        text="test: alerts of tidemill arrive here",
+        rule="test",
+        when="test",
+        queue="",
+        value=0.0,
+        above=0.0,
+        began=now,
+        at=now,
+        store="",
+        host=socket.gethostname(),
+    )
+    where = target.webhook or target.command[0]
+    try:
+        send(msgspec.structs.replace(target, tries=1), message, threading.Event())
+    except SendFailed as error:
+        raise TidemillError(f"the test alert did not reach {where}: {error}") from error
+    if as_json:
+        from tidemill.cli.console import print_json
+
+        print_json({"sent": where})
+    else:
+        click.echo(f"sent a test alert to {where}")
+
+
+def _read(path: str) -> Rules:
+    from tidemill.alerts.rules import read_rules
+
+    return read_rules(path)

@@ -1,0 +1,114 @@
+"""The checks of ``tidemill doctor`` that concern writing, the disk and the map of a store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.rpc import NotAllowed
+from tidemill.brokers.contract.store import Store
+from tidemill.core.errors import StoreFull
+
+__all__ = ["Finding", "space", "writable"]
+
+NEARLY = 0.9
+"""The map counts as nearly full when puts have used more than this part of their room."""
+
+_LOOK_AGAIN = 0.5  # seconds between two checks of the write lock; a commit takes milliseconds
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report: ``status`` is ok, warn or fail; ``advice`` names a remedy."""
+
+    check: str
+    status: str
+    message: str
+    advice: str = ""
+
+
+def writable(broker: Store) -> Iterator[Finding]:
+    """Check that this user may write, and measure a sync or a commit.
+
+    On an LMDB store the check looks at the files and commits nothing. On other stores the check
+    makes commits, by doing the housekeeping that is due.
+    """
+    info = broker.info()
+    if _held(broker, info):
+        text = f"no process can write: the write lock is {info['write_lock']}"
+        advice = "end that process, or resume it with kill -CONT; until then all writes fail"
+        yield Finding("writable", "fail", text, advice)
+        return
+    if info.get("broker") == "lmdb" and os.path.isdir(info["folder"]):
+        yield _files(info["folder"])
+        return
+    try:
+        broker.tick()  # the first tick may have much to delete, so only the second is timed
+        before = time.monotonic()
+        broker.tick()
+    except NotAllowed:
+        text = "not checked, as this token may only read; use the token of an operator"
+        yield Finding("writable", "ok", text)
+        return
+    except StoreFull as error:
+        yield Finding("writable", "fail", str(error), "make room on the disk, or raise map_size")
+        return
+    took = (time.monotonic() - before) * 1000
+    slow = took > 100
+    advice = "the disk is slow to sync: put the store on a local SSD" if slow else ""
+    yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
+
+
+def _held(broker: Store, before: dict[str, Any]) -> bool:
+    """True when one process keeps the write lock of an LMDB store, and commits nothing."""
+    if before.get("write_lock", "free") == "free":
+        return False
+    time.sleep(_LOOK_AGAIN)
+    after = broker.info()
+    return all(after[name] == before[name] for name in ("write_lock", "commits"))
+
+
+def _files(folder: str) -> Finding:
+    """Check that the users of a store may write its files, and measure a sync of the disk."""
+    from tidemill.brokers.lmdb.files import foreign_files, sync_time
+
+    foreign = foreign_files(folder)
+    if foreign:
+        text = f"{len(foreign)} files in {folder} may not be written by its users: {foreign[0]}"
+        advice = f"give them to the owner of the folder: chown -R --reference={folder} {folder}"
+        return Finding("writable", "fail", text, advice)
+    took = sync_time(folder) * 1000
+    advice = "the disk is slow to sync: put the store on a local SSD" if took > 100 else ""
+    text = f"the store's users may write its files, and a sync took {took:.1f} ms"
+    return Finding("writable", "warn" if took > 100 else "ok", text, advice)
+
+
+def space(broker: Store) -> Iterator[Finding]:
+    """Check the room on the disk, and in the map of an LMDB store."""
+    info = broker.info()
+    folder, reserve = info.get("folder"), int(info.get("reserve_bytes") or 0)
+    if not folder or not os.path.isdir(folder):
+        return
+    from tidemill.brokers.lmdb.disk_reserve import MAP_FOR_PUTS
+    from tidemill.cli.console import size
+
+    disk = shutil.disk_usage(folder)
+    text = f"{size(disk.free)} free of {size(disk.total)}, reserve {size(reserve)}"
+    if disk.free < reserve:
+        yield Finding("disk", "fail", text, "puts are refused: make room, or purge or finish jobs")
+    elif disk.free < 4 * reserve or disk.free < disk.total // 50:
+        yield Finding("disk", "warn", text, "make room before puts are refused")
+    else:
+        yield Finding("disk", "ok", text)
+    used, most = int(info.get("used_bytes") or 0), int(info.get("map_bytes") or 0)
+    if most:
+        text = f"{size(used)} used of a map of {size(most)}"
+        full = used / most / MAP_FOR_PUTS  # above 1, puts are refused
+        status = "fail" if full > 1 else "warn" if full > NEARLY else "ok"
+        refused = "puts are refused: " if full > 1 else ""
+        advice = f"{refused}raise map_size in the url; it is address space, not disk"
+        yield Finding("map", status, text, advice if full > NEARLY else "")

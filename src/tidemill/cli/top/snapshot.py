@@ -1,0 +1,176 @@
+"""One look at a store for ``tidemill top``: queues, running jobs and workers of one moment.
+
+A look is one read of the queues, one of the owners, and one page of running jobs. A look never
+reads jobs one by one, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
+from tidemill.cli.top.rates import Meter, Rates
+from tidemill.client.reading import without_holds
+from tidemill.core.clock import wall_time
+from tidemill.core.job import RELAY, Owner, Record, State
+from tidemill.core.scoreboard import read_runs
+
+__all__ = ["JOBS_MOST", "QueueRow", "RunningJob", "Snapshot", "WorkerRow", "take"]
+
+JOBS_MOST = 200
+"""The most running jobs of a snapshot."""
+
+_MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
+"""The numbers that a message broker without a store does not know."""
+
+
+class QueueRow(msgspec.Struct):
+    """A queue, its rates, and the number of workers that take its jobs (-1: not known)."""
+
+    stats: QueueStats
+    rates: Rates
+    workers: int = -1
+
+    @property
+    def depth(self) -> int:
+        """Jobs that wait or run."""
+        return self.stats.size
+
+
+class RunningJob(msgspec.Struct):
+    """A job that a worker holds.
+
+    ``since`` is the wall time at which the run began, or at which the job was leased. ``waits`` is
+    True for a job that waits in its worker for a slot.
+    """
+
+    id: str
+    task: str
+    queue: str
+    worker: str
+    since: float
+    attempt: int
+    progress: tuple[int, int | None] | None = None
+    waits: bool = False
+
+
+class WorkerRow(msgspec.Struct):
+    """An owner, and the number of its slots that run a job; -1 for an owner on another machine."""
+
+    owner: Owner
+    busy: int = -1
+
+
+class Snapshot(msgspec.Struct):
+    """One look at a store.
+
+    Attributes:
+        at: the wall time of the look.
+        running: the number of running jobs; ``jobs`` lists at most :data:`JOBS_MOST` of them.
+        missing: the names of the numbers that the broker does not know.
+    """
+
+    at: float
+    url: str
+    queues: list[QueueRow]
+    jobs: list[RunningJob]
+    workers: list[WorkerRow]
+    totals: dict[str, int | None]
+    missing: tuple[str, ...] = ()
+    paused: bool = False
+
+    @property
+    def running(self) -> int:
+        """The number of running jobs in all queues."""
+        return sum(row.stats.running for row in self.queues)
+
+    @property
+    def slots(self) -> int:
+        """The number of slots of all workers."""
+        return sum(row.owner.concurrency for row in self.workers if row.owner.kind == "worker")
+
+    def public(self) -> dict[str, Any]:
+        """The snapshot as plain data for programs."""
+        queues = [
+            row.stats.public()
+            | row.rates.public()
+            | {"workers": row.workers if row.workers >= 0 else None}
+            for row in self.queues
+        ]
+        names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
+        workers = [
+            {name: getattr(row.owner, name) for name in names}
+            | {"busy": row.busy if row.busy >= 0 else None}
+            for row in self.workers
+        ]
+        jobs = [msgspec.to_builtins(job) for job in self.jobs]
+        return {
+            "time": self.at,
+            "totals": self.totals,
+            "queues": queues,
+            "running": jobs if "running jobs" not in self.missing else None,
+            "workers": workers if "workers" not in self.missing else None,
+            "missing": list(self.missing),
+        }
+
+
+def take(mill: Tidemill, meter: Meter) -> Snapshot:
+    """Look at the store once."""
+    broker = mill.broker
+    stats = without_holds(broker.stats())
+    knows = Feature.INSPECT in broker.features
+    rates = meter.measure(mill, stats)
+    totals = totals_of(stats, knows=knows)
+    if not knows:
+        rows = [QueueRow(row, rates[row.name], row.consumers) for row in stats]
+        return Snapshot(wall_time(), broker.url, rows, [], [], totals, _MISSING)
+    owners = [owner for owner in broker.owners() if owner.kind != RELAY]
+    records: list[Record] = []
+    if any(row.running for row in stats):
+        records = broker.find(Filter(states=frozenset({State.RUNNING})), JOBS_MOST).records
+    runs = {owner.name: _runs(owner) for owner in owners}
+    tokens = {record.token for record in records}
+    jobs = sorted((_running(r, runs.get(r.worker)) for r in records), key=_longest)
+    workers = [WorkerRow(owner, _busy(runs[owner.name], tokens)) for owner in owners]
+    rows = [QueueRow(row, rates[row.name], _takers(owners, row.name)) for row in stats]
+    return Snapshot(wall_time(), broker.url, rows, jobs, workers, totals)
+
+
+def _takers(owners: list[Owner], queue: str) -> int:
+    """The number of workers and consumers that take from a queue."""
+    return sum(not owner.queues or queue in owner.queues for owner in owners)
+
+
+def _runs(owner: Owner) -> dict[int, tuple[int, float]] | None:
+    """The runs of a worker on this machine by token; None for another machine's worker."""
+    return read_runs(owner.board, owner.id) if owner.board else None
+
+
+def _busy(runs: dict[int, tuple[int, float]] | None, tokens: set[int]) -> int:
+    return -1 if runs is None else len(runs.keys() & tokens)
+
+
+def _running(record: Record, runs: dict[int, tuple[int, float]] | None) -> RunningJob:
+    envelope, started = record.envelope, record.leased
+    waits = runs is not None and record.token not in runs
+    if runs is not None and not waits:
+        started = runs[record.token][1]
+    return RunningJob(
+        envelope.id,
+        envelope.task or "(message)",
+        envelope.queue,
+        record.worker,
+        started,
+        record.current_attempt,
+        record.progress,
+        waits and not envelope.is_message,
+    )
+
+
+def _longest(job: RunningJob) -> tuple[bool, float, str]:
+    """Jobs that run before jobs that wait for a slot; the longest first."""
+    return job.waits, job.since, job.id

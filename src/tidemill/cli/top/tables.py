@@ -1,0 +1,158 @@
+"""The tables of ``tidemill top``: a snapshot as lines of text, for a terminal or for a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidemill.cli import console
+from tidemill.cli.top.snapshot import QueueRow, RunningJob, Snapshot, WorkerRow
+from tidemill.core.clock import short_id
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["SORTS", "headline", "jobs_table", "queues_table", "sorted_queues", "workers_table"]
+
+SORTS: dict[str, Callable[[QueueRow], Any]] = {
+    "depth": lambda row: (-row.depth, row.stats.name),
+    "oldest": lambda row: (row.stats.oldest or float("inf"), row.stats.name),
+    "rate out": lambda row: (-(row.rates.out or 0.0), row.stats.name),
+    "failures": lambda row: (-(row.rates.failed or 0.0), -row.stats.failed, row.stats.name),
+    "name": lambda row: row.stats.name,
+}
+"""The orders of queues, by name."""
+
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+
+
+def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
+    """The queues in an order of :data:`SORTS`."""
+    return sorted(snapshot.queues, key=SORTS[sort])
+
+
+def headline(snapshot: Snapshot) -> str:
+    """The totals of the store in one line."""
+    names = ("ready", "running", "scheduled", "waiting", "failed")
+    known = [f"{snapshot.totals[name]:,} {name}" for name in names if _known(snapshot, name)]
+    into, out = (_sum(snapshot, side) for side in ("into", "out"))
+    if into is not None and out is not None:
+        known.append(f"in {_rate(into)}/s, out {_rate(out)}/s")
+    if "workers" not in snapshot.missing:
+        workers = sum(row.owner.kind == "worker" for row in snapshot.workers)
+        known.append(
+            f"{workers:,} worker{'' if workers == 1 else 's'} with {snapshot.slots:,} slots"
+        )
+    return "   ".join(known)
+
+
+def _known(snapshot: Snapshot, name: str) -> bool:
+    return snapshot.totals.get(name) is not None
+
+
+def _sum(snapshot: Snapshot, side: str) -> float | None:
+    rates = [getattr(row.rates, side) for row in snapshot.queues]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known or not rates else None
+
+
+def queues_table(out: Console, rows: Sequence[QueueRow], *, bars: bool = True) -> Table:
+    """A table of queues. ``bars`` False draws sparklines of ASCII characters."""
+    columns = (
+        *("queue…", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#"),
+        *("in/s#", "out/s#", "fail/s#?", "rate out?", "note…"),
+    )
+    chars = _BARS if bars else _ASCII_BARS
+    cells = [
+        (
+            row.stats.name,
+            *(_number(row, name) for name in ("ready", "running", "scheduled", "waiting")),
+            _age(row),
+            *(_rate(rate) for rate in (row.rates.into, row.rates.out, row.rates.failed)),
+            _sparkline(row.rates.points, chars),
+            _note(row),
+        )
+        for row in rows
+    ]
+    return console.table(out, columns, cells)
+
+
+def _number(row: QueueRow, name: str) -> str:
+    return "-" if name in row.stats.unknown else f"{getattr(row.stats, name):,}"
+
+
+def _age(row: QueueRow) -> str:
+    oldest = row.stats.oldest
+    return console.span(max(0.0, time.time() - oldest)) if oldest else "-"
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 9.95 or not rate else f"{rate:.1f}"
+
+
+def _sparkline(points: Sequence[float], chars: str) -> str:
+    """Rates as bars. The largest of these rates has the highest bar."""
+    most = max(points, default=0.0)
+    top = len(chars) - 1
+    return "".join(chars[round(point / most * top) if most else 0] for point in points)
+
+
+def _note(row: QueueRow) -> Text | str:
+    """The reason why no job of a queue runs, if there is one."""
+    if row.stats.paused:
+        return console.styled("paused")
+    if row.stats.ready and not row.workers:
+        from rich.text import Text
+
+        return Text("no consumer" if row.stats.unknown else "no worker", style="bold red")
+    return f"{row.stats.consumers:,} consumers" if row.stats.unknown else ""
+
+
+def jobs_table(out: Console, jobs: Sequence[RunningJob]) -> Table:
+    """A table of running jobs."""
+    columns = ("id…", "task…", "queue?", "worker…?", "for#", "attempt#?", "progress")
+    now = time.time()
+    cells = [
+        (
+            short_id(job.id),
+            job.task,
+            job.queue,
+            job.worker,
+            console.span(max(0.0, now - job.since)),
+            job.attempt,
+            "waits for a slot" if job.waits else _progress(job),
+        )
+        for job in jobs
+    ]
+    return console.table(out, columns, cells)
+
+
+def _progress(job: RunningJob) -> str:
+    if job.progress is None:
+        return ""
+    done, total = job.progress
+    return f"{done / total:.0%} of {total:,}" if total else f"{done:,} done"
+
+
+def workers_table(out: Console, workers: Sequence[WorkerRow]) -> Table:
+    """A table of workers and consumers. ``busy`` is not known for a worker of another machine."""
+    columns = ("worker…", "kind?", "queues…?", "busy#", "slots#", "up#?", "host?", "pid#?")
+    cells = [
+        (
+            row.owner.name,
+            row.owner.kind,
+            ", ".join(row.owner.queues) or "all",
+            row.busy if row.busy >= 0 else "-",
+            row.owner.concurrency or "-",
+            console.ago(row.owner.started),
+            row.owner.host,
+            row.owner.pid,
+        )
+        for row in workers
+    ]
+    return console.table(out, columns, cells)

@@ -1,0 +1,114 @@
+"""The checks of ``tidemill doctor`` that concern workers, their leases, and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.store import Store
+from tidemill.cli.disk_checks import Finding
+from tidemill.client.reading import without_holds
+from tidemill.core.job import Owner, Record, State
+from tidemill.core.scoreboard import read_runs
+
+__all__ = ["LATE", "STRAY", "clocks", "leases", "server_clock"]
+
+LATE = 60.0
+"""Seconds past its timeout after which a running job counts as stuck."""
+
+STRAY = 30.0
+"""A lease older than this counts as unknown to its worker, if the worker has free slots."""
+
+SKEW = 1.0
+"""Seconds by which the clock of a server may differ from the clock of this machine."""
+
+_RUNNING_MOST = 1000
+
+
+def leases(broker: Store) -> Iterator[Finding]:
+    """Find running jobs that nobody works on, and jobs whose timeout has long passed."""
+    running: list[Record] = []
+    count = sum(row.running for row in without_holds(broker.stats()))
+    if count:
+        most = min(count, _RUNNING_MOST)
+        running = broker.find(Filter(states=frozenset({State.RUNNING})), most).records
+    owners = broker.owners()
+    alive, stray = {owner.name for owner in owners}, _stray_tokens(owners, running)
+    tests: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+        ("held by a worker that is gone", lambda r: r.worker not in alive, "start a worker"),
+        ("past the timeout and still held", _is_late, "send the worker USR1 for its stacks"),
+        (
+            "held by a live worker that does not know of them",
+            lambda r: r.token in stray,
+            "end that worker with TERM: its jobs go to other workers",
+        ),
+    )
+    # A job may have ended since the list was read. So a job that looks bad is read again.
+    for what, is_bad, advice in tests:
+        bad = [record.envelope.id for record in running if is_bad(record)]
+        bad = [i for i in bad if (r := broker.get(i)) and r.state is State.RUNNING and is_bad(r)]
+        if bad:
+            text = f"{len(bad):,} running jobs {what}, for example {bad[0]}"
+            yield Finding("leases", "fail", text, f"{advice}; tidemill job {bad[0]}")
+            return
+    yield Finding("leases", "ok", f"{count:,} running, held by live owners, within their time")
+
+
+def _is_late(record: Record) -> bool:
+    timeout = record.envelope.timeout
+    return bool(timeout) and time.time() - record.leased > timeout + LATE
+
+
+def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
+    """Tokens of old leases that the workers on this machine do not know.
+
+    A worker with a free slot starts a leased job at once. So when a worker has free slots and no
+    row for an old lease on its scoreboard, it does not know this lease.
+    """
+    found: set[int] = set()
+    for owner in owners:
+        runs = read_runs(owner.board, owner.id) if owner.kind == "worker" and owner.board else None
+        mine = [record for record in running if record.worker == owner.name]
+        waiting = {record.token for record in mine} - (runs or {}).keys()
+        if runs is not None and len(mine) - len(waiting) < owner.concurrency:
+            old = {r.token for r in mine if time.time() - r.leased > STRAY}
+            found |= waiting & old
+    return found
+
+
+def clocks(broker: Store) -> Iterator[Finding]:
+    """Check the clock of this machine against a limit, the newest job, and the server."""
+    now = time.time()
+    if now < 1_700_000_000:
+        text = f"the clock says {time.strftime('%Y-%m-%d', time.localtime(now))}"
+        yield Finding("clock", "fail", text, "set the clock: at= and schedules go by it")
+        return
+    newest = broker.find(Filter(), 1).records
+    ahead = newest[0].envelope.created - now if newest else 0.0
+    if ahead > 5:
+        text = f"the newest job was created {ahead:.0f} s in the future"
+        advice = "the clock was set back, or a producer's is wrong: use NTP"
+        yield Finding("clock", "warn", text, advice)
+        return
+    yield from server_clock(broker) or [
+        Finding("clock", "ok", "wall time agrees with the newest job")
+    ]
+
+
+def server_clock(broker: Store) -> list[Finding]:
+    """Compare the clock of the server with this machine's; empty if there is no server."""
+    before = time.time()
+    there = broker.info().get("server_time")
+    after = time.time()
+    if there is None:
+        return []
+    ahead = there - after if there > after else min(0.0, there - before)
+    if abs(ahead) <= SKEW:
+        text = "wall time agrees with the newest job and with the server"
+        return [Finding("clock", "ok", text)]
+    which = "ahead of" if ahead > 0 else "behind"
+    text = f"the clock of the server is {abs(ahead):.1f} s {which} the clock of this machine"
+    advice = "delays and schedules go by the server, at= by the producer: use NTP on both"
+    return [Finding("clock", "warn", text, advice)]

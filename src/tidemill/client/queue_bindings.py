@@ -1,0 +1,50 @@
+"""The patterns of topics that a queue is bound to (:mod:`.topics` publishes to them)."""
+
+from __future__ import annotations
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.topics import Topics, with_topics
+from tidemill.client.runtime import Runtime
+from tidemill.core.topics import check_pattern
+
+__all__ = ["BoundQueue"]
+
+
+class BoundQueue:
+    """The part of a queue that binds it to patterns of topics."""
+
+    _mill: Runtime
+    name: str
+
+    def bind(self, pattern: str) -> bool:
+        """Bind the queue to a pattern of topics: it gets a copy of each message published to them.
+
+        In a pattern ``*`` stands for exactly one word of a topic, and ``#`` for any number of
+        words. False: the queue is bound to the pattern already.
+        """
+        return self._topics("bind()").bind(self.name, check_pattern(pattern))
+
+    def unbind(self, pattern: str) -> bool:
+        """Delete a binding; False when there is no such binding. The queue's messages stay."""
+        return self._topics("unbind()").unbind(self.name, check_pattern(pattern))
+
+    def bindings(self) -> list[str]:
+        """The patterns that the queue is bound to, in order."""
+        table = self._topics("bindings()").bindings().table
+        return [one.pattern for one in table if one.queue == self.name]
+
+    async def abind(self, pattern: str) -> bool:
+        """As ``bind``, without blocking the event loop."""
+        return await self._mill.threaded(self.bind, pattern)
+
+    async def aunbind(self, pattern: str) -> bool:
+        """As ``unbind``, without blocking the event loop."""
+        return await self._mill.threaded(self.unbind, pattern)
+
+    async def abindings(self) -> list[str]:
+        """As ``bindings``, without blocking the event loop."""
+        return await self._mill.threaded(self.bindings)
+
+    def _topics(self, what: str) -> Topics:
+        self._mill.features.need(Feature.TOPICS, what)
+        return with_topics(self._mill.broker, what)

@@ -1,0 +1,56 @@
+"""The part of the app that reads: handles, records and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.client.history import History
+from tidemill.client.job_handle import Job
+from tidemill.client.limit_hold import HOLDS
+from tidemill.client.runtime import Runtime
+from tidemill.client.search import Found, SearchOptions
+from tidemill.core.config import check_name
+
+__all__ = ["Reading", "without_holds"]
+
+
+class Reading:
+    """The methods of :class:`tidemill.Tidemill` that read."""
+
+    def job(self: Runtime, job_id: str) -> Job[Any]:
+        """A handle on the job with this id. This call reads nothing."""
+        return Job(self, check_name("id", job_id))
+
+    def find(
+        self: Runtime, what: Filter | None = None, *, limit: int = 100, cursor: str = ""
+    ) -> Page:
+        """A page of at most ``limit`` records of jobs, newest first.
+
+        The page has ``records``, and the ``cursor`` of the next page; an empty cursor ends the
+        list. ``tidemill jobs --json`` prints the same pages.
+
+        Raises:
+            InvalidOption: the cursor is not the ``cursor`` of a page of this store.
+            FeatureMissing: the broker can list failed jobs only.
+        """
+        return self.job_store.find(what or Filter(), limit, cursor)
+
+    def jobs(self: Runtime, **what: Unpack[SearchOptions]) -> Found:
+        """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
+        return Found(self, **what)
+
+    def queues(self: Runtime) -> list[QueueStats]:
+        """All queues with their numbers, without the queues of :meth:`Limits.hold`."""
+        return without_holds(self.broker.stats())
+
+    @property
+    def history(self: Runtime) -> History:
+        """What happened, by minute and hour: see :class:`History`. This call reads nothing."""
+        return History(self)
+
+
+def without_holds(rows: Iterable[QueueStats]) -> list[QueueStats]:
+    """The queues, without the queues that :meth:`Limits.hold` makes."""
+    return [row for row in rows if not row.name.startswith(HOLDS)]

@@ -1,0 +1,129 @@
+"""The envelope of a job: what its producer wrote. Only a move to another queue changes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.core.backoff import RetryPolicy
+from tidemill.core.limit_settings import JobLimit
+from tidemill.core.priority import MIDDLE_RANK
+
+__all__ = [
+    "RESULT_NOT_KEPT",
+    "Envelope",
+    "Links",
+    "Planned",
+    "Ref",
+    "Unique",
+    "decode_envelope",
+    "encode_envelope",
+]
+
+RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
+"""This replaces the result of a succeeded job when the store has no room for the result."""
+
+
+class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The links of a job to other jobs.
+
+    Attributes:
+        next: ids of the jobs that wait for this job. They were put before this job, in an earlier
+            call or in the same call.
+        waits: the condition under which this job starts (:class:`RunOn`); empty for a first job.
+        inputs: ids of earlier jobs whose ends are part of this job's lease, in order. The store
+            keeps each job whose ``next`` has this job's id, until this job is leased. The input of
+            a deleted job is empty.
+    """
+
+    next: tuple[str, ...] = ()
+    waits: str = ""
+    inputs: tuple[str, ...] = ()
+
+
+class Ref(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A placeholder in a body for the result of another job, until the body's job runs.
+
+    Attributes:
+        ids: the id of the job, or of the steps that lead to it, in order.
+        group: True for the list of a group's results; the last id is the id of the group.
+        ended: True for the end of the job, with or without success, instead of its result.
+    """
+
+    ids: tuple[str, ...]
+    group: bool = False
+    ended: bool = False
+
+    def __repr__(self) -> str:
+        what = "end" if self.ended else "results" if self.group else "result"
+        return f"<{what} of {self.ids[-1]}>"
+
+
+class Planned(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The schedule that put a job, and the scheduled time (wall time)."""
+
+    schedule: str
+    time: float = 0.0
+
+
+class Unique(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The times of a key, in seconds; 0 for none.
+
+    Attributes:
+        period: a succeeded job keeps its key until this many seconds after its acceptance.
+        max_wait: jobs with the key replace each other. The last of these jobs is due at most this
+            many seconds after the first, whatever its own delay is.
+    """
+
+    period: float = 0.0
+    max_wait: float = 0.0
+
+
+class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
+    """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
+
+    Times are seconds. ``delay`` and ``expires`` run from acceptance on the store's own clock.
+    ``at`` and ``created`` are wall time (epoch). 0 means that the time is not given, except for
+    ``ttr`` and ``result_ttl``. For these two, a negative value means that the time is not given. A
+    ``ttr`` of 0 means at most once, and a ``result_ttl`` of 0 keeps no result.
+    """
+
+    id: str
+    queue: str = "default"
+    task: str = ""
+    body: bytes = b""
+    created: float = 0.0
+    rank: int = MIDDLE_RANK
+    delay: float = 0.0
+    at: float = 0.0
+    expires: float = 0.0
+    timeout: float = 0.0
+    ttr: float = -1.0
+    retries: RetryPolicy = RetryPolicy()
+    key: str = ""
+    on_conflict: str = "keep"
+    result_ttl: float = -1.0
+    tags: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
+    text: str = ""
+    pickled: bool = False
+    signature: bytes = b""
+    links: Links | None = None
+    planned: Planned | None = None
+    limit: JobLimit | None = None
+    unique: Unique | None = None
+
+    @property
+    def is_message(self) -> bool:
+        """True for a raw message: a job with no task."""
+        return not self.task
+
+    @property
+    def at_most_once(self) -> bool:
+        """True for a message that is acknowledged before its consumer receives it."""
+        return self.ttr == 0 and not self.task
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+encode_envelope = _ENCODER.encode
+decode_envelope = _DECODER.decode

@@ -1,0 +1,12 @@
+"""The progress of a job: what is done, and the total, as whole numbers."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+__all__ = ["whole_progress"]
+
+
+def whole_progress(done: float, total: float) -> tuple[int, int]:
+    """(done, total) of a report. Fractions are cut off; NaN and infinity become 0."""
+    return (int(done) if isfinite(done) else 0, int(total) if isfinite(total) else 0)

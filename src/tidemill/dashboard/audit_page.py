@@ -1,0 +1,65 @@
+"""The audit page: who changed what, and when."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.dashboard import audit
+from tidemill.dashboard.page import Page
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.routes import Routes
+
+__all__ = ["routes"]
+
+routes = Routes()
+
+DAYS = 90
+"""Days that the store keeps notes."""
+
+_PAGE = 100
+
+
+@routes.get("/audit")
+def index(page: Page) -> Response:
+    """Actions of users, newest first; a page ends with a link to older actions."""
+    values: dict[str, Any] = {
+        "title": "Audit",
+        "section": "/audit",
+        "knows": page.has(Feature.HISTORY),
+    }
+    if not values["knows"]:
+        return page.render(
+            "audit.html", rows=[], more="", who="", what="", filtered=False, **values
+        )
+    before = _time(page.request.arg("before"))
+    who, what = page.request.arg("who").strip(), page.request.arg("what").strip()
+    notes = audit.notes(page.mill, time.time() - DAYS * 86_400, before)
+    found = [
+        note
+        for note in (_shown(page, note) for note in notes)
+        if who.lower() in note.who.lower() and what.lower() in f"{note.what} {note.target}".lower()
+    ]
+    rows = found[:_PAGE]
+    more = f"{rows[-1].at - 1e-6:.6f}" if len(found) > _PAGE else ""
+    filtered = bool(who or what or page.request.arg("before"))
+    return page.render(
+        "audit.html", rows=rows, more=more, who=who, what=what, filtered=filtered, **values
+    )
+
+
+def _shown(page: Page, note: audit.AuditNote) -> audit.AuditNote:
+    """A note without the parts that the user may not see. The page searches notes in this form."""
+    if not note.is_search:
+        return note
+    return msgspec.structs.replace(note, target=page.shown_search(note.target))
+
+
+def _time(text: str) -> float:
+    try:
+        return float(text[:30])
+    except ValueError:
+        return float(1 << 40)

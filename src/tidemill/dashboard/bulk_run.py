@@ -1,0 +1,384 @@
+"""Bulk operations: one action on all jobs that match a search, run in the background.
+
+A thread of the process that started the operation works through the jobs, newest first, at the
+given rate. This thread is the *runner*. The note of the operation (:mod:`.bulk_notes`) names the
+place in the list of jobs at which the next piece begins. The runner acts on a piece and writes the
+next place into the note in one commit. So each piece is acted on once.
+
+When the note is old, the operation is *interrupted*: its runner has died, is stopped, or waits for
+a slow store. Any process may resume the operation from the note. A runner that comes back finds
+another note, acts on nothing and ends.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.history import NotedAct
+from tidemill.client.purges import Purge, end_restore, restore_pieces
+from tidemill.core.clock import new_id
+from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, State
+from tidemill.dashboard import audit
+from tidemill.dashboard.bulk_notes import (
+    CHANGED,
+    Bulk,
+    SupersededError,
+    act_and_keep,
+    forget,
+    forget_old,
+    get,
+    is_asked_to_stop,
+    keep,
+    operations,
+    request_stop,
+    take_over,
+)
+from tidemill.dashboard.job_actions import ACTIONS, act
+from tidemill.dashboard.job_list import need_lists, pages_of
+from tidemill.dashboard.job_query import JobQuery, parse
+from tidemill.dashboard.target import Target
+
+__all__ = [
+    "RATES",
+    "Bulk",
+    "Survey",
+    "acted_on",
+    "forget",
+    "get",
+    "narrowed",
+    "operations",
+    "request_stop",
+    "resume",
+    "start",
+    "start_restore",
+    "survey",
+]
+
+log = logging.getLogger("tidemill.dashboard")
+
+RATES = (5, 20, 100, 500, 0)
+"""The rates that the page offers, in jobs per second; 0 for no limit."""
+
+_PIECE = 200  # jobs in one act; at most MOST_NOTED
+_BEAT = 2.0  # seconds after which the runner writes its note, even if nothing has changed
+_PROBE_EVERY = 0.5  # seconds between two reads of the jobs that were retried first
+_PROBE_MOST = 300.0  # seconds in which the jobs that were retried first must end
+_EXAMPLES = 5
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """The jobs that an operation would act on: their number, some examples, and the oldest job.
+
+    ``is_exact`` is False when counting took too long: there may be more jobs than ``number``.
+    """
+
+    number: int
+    is_exact: bool
+    examples: list[Record]
+    oldest: Record | None
+
+
+def narrowed(query: JobQuery, action: str) -> JobQuery:
+    """The search, narrowed to jobs on which the action can work.
+
+    If the search names no states, retry takes failed jobs, and cancel and terminate take unfinished
+    jobs.
+
+    Raises:
+        InvalidOption: the search is empty.
+    """
+    if query.is_empty:
+        raise InvalidOption(
+            "an action on all jobs needs a search, such as state:failed or queue:mail; "
+            "an empty search would match every job"
+        )
+    states = {"retry": (State.FAILED,), "cancel": [s for s in State if s not in FINISHED]}
+    states["terminate"] = states["cancel"]
+    states["alter"] = [s for s in State if s in WAITING_STATES]
+    named = any(c.field == "state" for c in query.conditions)
+    if action in states and not named:
+        query = query.with_values("state", *(state.value for state in states[action]))
+    return query
+
+
+def acted_on(query: JobQuery, action: str) -> JobQuery:
+    """The search without the jobs that stand for a group, because a group ends with its members.
+
+    A search that names these jobs, and an operation that deletes, keep them.
+    """
+    if action == "delete" or GROUP in query.values("task"):
+        return query
+    return parse(f"{query} -task:{GROUP}")
+
+
+def survey(mill: Tidemill, query: JobQuery, action: str, patience: float) -> Survey:
+    """Count the jobs of an operation for ``patience`` seconds at most."""
+    query = acted_on(query, action)
+    need_lists(mill, query)
+    until, number = time.monotonic() + patience, 0
+    examples: list[Record] = []
+    oldest: Record | None = None
+    for records, cursor in pages_of(mill, query):
+        number += len(records)
+        examples += records[: _EXAMPLES - len(examples)]
+        oldest = records[-1] if records else oldest
+        if cursor and time.monotonic() > until:
+            return Survey(number, False, examples, oldest)
+    return Survey(number, True, examples, oldest)
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def start(
+    mill: Tidemill,
+    action: str,
+    query: JobQuery,
+    who: str,
+    *,
+    rate: int = 0,
+    first: int = 0,
+    expected: int = 0,
+    target: Target = Target(),  # noqa: B008 - frozen
+) -> Bulk:
+    """Start an operation in the background.
+
+    Raises:
+        InvalidOption: the search is empty, or there is no such action.
+        FeatureMissing: the broker keeps no history, or cannot list jobs in these states.
+    """
+    if action not in ACTIONS:
+        raise InvalidOption(f"choose an action: {', '.join(ACTIONS)}")
+    query = narrowed(query, action)
+    need_lists(mill, query)
+    forget_old(mill)
+    bulk = Bulk(
+        id=new_id(),
+        action=action,
+        query=str(query),
+        target=target,
+        who=who,
+        started=time.time(),
+        rate=max(0, rate),
+        first=max(0, first) if action == "retry" else 0,
+        expected=expected,
+    )
+    audit.note(mill, who, f"started {bulk.what}", bulk.query, expected)
+    _launch(mill, bulk)
+    return bulk
+
+
+def start_restore(mill: Tidemill, purge: Purge, who: str) -> Bulk:
+    """Start to bring back the jobs of a purge in the background."""
+    forget_old(mill)
+    queue = purge.queue
+    bulk = Bulk(
+        id=new_id(),
+        action="restore",
+        query=str(parse("state:cancelled").with_values("queue", queue)),
+        target=Target(queue=queue, text=f"queue {queue}"),
+        purge=purge.id,
+        who=who,
+        started=time.time(),
+        expected=purge.jobs,
+    )
+    audit.note(mill, who, f"started {bulk.what}", bulk.query, purge.jobs)
+    _launch(mill, bulk)
+    return bulk
+
+
+def resume(mill: Tidemill, bulk: Bulk) -> None:
+    """Continue a stopped, interrupted or failed operation at the place in its note.
+
+    Raises:
+        InvalidOption: the operation runs, is done, or somebody else has changed it just now.
+    """
+    if bulk.shown_state not in ("stopped", "interrupted", "failed"):
+        raise InvalidOption(f"the operation is {bulk.shown_state}; there is nothing to resume")
+    _launch(mill, bulk)
+
+
+def _launch(mill: Tidemill, bulk: Bulk) -> None:
+    try:
+        take_over(mill, bulk, new_id())
+    except SupersededError:
+        raise InvalidOption(CHANGED) from None
+    runner = _Runner(mill, bulk)
+    thread = threading.Thread(target=runner.run, name=f"bulk-{bulk.id[-8:]}", daemon=True)
+
+    def end() -> None:
+        runner.ended.set()
+        if threading.current_thread() is not thread:
+            thread.join(5)
+
+    mill.before_close.append(end)
+    thread.start()
+
+
+class _Runner:
+    """The thread of one operation."""
+
+    def __init__(self, mill: Tidemill, bulk: Bulk) -> None:
+        self._mill = mill
+        self._bulk = bulk
+        self._reasons = collections.Counter(bulk.reasons)
+        self.ended = threading.Event()  # the app is being closed
+
+    def run(self) -> None:
+        """Work through all jobs."""
+        bulk = self._bulk
+        try:
+            self._work()
+            if not self.ended.is_set() or bulk.state != "running":
+                self._end("done" if bulk.state == "running" else bulk.state)
+        except SupersededError:
+            log.info("another process goes on with the operation %s on jobs", bulk.id)
+        except TidemillError as error:
+            self._end("failed", str(error))
+        except Exception:
+            log.exception("the operation %s on jobs failed", bulk.id)
+            self._end("failed", "the log of the dashboard has the error")
+
+    def _end(self, state: str, text: str = "") -> None:
+        bulk = self._bulk
+        bulk.state, bulk.text = state, text or bulk.text
+        # Without the store the note stays as it is, and any process may resume the operation.
+        with contextlib.suppress(TidemillError, SupersededError):
+            keep(self._mill, bulk)
+            what = f"{'finished' if state == 'done' else state} {bulk.what}"
+            audit.note(self._mill, bulk.who, what, bulk.query, bulk.done)
+
+    def _restore(self) -> None:
+        """Bring back the jobs of a purge. A piece that is done again brings back no job twice."""
+        bulk = self._bulk
+        queue = bulk.target.queue or ""
+        if not bulk.cursor:
+            bulk.refused = 0  # a restore from the start offers all remaining jobs again
+        for done, cursor in restore_pieces(self._mill, queue, bulk.purge, bulk.cursor):
+            bulk.done += sum(done)
+            bulk.refused += len(done) - sum(done)
+            if bulk.refused:
+                bulk.reasons = {"another job has their key, or an earlier job failed": bulk.refused}
+            bulk.cursor = cursor
+            keep(self._mill, bulk)
+            if cursor and not self._goes_on(0.0):
+                return
+        end_restore(self._mill, queue, bulk.purge, bulk.refused)
+
+    def _work(self) -> None:
+        bulk = self._bulk
+        if bulk.action == "restore":
+            self._restore()
+            return
+        query = acted_on(parse(bulk.query), bulk.action)
+        size = min(_PIECE, bulk.rate or _PIECE)
+        if bulk.probes and not self._judge():
+            return
+        for records, cursor in pages_of(self._mill, query, bulk.cursor, size):
+            ids = [record.envelope.id for record in records]
+            while ids:
+                piece = ids[: self._to_probe] if self._to_probe else ids
+                ids = ids[len(piece) :]
+                if not self._piece(piece, bulk.cursor if ids else cursor):
+                    return
+                wait = len(piece) / bulk.rate if bulk.rate else 0.0
+                if (ids or cursor) and not self._goes_on(wait):
+                    return
+            bulk.cursor = cursor
+            if cursor and not self._goes_on(0.0):
+                return
+
+    @property
+    def _to_probe(self) -> int:
+        """How many more jobs must be retried before their outcome is awaited."""
+        return max(0, self._bulk.first - self._bulk.done - self._bulk.uncounted)
+
+    def _piece(self, ids: Sequence[str], cursor: str) -> bool:
+        """Act on some jobs; False when the operation must stop.
+
+        ``cursor`` is the place at which the operation goes on when somebody stops it after them.
+        """
+        bulk = self._bulk
+        if not self._goes_on(0.0):
+            return False
+        is_probe = self._to_probe > 0
+        done = act(
+            self._mill,
+            bulk.action,
+            ids,
+            bulk.target,
+            lambda some: self._act(some, is_probe, cursor),
+        )
+        bulk.acting = 0
+        bulk.done += done.done
+        bulk.refused += done.refused
+        self._reasons.update(dict(done.reasons))
+        bulk.reasons = dict(self._reasons.most_common(5))
+        keep(self._mill, bulk)
+        if is_probe and not self._to_probe and not self._judge():
+            return False
+        bulk.cursor = cursor
+        return True
+
+    def _act(self, ids: Sequence[str], is_probe: bool, cursor: str) -> list[bool]:
+        """Act on jobs in the commit that writes the note."""
+        bulk, verb = self._bulk, ACTIONS[self._bulk.action].verb
+        before = bulk.acting, bulk.probes, bulk.cursor
+        bulk.acting = len(ids)
+        if is_probe:
+            bulk.probes = [*bulk.probes, *ids]
+        else:
+            bulk.cursor = cursor
+        try:
+            to = bulk.target
+            return act_and_keep(self._mill, bulk, NotedAct(verb, [*ids], to.rank, to.queue))
+        except BaseException:
+            bulk.acting, bulk.probes, bulk.cursor = before
+            raise
+
+    def _goes_on(self, seconds: float) -> bool:
+        """Wait, and return True. Return False when a user stops the operation or the app closes."""
+        bulk, until = self._bulk, time.monotonic() + seconds
+        while not self.ended.is_set():
+            if is_asked_to_stop(self._mill, bulk):
+                bulk.state, bulk.text = "stopped", "somebody stopped it"
+                return False
+            if time.time() - bulk.beat > _BEAT:
+                keep(self._mill, bulk)
+            left = until - time.monotonic()
+            if left <= 0:
+                return True
+            self.ended.wait(min(left, 1.0))
+        return False
+
+    def _judge(self) -> bool:
+        """Wait for the jobs that were retried first; False unless all of them succeed in time."""
+        bulk, until = self._bulk, time.monotonic() + _PROBE_MOST
+        bulk.text = f"waits for the first {len(bulk.probes)} jobs"
+        while time.monotonic() < until:
+            keep(self._mill, bulk)
+            records = self._mill.broker.wait_for(bulk.probes, 0)
+            ends = [record.state for record in records if record is not None]
+            bad = [state for state in ends if state.finished and state is not State.SUCCEEDED]
+            if bad:
+                bulk.state = "stopped"
+                bulk.text = f"{len(bad)} of the first {len(bulk.probes)} jobs {bad[0]} again"
+                bulk.probes, bulk.first = [], 0
+                return False
+            if all(state.finished for state in ends):
+                bulk.probes, bulk.text = [], ""
+                return True
+            if not self._goes_on(_PROBE_EVERY):
+                return False
+        bulk.state = "stopped"
+        bulk.text = f"the first jobs did not end within {_PROBE_MOST:.0f} s"
+        return False

@@ -1,0 +1,197 @@
+"""The page of failures: one row for each failure of the code, with its life and its jobs."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.history_numbers import FailureNumbers
+from tidemill.core.errors import InvalidOption
+from tidemill.core.fingerprint import FailureSample, failure_of
+from tidemill.core.job import Record
+from tidemill.dashboard.job_actions import RETRY_FIRST
+from tidemill.dashboard.job_list import pages_of
+from tidemill.dashboard.job_query import parse, query_text
+from tidemill.dashboard.mutes import change_of, mute, mutes, unmute
+from tidemill.dashboard.page import NotFound, Page
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+from tidemill.dashboard.windows import WINDOWS, Window, failures, window
+
+__all__ = ["Failing", "failing", "routes"]
+
+routes = Routes()
+
+_PATIENCE = 0.08
+_SHOWN = 100
+
+
+class Kept(msgspec.Struct):
+    """The failed jobs that the store keeps, by fingerprint and task."""
+
+    jobs: dict[tuple[str, str], list[Record]]
+    is_exact: bool
+
+
+class Failing(msgspec.Struct, frozen=True):
+    """A failure, as a row of the page.
+
+    Attributes:
+        numbers: its numbers in the history.
+        kept: the number of its failed jobs that a short search of the store has found.
+        rate: failed attempts in the last hour.
+        is_new: True when only the latest release has the failure.
+        muted: True when a user muted the failure, and the failure has not changed since.
+        change: how the failure changed since it was muted.
+        query: the search for its failed jobs.
+    """
+
+    numbers: FailureNumbers
+    kept: int
+    rate: int
+    is_new: bool
+    muted: bool
+    change: str
+    query: str
+
+
+@routes.get("/failed")
+def failed(page: Page) -> Response:
+    """All failures of a window."""
+    over = window(page)
+    kept = kept_jobs(page)
+    rows = failing(page, over, kept)
+    return page.render(
+        "failures.html",
+        title="Failed",
+        section="/failed",
+        windows=WINDOWS,
+        over=over,
+        rows=[row for row in rows if not row.muted][:_SHOWN],
+        muted=[row for row in rows if row.muted],
+        hidden=max(0, len(rows) - _SHOWN),
+        kept=sum(map(len, kept.jobs.values())),
+        kept_exact=kept.is_exact,
+        has_history=page.has(Feature.HISTORY),
+        first=RETRY_FIRST,
+        now=time.time(),
+    )
+
+
+def kept_jobs(page: Page) -> Kept:
+    """The failed jobs that a short search of the store finds."""
+    until = time.monotonic() + _PATIENCE
+    found: dict[tuple[str, str], list[Record]] = collections.defaultdict(list)
+    for records, cursor in pages_of(page.mill, parse("state:failed")):
+        for record in records:
+            last = record.attempts[-1] if record.attempts else None
+            trace = last.traceback if last is not None else ""
+            fingerprint = failure_of(record.latest_error, trace).fingerprint
+            found[fingerprint, record.envelope.task].append(record)
+        if cursor and time.monotonic() > until:
+            return Kept(found, False)
+    return Kept(found, True)
+
+
+def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
+    """The failures of a window, and older failures with kept jobs; the most frequent first."""
+    known, silent, releases, rates = failures(page, over), {}, list[str](), {}
+    if page.has(Feature.HISTORY):
+        history = page.mill.history
+        counted = failures(page, WINDOWS[0])
+        rates = {(one.fingerprint, one.task): one.count for one in counted}
+        silent = mutes(page.mill)
+        releases = [deploy.release for deploy in history.deploys()]
+    names = {(one.fingerprint, one.task) for one in known}
+    hour_ago = time.time() - WINDOWS[0].seconds
+    older = [_numbers(*name, jobs) for name, jobs in kept.jobs.items() if name not in names]
+    rows = []
+    for one in [*known, *older]:
+        name = one.fingerprint, one.task
+        jobs = kept.jobs.get(name, [])
+        lately = sum(record.finished >= hour_ago for record in jobs)
+        rate = max(rates.get(name, 0), lately)  # no worker counts a failure by a lost process
+        note = silent.get(name)
+        change = change_of(note, one, rate) if note is not None else ""
+        rows.append(
+            Failing(
+                numbers=one,
+                kept=len(jobs),
+                rate=rate,
+                is_new=len(releases) > 1 and one.releases == (releases[-1],),
+                muted=note is not None and not change,
+                change=change,
+                query=query_text(state="failed", task=one.task, failure=one.fingerprint),
+            )
+        )
+    return rows
+
+
+def _numbers(fingerprint: str, task: str, jobs: list[Record]) -> FailureNumbers:
+    """The numbers of a failure without rows of history, from its kept jobs."""
+    latest = jobs[0]
+    last = latest.attempts[-1] if latest.attempts else None
+    trace = last.traceback if last is not None else ""
+    one = failure_of(latest.latest_error, trace)
+    worker = last.worker if last is not None else ""
+    ends = [record.finished for record in jobs]
+    envelope = latest.envelope
+    sample = FailureSample(
+        error=one.error,
+        message=one.message,
+        place=one.place,
+        traceback=trace[-2000:],
+        job=envelope.id,
+        queue=envelope.queue,
+        task=task,
+        worker=worker,
+        time=max(ends),
+    )
+    return FailureNumbers(
+        fingerprint=fingerprint,
+        task=task,
+        error=one.error,
+        message=one.message,
+        place=one.place,
+        failed=len(jobs),
+        retried=0,
+        first=min(ends),
+        last=max(ends),
+        releases=(),
+        hosts=(),
+        sample=sample,
+    )
+
+
+def _found(page: Page, fingerprint: str) -> Failing:
+    task = page.request.field("task") or page.request.arg("task")
+    rows = failing(page, WINDOWS[-1], kept_jobs(page))
+    for row in rows:
+        if row.numbers.fingerprint == fingerprint and row.numbers.task == task:
+            return row
+    raise NotFound(f"no failure {fingerprint[:40]} of task {task[:80]} in the last 7 days")
+
+
+@routes.post("/failed/{fingerprint}/mute", Role.OPERATOR)
+def mute_failure(page: Page, fingerprint: str) -> Response:
+    """Mute a failure until it changes."""
+    row = _found(page, fingerprint)
+    mute(page.mill, row.numbers, row.rate, page.user.name)
+    page.audit("muted failure", f"{row.numbers.task}: {row.numbers.error}")
+    text = "muted until a new release has it, or it comes more often"
+    return page.back(text, "/failed")
+
+
+@routes.post("/failed/{fingerprint}/unmute", Role.OPERATOR)
+def unmute_failure(page: Page, fingerprint: str) -> Response:
+    """Show a failure again."""
+    task = page.request.field("task")
+    if not fingerprint.isalnum():
+        raise InvalidOption("a fingerprint consists of letters and digits")
+    unmute(page.mill, fingerprint, task)
+    page.audit("unmuted failure", task)
+    return page.back("the failure is shown again", "/failed")

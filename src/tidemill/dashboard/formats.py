@@ -1,0 +1,136 @@
+"""Numbers, times and states as people read them."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from tidemill.core.clock import short_id
+
+__all__ = [
+    "FILTERS",
+    "ICONS",
+    "ago",
+    "clock",
+    "duration",
+    "iso",
+    "number",
+    "percent",
+    "rate",
+    "size",
+]
+
+NOTHING = "\N{EN DASH}"
+"""The text of an unknown value."""
+
+ICONS = {
+    "waiting": "link",
+    "scheduled": "clock",
+    "ready": "inbox",
+    "running": "play",
+    "succeeded": "check",
+    "failed": "cross",
+    "cancelled": "ban",
+    "expired": "hourglass",
+    "paused": "pause",
+}
+"""The icon of each state, by its name in ``templates/icons.svg``."""
+
+_UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
+
+
+def number(value: float | None) -> str:
+    """A count with separators; a dash for an unknown count."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in two units at most: ``340 ms``, ``2.4 s``, ``3 min 20 s``, ``2 d 4 h``."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    left = round(seconds)
+    for place, (unit, name) in enumerate(_UNITS):
+        if left >= unit:
+            whole, rest = divmod(left, unit)
+            below, lower = _UNITS[place + 1] if place + 1 < len(_UNITS) else (1, "s")
+            part = rest // below
+            return f"{whole} {name} {part} {lower}" if part else f"{whole} {name}"
+    return f"{left} s"
+
+
+def ago(when: float | None, now: float | None = None) -> str:
+    """How long ago a wall time was, or how long it is until a future wall time."""
+    if not when:
+        return NOTHING
+    gone = (time.time() if now is None else now) - when
+    if abs(gone) < 1:
+        return "now"
+    return f"{duration(gone)} ago" if gone > 0 else f"in {duration(-gone)}"
+
+
+def clock(when: float | None) -> str:
+    """A wall time in the zone of the server, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else NOTHING
+
+
+def iso(when: float) -> str:
+    """A wall time for machines, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
+
+
+def size(count: float | None) -> str:
+    """Bytes in a unit that fits."""
+    if count is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def percent(part: float | None) -> str:
+    """A part, 0 to 1, as percent."""
+    if part is None:
+        return NOTHING
+    return f"{part * 100:.1f} %" if 0 < part < 0.1 else f"{part * 100:.0f} %"
+
+
+def rate(per_second: float | None) -> str:
+    """Jobs per second, minute or hour: the unit depends on the size of the number."""
+    if per_second is None:
+        return NOTHING
+    for per, name in ((1, "s"), (60, "min"), (3600, "h")):
+        value = per_second * per
+        if value >= 1 or (name == "h" and value >= 0.1):
+            return f"{value:,.0f}/{name}" if value >= 100 else f"{value:.3g}/{name}"
+    return "0/s"
+
+
+def as_json(value: object) -> str:
+    """A value as JSON, for an attribute that a script reads."""
+    return msgspec.json.encode(value).decode()
+
+
+FILTERS = {
+    "number": number,
+    "duration": duration,
+    "ago": ago,
+    "clock": clock,
+    "iso": iso,
+    "size": size,
+    "percent": percent,
+    "rate": rate,
+    "short_id": short_id,
+    "json": as_json,
+}
+"""The filters of templates."""

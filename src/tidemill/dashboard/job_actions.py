@@ -1,0 +1,137 @@
+"""Actions on jobs by id: retry, cancel, terminate, alter, delete; and the reasons of refusals."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.explain import why_not_altered, why_not_run
+from tidemill.core.job import WAITING_STATES, Record, State
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.target import Target
+
+__all__ = ["ACTIONS", "RETRY_FIRST", "Action", "Done", "act"]
+
+RETRY_FIRST = 5
+"""The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
+
+_EXPLAINED = 20
+
+
+class Action(NamedTuple):
+    """An action on jobs: its words, icon and function, the role it needs, and states of its jobs.
+
+    ``verb`` is the name of the action in the contract of brokers. An action with ``asks`` needs a
+    target. A separate page asks the user for the target.
+    """
+
+    label: str
+    past: str
+    icon: str
+    role: Role
+    states: frozenset[State]
+    verb: Literal["cancel", "terminate", "kick", "delete", "alter"]
+    do: Callable[[Tidemill, Sequence[str], Target], list[bool]]
+    question: str = ""
+    asks: bool = False
+
+
+_UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
+
+ACTIONS = {
+    "retry": Action(
+        *("Retry", "retried", "retry", Role.OPERATOR),
+        frozenset({State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}),
+        "kick",
+        lambda mill, ids, _: mill.broker.kick(ids),
+    ),
+    "cancel": Action(
+        *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
+        "cancel",
+        lambda mill, ids, _: mill.broker.cancel(ids),
+        "Cancel? Jobs that have not started never will; running jobs are asked to stop.",
+    ),
+    "terminate": Action(
+        *("Stop now", "stopped", "stop", Role.OPERATOR, _UNFINISHED),
+        "terminate",
+        lambda mill, ids, _: mill.broker.cancel(ids, terminate=True),
+        "Stop now? Running jobs are interrupted within a second.",
+    ),
+    "alter": Action(
+        *("Change queue or priority", "altered", "up", Role.OPERATOR, WAITING_STATES),
+        "alter",
+        lambda mill, ids, to: mill.broker.alter(ids, rank=to.rank, queue=to.queue),
+        asks=True,
+    ),
+    "delete": Action(
+        *("Delete", "deleted", "trash", Role.OPERATOR, frozenset(State)),
+        "delete",
+        lambda mill, ids, _: mill.broker.delete(ids),
+        "Delete? The jobs are gone with their results, in any state.",
+    ),
+}
+"""The actions on jobs, by name."""
+
+
+class Done(NamedTuple):
+    """What an action did: the number of jobs changed and refused, and the most frequent reasons."""
+
+    done: int
+    refused: int
+    reasons: list[tuple[str, int]]
+
+    def text(self, name: str) -> str:
+        """The outcome in a sentence."""
+        text = f"{ACTIONS[name].past} {self.done:,} job{'' if self.done == 1 else 's'}"
+        if self.refused:
+            reasons = "; ".join(reason for reason, _ in self.reasons)
+            text += f"; {self.refused:,} refused: {reasons}"
+        return text
+
+
+def act(
+    mill: Tidemill,
+    name: str,
+    ids: Sequence[str],
+    target: Target = Target(),  # noqa: B008 - frozen
+    do: Callable[[Sequence[str]], list[bool]] | None = None,
+) -> Done:
+    """Act on jobs in one call of the store, or by ``do``, which answers for each job.
+
+    Raises:
+        BrokerUnavailable: the store cannot be reached; the jobs may have been changed.
+        FeatureMissing: the broker cannot do this.
+    """
+    unique = list(dict.fromkeys(ids))
+    if name == "alter":
+        mill.features.need(Feature.ALTER, "alter")
+    answers = ACTIONS[name].do(mill, unique, target) if do is None else do(unique)
+    refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
+    reasons = collections.Counter(
+        _why(mill, name, job_id, target) for job_id in refused[:_EXPLAINED]
+    )
+    return Done(sum(answers), len(refused), reasons.most_common(3))
+
+
+def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
+    """Why a job was refused. The text leaves out the key of the job, which may be secret."""
+    record = mill.broker.get(job_id)
+    if record is None:
+        return "it is no longer kept"
+    if name == "retry":
+        return why_not_run(record).replace(f" {record.envelope.key!r}", "")
+    if name == "alter":
+        if _has(record, target):
+            return "it has this queue and priority already"
+        return why_not_altered(record, target.queue)
+    return f"it {record.state} already" if record.state.finished else f"it is {record.state}"
+
+
+def _has(record: Record, target: Target) -> bool:
+    """True for a job that waits with the target's priority and queue."""
+    has_rank = target.rank in (None, record.rank)
+    has_queue = target.queue in (None, record.envelope.queue)
+    return has_rank and has_queue and record.state in WAITING_STATES

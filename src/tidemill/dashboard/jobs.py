@@ -1,0 +1,251 @@
+"""The list of jobs: search, select, act on the selected jobs, export."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import FINISHED, Record, State
+from tidemill.dashboard.job_actions import ACTIONS, act
+from tidemill.dashboard.job_list import (
+    Count,
+    count_of,
+    counted_by_queues,
+    need_lists,
+    page_of,
+    pages_of,
+)
+from tidemill.dashboard.job_query import FIELDS, SECRET, JobQuery, parse
+from tidemill.dashboard.page import Forbidden, Page
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+from tidemill.dashboard.saved_filters import SavedFilter, delete_filter, save_filter, saved_filters
+from tidemill.dashboard.target import alter_form, target_of
+
+__all__ = ["query_of", "routes"]
+
+routes = Routes()
+
+PAGE = 50
+_SIZES = (25, 50, 100, 200)
+_ID_LEAST = 6
+Exported = dict[str, object]
+
+_CSV = (
+    *("id", "task", "queue", "state", "created", "finished", "attempt", "worker", "error"),
+    *("key", "summary"),
+)
+
+
+def query_of(page: Page, text: str) -> JobQuery:
+    """The parsed search of a user.
+
+    Raises:
+        InvalidOption: the search cannot be used.
+        Forbidden: the user may not see arguments, and the search would reveal some.
+    """
+    query = parse(text)
+    secret = [c.field for c in query.conditions if c.field in SECRET]
+    if secret and not page.sees_arguments:
+        raise Forbidden(f"your role does not see arguments, so it cannot search by {secret[0]}:")
+    return query
+
+
+@routes.get("/jobs")
+def jobs(page: Page) -> Response:
+    """The jobs of a search, newest first."""
+    text, cursor = page.request.arg("q").strip(), page.request.arg("cursor")
+    if not text and not page.has(Feature.INSPECT):  # without INSPECT only failed jobs are listed
+        return page.redirect(page.url("/jobs", q="state:failed"))
+    if text and not cursor and (job_id := _only_job(page, text)):
+        return page.redirect(page.url("/jobs/{}", job_id))
+    error, listed = "", None
+    query = JobQuery()
+    try:
+        query = query_of(page, text)
+        listed = page_of(page.mill, query, _size(page), cursor)
+    except InvalidOption as problem:
+        error = str(problem)
+    return page.render(
+        "jobs.html",
+        title="Jobs",
+        section="/jobs",
+        text=text,
+        query=query,
+        error=error,
+        listed=listed,
+        count=_count(page, query) if listed is not None and listed.is_full else None,
+        counted=_counted(page),
+        kept_only=bool(query.states & FINISHED),
+        states=list(State),
+        numbers=_state_numbers(page, query),
+        fields=FIELDS,
+        filters=_filters(page),
+        actions=ACTIONS,
+        now=time.time(),
+        size=_size(page),
+        sizes=_SIZES,
+        queues=[row.name for row in page.look.queues],
+    )
+
+
+def _filters(page: Page) -> list[SavedFilter]:
+    """The saved filters that the user may search by."""
+    return [each for each in saved_filters(page.mill) if _may_search(page, each.query)]
+
+
+def _may_search(page: Page, text: str) -> bool:
+    with contextlib.suppress(Forbidden, InvalidOption):
+        query_of(page, text)
+        return True
+    return False
+
+
+def _size(page: Page) -> int:
+    given = page.request.arg("size")
+    return int(given) if given in map(str, _SIZES) else PAGE
+
+
+def _only_job(page: Page, text: str) -> str:
+    """The id of the job whose id begins or ends with the one word of a search."""
+    if any(sign in text for sign in ' :"'):
+        return ""
+    if page.mill.broker.get(text) is not None:
+        return text
+    if len(text) < _ID_LEAST or Feature.INSPECT not in page.mill.broker.features:
+        return ""
+    for what in (Filter(id_prefix=text, look=20_000), Filter(id_suffix=text, look=20_000)):
+        found = page.mill.find(what, limit=2).records
+        if len(found) == 1:
+            return found[0].envelope.id
+    return ""
+
+
+def _count(page: Page, query: JobQuery) -> Count:
+    patience = 5.0 if page.request.arg("count") else 0.04
+    return count_of(page.mill, query, page.look.queues, patience)
+
+
+def _counted(page: Page) -> int | None:
+    """The number of jobs on the link to this page: the history may count jobs that are gone."""
+    given = page.request.arg("counted")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 16 else None
+
+
+def _state_numbers(page: Page, query: JobQuery) -> dict[str, int]:
+    """The number of jobs in each state, as far as the numbers of the queues tell it."""
+    searches = {state.value: query.with_values("state", state.value) for state in State}
+    told = {name: counted_by_queues(each, page.look.queues) for name, each in searches.items()}
+    return {name: number for name, number in told.items() if number is not None}
+
+
+# -- acting ----------------------------------------------------------------------------------------
+
+
+@routes.post("/jobs/act")
+def act_on_jobs(page: Page) -> Response:
+    """Act on the selected jobs, or go to the preview of the action on all jobs that match."""
+    name, ids = page.request.field("act"), page.request.fields("id")
+    if name not in ACTIONS:
+        raise InvalidOption(f"choose an action: {', '.join(ACTIONS)}")
+    if page.request.field("all"):
+        text = page.request.field("q")
+        return page.redirect(page.url("/bulk/new", q=text, act=name))
+    if not ids:
+        return page.back("select jobs first: with the boxes, or with j, k and x", "/jobs", "error")
+    page.need(ACTIONS[name].role)
+    if ACTIONS[name].asks and "to_queue" not in page.request.form:
+        return alter_form(page, page.url("/jobs/act"), ids)
+    target = target_of(page.request, name)
+    done = act(page.mill, name, ids, target)
+    if done.done:
+        what = f"{ACTIONS[name].past} jobs{target.noted}"
+        page.audit(what, ", ".join(ids[:5]), done.done)
+    return page.back(done.text(name), "/jobs", "ok" if done.done or not done.refused else "error")
+
+
+@routes.post("/filters")
+def save(page: Page) -> Response:
+    """Give a search a name."""
+    query, name = page.request.field("q"), page.request.field("name").strip()
+    query_of(page, query)
+    save_filter(page.mill, name, query, page.user.name)
+    page.audit("saved filter", name)
+    return page.redirect(page.url("/jobs", q=query), f"saved the filter {name}")
+
+
+@routes.post("/filters/{name}/delete")
+def delete(page: Page, name: str) -> Response:
+    """Delete a saved search."""
+    delete_filter(page.mill, name)
+    page.audit("deleted filter", name)
+    return page.back(f"deleted the filter {name}", "/jobs")
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+@routes.get("/jobs.{kind}", Role.VIEWER)
+def export(page: Page, kind: str) -> Response:
+    """All jobs that match, as JSON (an object a line) or CSV."""
+    query = query_of(page, page.request.arg("q"))
+    need_lists(page.mill, query)
+    pages = ([_exported(page, record) for record in some] for some, _ in pages_of(page.mill, query))
+    if kind == "json":
+        return _file(_json_lines(pages), "application/x-ndjson", "jobs.json")
+    if kind == "csv":
+        return _file(_csv_lines(pages), "text/csv; charset=utf-8", "jobs.csv")
+    raise InvalidOption("export jobs as json or csv")
+
+
+def _exported(page: Page, record: Record) -> Exported:
+    public = record.public()
+    if not page.sees_arguments:
+        public.update(summary=None, headers={}, key=None, log=[], progress_text=None)
+        if record.envelope.limit is not None:
+            public["limit"] = {"name": record.envelope.limit.name}
+    return public
+
+
+def _file(parts: Iterator[bytes], media: str, name: str) -> Response:
+    return Response(
+        parts,
+        media=media,
+        headers={
+            "content-disposition": f'attachment; filename="{name}"',
+            "cache-control": "no-store",
+        },
+    )
+
+
+def _json_lines(pages: Iterator[list[Exported]]) -> Iterator[bytes]:
+    """A part for each page of the store; the part is empty when no job of the page matches."""
+    for rows in pages:
+        yield b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def _csv_lines(pages: Iterator[list[Exported]]) -> Iterator[bytes]:
+    """A part for each page of the store. The first part begins with the names of the columns."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_CSV)
+    for rows in pages:
+        writer.writerows([_cell(row[name]) for name in _CSV] for row in rows)
+        yield out.getvalue().encode()
+        out.seek(0)
+        out.truncate()
+
+
+def _cell(value: object) -> str:
+    """A value as a cell. A text that a spreadsheet would run as a formula begins with a quote."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,0 +1,170 @@
+"""The page of limits: the taken places of each limit, and the jobs that take them."""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any, NamedTuple
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.limits import with_limits
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Record, State
+from tidemill.dashboard.job_query import query_text
+from tidemill.dashboard.page import Page
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+from tidemill.limits.arithmetic import LimitStats
+from tidemill.limits.declare import Breaker, rate_text, terms_text
+
+__all__ = ["routes"]
+
+routes = Routes()
+
+_RUNNING_MOST = 500
+_HOLDERS = 20
+_FIELDS = ("rate", "burst", "window", "concurrency", "breaker")
+
+
+class Row(NamedTuple):
+    """A limit, with the running jobs that take its places, by key."""
+
+    stats: LimitStats
+    terms: str
+    state: str
+    holders: list[Record]
+    keys: list[tuple[str, int]]
+    running: str
+    waiting: str
+
+
+@routes.get("/limits")
+def limits(page: Page) -> Response:
+    """All limits."""
+    stats = with_limits(page.mill.broker, "the page of limits").limits()
+    running = _running(page)
+    return page.render(
+        "limits.html",
+        title="Limits",
+        section="/limits",
+        rows=[_row(one, running) for one in stats],
+        now=time.time(),
+    )
+
+
+def _running(page: Page) -> list[Record]:
+    if not page.has(Feature.INSPECT):
+        return []
+    what = Filter(states=frozenset({State.RUNNING}), look=20_000)
+    return page.mill.find(what, limit=_RUNNING_MOST).records
+
+
+def _row(one: LimitStats, running: list[Record]) -> Row:
+    if one.queue:
+        held = [record for record in running if record.envelope.queue == one.name]
+        tokens = {"queue": one.name}
+    else:
+        held = [r for r in running if r.envelope.limit and r.envelope.limit.name == one.name]
+        tokens = {"limit": one.name}
+    keys = collections.Counter(r.envelope.limit.key for r in held if r.envelope.limit)
+    return Row(
+        stats=one,
+        terms=terms_text(one.terms) or "no settings",
+        state=_state(one),
+        holders=held[:_HOLDERS],
+        keys=[(key, count) for key, count in keys.most_common(_HOLDERS) if key],
+        running=query_text(state="running", **tokens),
+        waiting=query_text(state="ready", **tokens),
+    )
+
+
+def _state(one: LimitStats) -> str:
+    """Why a limit lets no job start now; empty if jobs may start."""
+    breaker = one.terms.breaker
+    when = f"opens in {one.until:.1f} s" if 0 < one.until < float("inf") else ""
+    if breaker is not None and one.failures >= breaker[0]:
+        return f"broken after {one.failures} failures in a row, {when or 'tries one job'}"
+    most = one.terms.concurrency
+    if most is not None and one.running >= most * max(one.keys, 1):
+        return "all places are taken"
+    return when or ("closed" if one.until else "")
+
+
+@routes.get("/limits/edit", Role.ADMIN)
+def edit(page: Page) -> Response:
+    """A form with the settings of a limit."""
+    one = _limit(page, page.request.arg("name"), bool(page.request.arg("queue")))
+    return _form(page, one, _values(one))
+
+
+def _limit(page: Page, name: str, queue: bool) -> LimitStats:
+    for one in with_limits(page.mill.broker, "a limit").limits():
+        if one.name == name and one.queue == queue:
+            return one
+    if queue and page.look.queue(name) is not None:
+        return LimitStats(name=name, queue=True)
+    raise InvalidOption(f"there is no limit {name[:80]!r}; a job must have it first")
+
+
+def _values(one: LimitStats) -> dict[str, str]:
+    terms = one.terms
+    return {
+        "rate": rate_text(terms.rate) if terms.rate else "",
+        "burst": f"{terms.burst:g}" if terms.rate else "",
+        "window": rate_text(terms.window) if terms.window else "",
+        "concurrency": "" if terms.concurrency is None else str(terms.concurrency),
+        "breaker": f"{terms.breaker[0]}" if terms.breaker else "",
+    }
+
+
+def _form(page: Page, one: LimitStats, values: dict[str, str], problem: str = "") -> Response:
+    return page.render(
+        "limit_edit.html",
+        400 if problem else 200,
+        title=f"Limit {one.name}",
+        section="/limits",
+        still=True,
+        one=one,
+        values=values,
+        problem=problem,
+        declared=terms_text(one.declared) if one.declared else "",
+    )
+
+
+@routes.post("/limits/edit", Role.ADMIN)
+def change(page: Page) -> Response:
+    """Change a limit, or apply the settings of its code again."""
+    request = page.request
+    one = _limit(page, request.field("name"), bool(request.field("queue")))
+    own = page.mill.limits
+    if request.field("declared"):
+        (own.reset_queue if one.queue else own.reset)(one.name)
+        page.audit("reset limit", one.name)
+        return page.redirect(page.url("/limits"), f"limit {one.name} is as the code declares it")
+    values = {field: request.field(field).strip() for field in _FIELDS}
+    try:
+        changes: dict[str, Any] = {
+            field: _value(field, values[field])
+            for field in _FIELDS
+            if (one.queue or field != "breaker") and (values["rate"] or field != "burst")
+        }
+        (own.set_queue if one.queue else own.set)(one.name, **changes)
+    except InvalidOption as error:
+        return _form(page, one, values, str(error))
+    page.audit("changed limit", one.name)
+    return page.redirect(page.url("/limits"), f"limit {one.name} is changed for all workers")
+
+
+def _value(field: str, text: str) -> Any:
+    if not text:
+        return None
+    if field in ("rate", "window"):
+        return text
+    try:
+        if field == "burst":
+            return float(text)
+        return Breaker(int(text)) if field == "breaker" else int(text)
+    except ValueError:
+        raise InvalidOption(f"{field} must be a number, not {text[:20]!r}") from None

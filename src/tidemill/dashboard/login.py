@@ -1,0 +1,65 @@
+"""The login page of a server with tokens. The browser keeps the token in a cookie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.dashboard.page import Page
+from tidemill.dashboard.request import Request
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import User
+from tidemill.dashboard.routes import Routes
+
+__all__ = ["Login"]
+
+_MOST_TOKEN = 200
+
+
+class Login:
+    """The routes of a login, and the user of a request.
+
+    Args:
+        find: the user of a token; None for a wrong token. It may raise ``InvalidOption``.
+        cookie: the name of the cookie.
+    """
+
+    def __init__(self, find: Callable[[str], User | None], cookie: str) -> None:
+        self._find = find
+        self.cookie = cookie
+        self.routes = Routes()
+        self.routes.get("/login", role=None)(self._ask)
+        self.routes.post("/login", role=None)(self._log_in)
+        self.routes.post("/logout", role=None)(self._log_out)
+
+    def token_of(self, request: Request) -> str:
+        """The token in the cookie of a request; empty for none."""
+        return request.cookies.get(self.cookie, "")[:_MOST_TOKEN]
+
+    def _ask(self, page: Page) -> Response:
+        return page.render(
+            "login.html",
+            title="Log in",
+            section="",
+            next=page.request.arg("next"),
+            wrong="",
+            still=True,
+        )
+
+    def _log_in(self, page: Page) -> Response:
+        token = page.request.field("token").strip()[:_MOST_TOKEN]
+        is_plain = token.isascii() and all(sign.isalnum() or sign in "-_" for sign in token)
+        user = self._find(token) if token and is_plain else None
+        if user is None:
+            wrong = "The token is unknown or has expired."
+            values = {"next": page.request.field("back"), "wrong": wrong, "still": True}
+            return page.render("login.html", 403, title="Log in", section="", **values)
+        response = page.back()
+        path, secure = page.request.root or "/", page.request.secure
+        response.set_cookie(self.cookie, token, path, secure=secure)
+        return response
+
+    def _log_out(self, page: Page) -> Response:
+        response = page.redirect(page.url("/login"))
+        path, secure = page.request.root or "/", page.request.secure
+        response.set_cookie(self.cookie, "", path, secure=secure, age=0)
+        return response

@@ -1,0 +1,124 @@
+"""One read of the store for all viewers: queues, owners and facts, at most a second old."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.client.reading import without_holds
+from tidemill.core.job import Owner
+
+__all__ = ["EVERY", "Cache", "Look", "Looks"]
+
+T = TypeVar("T")
+
+EVERY = 1.0
+"""Seconds for which viewers share a look."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """The data of one look: one read of the store.
+
+    Attributes:
+        at: wall time of the look.
+        queues: all queues in numbers, without the queues of ``limits.hold``.
+        owners: the workers and consumers; empty where the broker has no list of them.
+        facts: what the store says about itself (``tidemill info``).
+    """
+
+    at: float
+    queues: list[QueueStats]
+    owners: list[Owner]
+    facts: dict[str, Any]
+
+    @property
+    def workers(self) -> list[Owner]:
+        """The owners that run jobs."""
+        return [owner for owner in self.owners if owner.kind == "worker"]
+
+    def queue(self, name: str) -> QueueStats | None:
+        """The queue of this name, or None."""
+        return next((row for row in self.queues if row.name == name), None)
+
+    def serving(self, queue: str) -> list[Owner]:
+        """The workers that take jobs of a queue."""
+        return [owner for owner in self.workers if not owner.queues or queue in owner.queues]
+
+    def digest(self) -> bytes:
+        """The queues and owners as bytes. When these bytes change, pages must be read again."""
+        return msgspec.msgpack.encode((self.queues, [owner.id for owner in self.owners]))
+
+
+class Looks:
+    """Takes looks at one store. Threads that want a look at the same time share one look."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self._mill = mill
+        self._lock = threading.Lock()
+        self._latest: Look | None = None
+        self._taken = 0.0  # monotonic
+
+    def take(self, max_age: float = EVERY) -> Look:
+        """The latest look, or a new look if the latest is older than ``max_age`` seconds.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached.
+        """
+        with self._lock:
+            if self._latest is None or time.monotonic() - self._taken > max_age:
+                broker = self._mill.broker
+                knows = Feature.INSPECT in broker.features
+                at = time.time()
+                queues = without_holds(broker.stats())
+                owners = broker.owners() if knows else []
+                self._latest = Look(at, queues, owners, broker.info())
+                self._taken = time.monotonic()
+            return self._latest
+
+    def forget(self) -> None:
+        """Drop the latest look, because an action has changed something."""
+        with self._lock:
+            self._latest = None
+
+
+class Cache:
+    """Answers that several viewers share for some seconds.
+
+    When several threads want the same answer at the same time, one thread makes it and the other
+    threads wait.
+    """
+
+    MOST = 500
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._makers: dict[object, threading.Lock] = {}
+        self._kept: dict[object, tuple[float, object]] = {}
+
+    def get(self, key: object, seconds: float, make: Callable[[], T]) -> T:
+        """The answer under a key, or a new answer if that answer is older than ``seconds``."""
+        with self._lock:
+            if len(self._kept) > self.MOST:
+                self._kept.clear()
+                self._makers.clear()
+            maker = self._makers.setdefault(key, threading.Lock())
+        with maker:
+            kept = self._kept.get(key)
+            now = time.monotonic()
+            if kept is not None and now - kept[0] < seconds:
+                return cast(T, kept[1])
+            made = make()
+            self._kept[key] = time.monotonic(), made
+            return made
+
+    def clear(self) -> None:
+        """Drop all answers, because an action has changed something."""
+        with self._lock:
+            self._kept.clear()

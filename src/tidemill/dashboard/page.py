@@ -1,0 +1,218 @@
+"""The page: each function of a route takes a page, and answers with the methods of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import jinja2
+from markupsafe import Markup
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.errors import InvalidOption
+from tidemill.dashboard import audit
+from tidemill.dashboard.job_query import query_text, without_values
+from tidemill.dashboard.look import Cache, Look, Looks
+from tidemill.dashboard.request import Request
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role, User
+from tidemill.dashboard.routes import part_of
+from tidemill.dashboard.security import CSRF_FIELD, Signer
+from tidemill.dashboard.static_files import version_of
+
+__all__ = ["Flash", "Forbidden", "NotFound", "Page", "jobs_query"]
+
+T = TypeVar("T")
+
+Flash = tuple[str, str]
+"""The kind of a message, ``ok`` or ``error``, and its text."""
+
+
+class Forbidden(Exception):
+    """The user may not do this; the text names the role that may."""
+
+
+class NotFound(Exception):
+    """There is nothing at this path; the text names what is missing."""
+
+
+class Frame(Protocol):
+    """The dashboard, as its pages know it."""
+
+    mill: Tidemill
+    title: str
+    app: str
+    live: str
+    logout: bool
+    see_arguments: Role
+    edit_jobs: Role
+    signer: Signer
+    looks: Looks
+    cache: Cache
+    templates: jinja2.Environment
+    navigation: list[tuple[str, str, str, str]]
+
+
+class Page:
+    """One request on its way to an answer.
+
+    Attributes:
+        mill: the app.
+        request: the request.
+        user: the user who sent the request.
+        dashboard: the dashboard, with its settings.
+        flashes: messages that the page shows once.
+    """
+
+    def __init__(self, dashboard: Frame, request: Request, user: User, seed: str) -> None:
+        self.dashboard = dashboard
+        self.mill: Tidemill = dashboard.mill
+        self.request = request
+        self.user = user
+        self.csrf = dashboard.signer.token(seed, user.name)
+        self.flashes: list[Flash] = []
+        self.written: list[Flash] = []  # messages for the page after a redirect
+        self._look: Look | None = None
+
+    # -- what a page shows -------------------------------------------------------------------------
+
+    @property
+    def look(self) -> Look:
+        """Queues, owners and facts of the store, at most a second old."""
+        if self._look is None:
+            self._look = self.dashboard.looks.take()
+        return self._look
+
+    def cached(self, key: object, seconds: float, make: Callable[[], T]) -> T:
+        """An answer that all viewers share for some seconds. An action drops the answer."""
+        return self.dashboard.cache.get(key, seconds, make)
+
+    def has(self, feature: Feature) -> bool:
+        """True when the broker has a feature."""
+        return feature in self.mill.broker.features
+
+    def may(self, role: str) -> bool:
+        """True when the user has this role: ``viewer``, ``operator`` or ``admin``."""
+        return self.user.role >= Role[role.upper()]
+
+    @property
+    def sees_arguments(self) -> bool:
+        """True when the user may see the arguments and results of jobs."""
+        return self.user.role >= self.dashboard.see_arguments
+
+    @property
+    def edits_jobs(self) -> bool:
+        """True when the user may change the arguments of a job and run it again."""
+        return self.sees_arguments and self.user.role >= self.dashboard.edit_jobs
+
+    def shown_search(self, text: str) -> str:
+        """A search text as the user may see it."""
+        return text if self.sees_arguments else without_values(text)
+
+    @property
+    def csrf_field(self) -> Markup:
+        """The hidden field that each form with ``method="post"`` needs."""
+        return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF_FIELD, self.csrf)
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def url(self, path: str, *parts: str, **query: object) -> str:
+        """The link to a path of the dashboard: ``url("/queues/{}/pause", name)``.
+
+        Each ``{}`` becomes one of the parts, quoted. Empty values of the query are left out.
+        """
+        given = {name: value for name, value in query.items() if value not in ("", None)}
+        text = f"?{urlencode(given)}" if given else ""
+        return f"{self.request.root}{path.format(*map(part_of, parts))}{text}"
+
+    def static(self, name: str) -> str:
+        """The link to a static file, with its version."""
+        return f"{self.request.root}/static/{name}?v={version_of(name)}"
+
+    def jobs_url(self, **tokens: object) -> str:
+        """The link to the jobs of a filter: ``jobs_url(state="failed", queue="mail")``."""
+        return self.url("/jobs", q=jobs_query(**tokens))
+
+    def with_query(self, **changes: object) -> str:
+        """This page with some parameters of its query changed; an empty value removes one."""
+        query = {name: values[-1] for name, values in self.request.query.items()}
+        for name, value in changes.items():
+            query.pop(name, None)
+            if value not in ("", None):
+                query[name] = str(value)
+        text = f"?{urlencode(query)}" if query else ""
+        return f"{self.request.root}{quote(self.request.path, safe='/~@:+,')}{text}"
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def render(self, template: str, /, status: int = 200, **values: Any) -> Response:
+        """A page from a template. The frame of the page shows ``title`` and ``section``."""
+        text = self.dashboard.templates.get_template(template).render(
+            page=self,
+            url=self.url,
+            jobs_url=self.jobs_url,
+            with_query=self.with_query,
+            navigation=self.dashboard.navigation,
+            static=self.static,
+            may=self.may,
+            **values,
+        )
+        headers = {"cache-control": "no-store"}
+        return Response(text, status, headers=headers)
+
+    def flash(self, text: str, kind: str = "ok") -> None:
+        """Show a message once, on this page or on the page after a redirect."""
+        message = (kind, text[:500])
+        (self.written if self.request.method == "POST" else self.flashes).append(message)
+
+    def redirect(self, url: str, text: str = "", kind: str = "ok") -> Response:
+        """Go to another page, with a message to show there."""
+        if text:
+            self.flash(text, kind)
+        return Response(b"", 303, headers={"location": url, "cache-control": "no-store"})
+
+    def back(self, text: str = "", path: str = "/", kind: str = "ok") -> Response:
+        """Go back to the page that the form names in ``back``, else to ``path``."""
+        back = self.request.field("back")
+        root = f"{self.request.root}/"
+        is_ours = back.startswith(root) and not back.startswith("//") and "\\" not in back
+        is_plain = all(" " < sign < "\x7f" for sign in back)
+        url = back if is_ours and is_plain and ".." not in back else self.url(path)
+        return self.redirect(url, text, kind)
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def need(self, role: Role) -> None:
+        """Refuse a user without the role.
+
+        Raises:
+            Forbidden: the user does not have the role.
+        """
+        if self.user.role < role:
+            raise Forbidden(
+                f"this needs the role {role.name.lower()}; "
+                f"{self.user.name or 'you'} has the role {self.user.role.name.lower()}"
+            )
+
+    def confirm(self, name: str) -> None:
+        """Refuse an action unless the user has typed this name into the field ``confirm``.
+
+        Raises:
+            InvalidOption: another text was typed.
+        """
+        if self.request.field("confirm").strip() != name:
+            raise InvalidOption(f"to confirm, type {name!r} exactly; nothing was changed")
+
+    def audit(self, what: str, target: str = "", count: int = 1) -> None:
+        """Write an action of this user into the audit list, after it succeeded."""
+        audit.note(self.mill, self.user.name, what, target, count)
+        self.dashboard.looks.forget()
+        self.dashboard.cache.clear()
+
+
+def jobs_query(**tokens: object) -> str:
+    """The search text of a filter: ``state:failed queue:mail``. Values with spaces are quoted."""
+    given = {name: str(value) for name, value in tokens.items() if value not in ("", None)}
+    return query_text(**given)

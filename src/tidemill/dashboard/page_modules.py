@@ -1,0 +1,64 @@
+"""The modules of pages. Each has its ``routes``; the first route that matches a path answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tidemill.dashboard import (
+    audit_page,
+    bulk,
+    failures,
+    flows,
+    help_page,
+    job,
+    jobs,
+    limits,
+    overview,
+    queues,
+    schedules,
+    settings_page,
+    tasks,
+    workers,
+)
+from tidemill.dashboard.routes import Routes
+
+__all__ = ["MODULES", "NAVIGATION"]
+
+
+class _Pages(Protocol):
+    @property
+    def routes(self) -> Routes: ...
+
+
+MODULES: tuple[_Pages, ...] = (
+    overview,
+    queues,
+    jobs,
+    job,
+    failures,
+    tasks,
+    schedules,
+    flows,
+    limits,
+    workers,
+    bulk,
+    audit_page,
+    settings_page,
+    help_page,
+)
+
+NAVIGATION = (
+    ("/", "Overview", "gauge", "o"),
+    ("/queues", "Queues", "queues", "q"),
+    ("/jobs", "Jobs", "list", "j"),
+    ("/failed", "Failed", "cross", "f"),
+    ("/tasks", "Tasks", "code", "t"),
+    ("/schedules", "Schedules", "clock", "s"),
+    ("/flows", "Flows", "flow", "l"),
+    ("/limits", "Limits", "limit", "i"),
+    ("/workers", "Workers", "workers", "w"),
+    ("/bulk", "Bulk", "stack", "b"),
+    ("/audit", "Audit", "audit", "a"),
+    ("/settings", "Settings", "settings", "e"),
+)
+"""Path, name, icon and key (after ``g``) of each link. A page that does not exist has no link."""

@@ -1,0 +1,303 @@
+"""The pages of queues: their depth, rates, workers and limits, and the actions on them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.client.history_numbers import QueueNumbers, QueuePoint, TaskNumbers
+from tidemill.client.purges import list_purges
+from tidemill.client.purges import purge as purge_jobs
+from tidemill.client.purges import restore as restore_jobs
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Owner
+from tidemill.dashboard import bulk_run
+from tidemill.dashboard.page import NotFound, Page
+from tidemill.dashboard.problems import has_tasks, worker_command
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+from tidemill.dashboard.spark import spark
+from tidemill.dashboard.windows import (
+    WINDOWS,
+    chart,
+    per_period,
+    queue_history,
+    series,
+    totals,
+    window,
+)
+from tidemill.limits.arithmetic import LimitStats
+from tidemill.limits.declare import rate_text, terms_text
+
+__all__ = ["routes"]
+
+routes = Routes()
+
+_RATE_OVER = 5
+"""The rates of a queue are counted over this many whole minutes and the current minute."""
+
+_MOST_SHOWN = 200
+_RESTORED_AT_ONCE = 1000
+"""The most purged jobs of a queue that a request restores; more are restored in the background."""
+_PURGES_SHOWN = 20
+_SORTS = ("ready", "running", "failed", "name")
+
+
+class QueueRow(NamedTuple):
+    """A queue as its page shows it. A value that the broker does not know is None.
+
+    Rates are jobs per second. ``empty_in`` is in seconds; infinite for a queue that grows.
+    ``is_unserved`` is true when ready jobs of tasks have no worker.
+    """
+
+    stats: QueueStats
+    workers: list[Owner]
+    came: float | None = None
+    went: float | None = None
+    empty_in: float | None = None
+    numbers: TaskNumbers | None = None
+    depths: list[int] = []  # noqa: RUF012 - never changed
+    is_unserved: bool = False
+
+    @property
+    def line(self) -> str:
+        """The path of the depths in the last hour, for a small chart."""
+        return spark(self.depths)
+
+    @property
+    def slots(self) -> int:
+        """Jobs that the workers of the queue can run at a time."""
+        return sum(owner.concurrency for owner in self.workers)
+
+
+@routes.get("/queues")
+def index(page: Page) -> Response:
+    """All queues."""
+    sort = page.request.arg("sort", "ready")
+    if sort not in _SORTS:
+        raise InvalidOption(f"sort must be one of {', '.join(_SORTS)}, not {sort[:50]!r}")
+    text = page.request.arg("name").strip()
+    found = [row for row in page.look.queues if text.lower() in row.name.lower()]
+    if sort == "name":
+        found.sort(key=lambda row: row.name)
+    else:
+        found.sort(key=lambda row: (-getattr(row, sort), row.name))
+    return page.render(
+        "queues.html",
+        title="Queues",
+        section="/queues",
+        rows=_rows(page, found[:_MOST_SHOWN]),
+        text=text,
+        sort=sort,
+        total=len(page.look.queues),
+        matching=len(found),
+        has_history=page.has(Feature.HISTORY),
+        knows=page.has(Feature.INSPECT),
+        pauses=page.has(Feature.PAUSE),
+    )
+
+
+@routes.get("/queues/{name}")
+def show(page: Page, name: str) -> Response:
+    """One queue."""
+    stats = _stats(page, name)
+    over = window(page)
+    [row] = _rows(page, [stats])
+    limit = _limits(page).get(name)
+    return page.render(
+        "queue.html",
+        title=f"Queue {name}",
+        section="/queues",
+        row=row,
+        limit=limit,
+        limit_text=terms_text(limit.terms) if limit else "",
+        rate=rate_text(limit.terms.rate) if limit and limit.terms.rate else "",
+        over=over,
+        windows=WINDOWS,
+        charts=_charts(page, name),
+        command=worker_command(page, name),
+        knows=page.has(Feature.INSPECT),
+        limits=page.has(Feature.LIMITS),
+        pauses=page.has(Feature.PAUSE),
+        bounds=page.has(Feature.MAX_SIZE),
+        has_history=page.has(Feature.HISTORY),
+        purgeable=stats.size - stats.running,
+        restores=page.has(Feature.RESTORE),
+        purges=list_purges(page.mill, name)[:_PURGES_SHOWN],
+    )
+
+
+def _stats(page: Page, name: str) -> QueueStats:
+    stats = page.look.queue(name) or page.dashboard.looks.take(0).queue(name)  # a new queue
+    if stats is None:
+        raise NotFound(f"there is no queue {name[:200]!r}")
+    return stats
+
+
+def _limits(page: Page) -> dict[str, LimitStats]:
+    """The limits of queues, by the name of the queue."""
+    if not page.has(Feature.LIMITS):
+        return {}
+    rows = page.cached("limits", 1.0, page.mill.limits.list)
+    return {row.name: row for row in rows if row.queue}
+
+
+def _rows(page: Page, found: list[QueueStats]) -> list[QueueRow]:
+    history = queue_history(page, WINDOWS[0])
+    numbers = {one.queue: one for one in totals(page, WINDOWS[0], ("queue",))}
+    return [_row(page, stats, history.get(stats.name), numbers.get(stats.name)) for stats in found]
+
+
+def _row(
+    page: Page, stats: QueueStats, history: QueueNumbers | None, numbers: TaskNumbers | None
+) -> QueueRow:
+    workers = page.look.serving(stats.name)
+    lacking = bool(page.has(Feature.INSPECT) and stats.ready and not workers)
+    bare = QueueRow(
+        stats, workers, numbers=numbers, is_unserved=lacking and has_tasks(page, stats.name)
+    )
+    if history is None or not history.points:
+        return bare
+    recent = history.points[-_RATE_OVER - 1 :]
+    seconds = max(1.0, page.look.at - recent[0].at)
+    came = sum(point.accepted for point in recent) / seconds
+    went = sum(_ended(point) for point in recent) / seconds
+    empty_in = stats.ready / (went - came) if went > came else float("inf")
+    depths = [point.ready for point in history.points]
+    return bare._replace(
+        came=came, went=went, empty_in=empty_in if stats.ready else None, depths=depths
+    )
+
+
+def _ended(point: QueuePoint) -> int:
+    """Jobs that left the queue in a minute, with any end."""
+    return point.succeeded + point.failed + point.cancelled + point.expired + point.purged
+
+
+def _charts(page: Page, name: str) -> list[dict[str, Any]]:
+    over = window(page)
+    history = queue_history(page, over).get(name)
+    found = series(page, over, queue=name)
+    if history is None or found is None:
+        return []
+    at, unit = [point.at for point in history.points], "minute" if history.span == 60 else "hour"
+    flows = [
+        ("in", "running", [point.accepted for point in history.points]),
+        ("out", "succeeded", [_ended(point) for point in history.points]),
+    ]
+    rates = [(text, color, per_period(counts, at, history.span)) for text, color, counts in flows]
+    depths = [
+        ("ready", "ready", [point.ready for point in history.points]),
+        ("running", "running", [point.running for point in history.points]),
+        ("scheduled", "scheduled", [point.scheduled for point in history.points]),
+    ]
+    waits = [("p50", "ready", found.wait_p50), ("p95", "running", found.wait_p95)]
+    waits.append(("p99", "scheduled", found.wait_p99))
+    return [
+        {"id": "depth", "title": "Jobs in the queue", "data": chart(at, depths)},
+        {"id": "flow", "title": f"Jobs in and out per {unit}", "data": chart(at, rates)},
+        {
+            "id": "waits",
+            "title": "Wait until the first start",
+            "data": chart(found.at, waits, "s"),
+        },
+    ]
+
+
+# -- actions ---------------------------------------------------------------------------------------
+
+
+@routes.post("/queues/{name}/pause")
+def pause(page: Page, name: str) -> Response:
+    """Let no job of a queue start."""
+    _stats(page, name)
+    page.mill.broker.set_queue(name, paused=True)
+    page.audit("paused queue", name)
+    return page.back(f"Queue {name} is paused: running jobs go on, no other job starts.", "/queues")
+
+
+@routes.post("/queues/{name}/resume")
+def resume(page: Page, name: str) -> Response:
+    """Let jobs of a queue start again."""
+    _stats(page, name)
+    page.mill.broker.set_queue(name, paused=False)
+    page.audit("resumed queue", name)
+    return page.back(f"Queue {name} goes on.", "/queues")
+
+
+@routes.post("/queues/{name}/purge", role=Role.ADMIN)
+def purge(page: Page, name: str) -> Response:
+    """Delete all jobs of a queue that are neither running nor finished."""
+    _stats(page, name)
+    page.confirm(name)
+    purged = purge_jobs(page.mill, name, now=bool(page.request.field("now")))
+    page.audit("purged queue", name, purged.jobs)
+    text = f"{_jobs_were(purged.jobs)} deleted from queue {name}."
+    if purged.kept < purged.jobs and page.has(Feature.RESTORE):
+        text += f" {purged.kept:,} can be restored." if purged.kept else " They cannot be restored."
+    return page.back(text, "/queues")
+
+
+@routes.post("/queues/{name}/restore", role=Role.ADMIN)
+def restore(page: Page, name: str) -> Response:
+    """Bring the jobs of a purge back."""
+    _stats(page, name)
+    page.mill.features.need(Feature.RESTORE, "restoring a purge")
+    purge_id = page.request.field("purge")
+    purges = {one.id: one for one in list_purges(page.mill, name)}
+    counts = [one.jobs for one in purges.values()]  # a restore reads the jobs of all purges
+    if purge_id in purges and (0 in counts or sum(counts) > _RESTORED_AT_ONCE):
+        bulk = bulk_run.start_restore(page.mill, purges[purge_id], page.user.name)
+        return page.redirect(page.url("/bulk/{}", bulk.id))
+    restored = restore_jobs(page.mill, name, purge_id)
+    page.audit("restored queue", name, restored.jobs)
+    text = f"{_jobs_were(restored.jobs)} restored to queue {name}."
+    if restored.left:
+        text += f" {restored.left:,} stay purged: another job has their key, or a job failed."
+    return page.back(text, "/queues")
+
+
+def _jobs_were(count: int) -> str:
+    return "1 job was" if count == 1 else f"{count:,} jobs were"
+
+
+@routes.post("/queues/{name}/bounds", role=Role.ADMIN)
+def bounds(page: Page, name: str) -> Response:
+    """Change the rate, the concurrency and the most jobs of a queue. Empty fields remove bounds."""
+    _stats(page, name)
+    form = page.request
+    changes: dict[str, Any] = {}
+    if "rate" in form.form:
+        changes["rate"] = form.field("rate").strip() or None
+    if "concurrency" in form.form:
+        changes["concurrency"] = _whole("concurrency", form.field("concurrency"))
+    if changes:
+        page.mill.limits.set_queue(name, **changes)
+    if "max_size" in form.form:
+        page.mill.broker.set_queue(
+            name, max_size=_whole("the most jobs", form.field("max_size")) or 0
+        )
+    text = ", ".join(f"{what} {value or 'none'}" for what, value in changes.items())
+    page.audit("changed the limits of queue", f"{name}: {text}" if text else name)
+    return page.back(f"The limits of queue {name} are changed, for all workers.", "/queues")
+
+
+@routes.post("/queues/{name}/declared", role=Role.ADMIN)
+def declared(page: Page, name: str) -> Response:
+    """Use again the limits that code declares."""
+    _stats(page, name)
+    page.mill.limits.reset_queue(name)
+    page.audit("gave the limits of queue back to the code", name)
+    return page.back(f"Queue {name} has the limits that the code declares.", "/queues")
+
+
+def _whole(what: str, text: str) -> int | None:
+    """A whole number from a form; None for an empty field."""
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise InvalidOption(f"{what} must be a whole number, or empty for none, not {text[:50]!r}")
+    return int(text)

@@ -1,0 +1,98 @@
+"""Routes: the function that answers each method and path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from urllib.parse import quote
+
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+
+__all__ = ["Handler", "Route", "Routes", "find_route", "part_of"]
+
+Handler = Callable[..., Response]
+
+
+class Route(NamedTuple):
+    """A method, a path pattern such as ``/queues/{name}/pause``, and the function that answers.
+
+    ``role`` is the least role that may use the route. None allows requests without a user, too.
+    """
+
+    method: str
+    pattern: re.Pattern[str]
+    path: str
+    handler: Handler
+    role: Role | None
+
+
+class Routes:
+    """The routes of one module of pages.
+
+    Each function takes a :class:`~tidemill.dashboard.page.Page` and the parts of its path by name.
+    ``{name}`` is one part of a path, decoded; ``{name:path}`` is the rest, with slashes.
+    """
+
+    def __init__(self) -> None:
+        self.list: list[Route] = []
+
+    def get(self, path: str, role: Role | None = Role.VIEWER) -> Callable[[Handler], Handler]:
+        """Declare the function that shows a page; it changes nothing."""
+        return self._add("GET", path, role)
+
+    def post(self, path: str, role: Role | None = Role.OPERATOR) -> Callable[[Handler], Handler]:
+        """Declare the function of an action."""
+        return self._add("POST", path, role)
+
+    def _add(self, method: str, path: str, role: Role | None) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            self.list.append(Route(method, _pattern(path), path, handler, role))
+            return handler
+
+        return declare
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{\w+(?::path)?\})", path)
+    text = "".join(
+        f"(?P<{part[1:-1].removesuffix(':path')}>{'.+' if ':path' in part else '[^/]+'})"
+        if part.startswith("{")
+        else re.escape(part)
+        for part in parts
+    )
+    return re.compile(text)
+
+
+def find_route(
+    routes: Iterable[Route], method: str, path: str
+) -> tuple[Route, dict[str, str]] | list[str]:
+    """The route of a method and a path, with the values in the path.
+
+    If the path lacks the method, the result is the list of the path's methods, empty for an unknown
+    path.
+    """
+    methods = []
+    for route in routes:
+        match = route.pattern.fullmatch(path)
+        if match is None:
+            continue
+        if route.method == method:
+            return route, {name: _name_of(value) for name, value in match.groupdict().items()}
+        methods.append(route.method)
+    return methods
+
+
+def part_of(name: str) -> str:
+    """A name as one part of a path.
+
+    Servers decode ``%2F`` before they match paths, so this module has its own escape for a slash.
+    """
+    text = name.replace("~", "~7E").replace("/", "~2F")
+    return quote(text.replace(".", "~2E") if set(name) == {"."} else text, safe="@:+,~")
+
+
+def _name_of(part: str) -> str:
+    """The name in a decoded part of a path."""
+    return part.replace("~2F", "/").replace("~2E", ".").replace("~7E", "~")

@@ -1,0 +1,206 @@
+"""The pages of schedules: the next times of each, its last jobs, and its actions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any
+
+from tidemill.brokers.contract.features import Feature, need
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Record
+from tidemill.dashboard.job_list import page_of
+from tidemill.dashboard.job_query import parse, query_text
+from tidemill.dashboard.page import Page
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+from tidemill.schedules.declare import Schedule
+from tidemill.schedules.parse import When
+from tidemill.schedules.rules import times
+from tidemill.schedules.words import cron_in_words
+
+__all__ = ["routes"]
+
+routes = Routes()
+
+_NEXT = 5
+_LAST = 10
+_MOST = 500
+
+
+@routes.get("/schedules")
+def schedules(page: Page) -> Response:
+    """All schedules."""
+    need(page.mill.broker, Feature.SCHEDULES, "the page of schedules")
+    found = []
+    for schedule in page.mill.schedules:
+        found.append(schedule)
+        if len(found) >= _MOST:
+            break
+    return page.render(
+        "schedules.html",
+        title="Schedules",
+        section="/schedules",
+        rows=[(one, words_of(one.when), state_of(one)) for one in found],
+        most=_MOST,
+        every=10,
+    )
+
+
+@routes.get("/schedules/{name}")
+def schedule(page: Page, name: str) -> Response:
+    """One schedule."""
+    return _page(page, name)
+
+
+def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
+    one = page.mill.schedules.get(name)
+    kind, text, zone = _rule_of(one)
+    values = {"kind": kind, "text": text, "zone": zone, **given}
+    return page.render(
+        "schedule.html",
+        400 if problem else 200,
+        title=name,
+        section="/schedules",
+        one=one,
+        words=words_of(one.when),
+        state=state_of(one),
+        next_times=page.mill.schedules.next_times(name, _NEXT),
+        last=_last_runs(page, name),
+        query=query_text(schedule=name),
+        values=values,
+        problem=problem,
+        preview=_preview(values) if problem == "" and given else [],
+        still=bool(problem),
+        now=time.time(),
+    )
+
+
+def _last_runs(page: Page, name: str) -> list[Record]:
+    if not page.has(Feature.INSPECT):
+        return []
+    one = page.mill.schedules.get(name)
+    return page_of(page.mill, parse(query_text(schedule=name, task=one.task)), _LAST).records
+
+
+def words_of(when: str) -> str:
+    """A rule in words; a cron text becomes a sentence."""
+    fields = when.split()
+    for count in (6, 5):
+        if len(fields) in (count, count + 1) and _looks_like_cron(fields[:count]):
+            zone = f" ({fields[count]})" if len(fields) > count else " (UTC)"
+            return cron_in_words(" ".join(fields[:count])) + zone
+    return when
+
+
+def _looks_like_cron(fields: list[str]) -> bool:
+    return all(set(field) <= set("0123456789*/,-LABCDEFGHIJKMNOPQRSTUVWXYZ#") for field in fields)
+
+
+def state_of(one: Schedule) -> tuple[str, str]:
+    """The state of a schedule: a name for its style, and its text."""
+    if one.undeclared or one.declared is False:
+        return "expired", "no worker declares it"
+    if one.ended:
+        return "cancelled", "ended"
+    if one.paused:
+        return "paused", "paused"
+    if one.known is False:
+        return "failed", "unknown task"
+    return "succeeded", "active"
+
+
+# -- changing --------------------------------------------------------------------------------------
+
+
+@routes.post("/schedules/{name}/run", Role.OPERATOR)
+def run(page: Page, name: str) -> Response:
+    """Put the job of a schedule once more, now."""
+    job = page.mill.schedules.run(name)
+    page.audit("ran schedule", name)
+    return page.redirect(page.url("/jobs/{}", job.id), f"put by hand for schedule {name}")
+
+
+@routes.post("/schedules/{name}/pause", Role.ADMIN)
+def pause(page: Page, name: str) -> Response:
+    """Stop a schedule until somebody resumes it."""
+    page.mill.schedules.pause(name)
+    page.audit("paused schedule", name)
+    return page.back(f"schedule {name} is paused", "/schedules")
+
+
+@routes.post("/schedules/{name}/resume", Role.ADMIN)
+def resume(page: Page, name: str) -> Response:
+    """Let a schedule go on."""
+    page.mill.schedules.resume(name)
+    page.audit("resumed schedule", name)
+    return page.back(f"schedule {name} goes on", "/schedules")
+
+
+@routes.post("/schedules/{name}/remove", Role.ADMIN)
+def remove(page: Page, name: str) -> Response:
+    """Remove a schedule; its jobs stay."""
+    page.confirm(name)
+    page.mill.schedules.remove(name)
+    page.audit("removed schedule", name)
+    return page.redirect(page.url("/schedules"), f"schedule {name} is removed")
+
+
+@routes.post("/schedules/{name}/edit", Role.ADMIN)
+def edit(page: Page, name: str) -> Response:
+    """Give a schedule other times."""
+    fields = ("kind", "text", "zone")
+    values = {field: page.request.field(field).strip() for field in fields}
+    try:
+        page.mill.schedules.retime(name, _when(values))
+    except InvalidOption as error:
+        return _page(page, name, str(error), **values)
+    page.audit("changed schedule", f"{name}: {values['text']}")
+    return page.redirect(page.url("/schedules/{}", name), f"schedule {name} has new times")
+
+
+def _rule_of(one: Schedule) -> tuple[str, str, str]:
+    """The kind, the text and the zone of a rule, for the form that changes it."""
+    fields = one.when.split()
+    for count in (6, 5):
+        if len(fields) in (count, count + 1) and _looks_like_cron(fields[:count]):
+            zone = fields[count] if len(fields) > count else "UTC"
+            return "cron", " ".join(fields[:count]), zone
+    if fields[:1] == ["every"]:
+        text = one.when.removeprefix("every ").removesuffix(" s")
+        zone = fields[-1] if "/" in fields[-1] else ""
+        return "every", text.removesuffix(f" {zone}") if zone else text, zone
+    return "at", one.when.removeprefix("once at ").replace(" ", "T"), ""
+
+
+def _when(values: dict[str, str]) -> When:
+    """The rule of a form.
+
+    Raises:
+        InvalidOption: the rule cannot be used.
+    """
+    kind, text, zone = values["kind"], values["text"], values["zone"]
+    given: dict[str, Any] = {"zone": zone} if zone else {}
+    if kind == "cron":
+        return When(cron=text, **given)
+    if kind == "every":
+        return When(every=_seconds(text), **given)
+    if kind == "at":
+        try:
+            moment = dt.datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidOption(f"{text[:40]!r} is no time; write 2027-01-31T09:00") from None
+        return When(at=moment, **(given or {"zone": "UTC"}))
+    raise InvalidOption("choose cron, every or at")
+
+
+def _seconds(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _preview(values: dict[str, str]) -> list[float]:
+    return times(_when(values).rule, time.time(), _NEXT)

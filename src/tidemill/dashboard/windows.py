@@ -1,0 +1,118 @@
+"""The period before now that a page shows, and its history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.history_numbers import FailureNumbers, QueueNumbers, Series, TaskNumbers
+from tidemill.dashboard.page import Page
+
+__all__ = [
+    "WINDOWS",
+    "Window",
+    "chart",
+    "failures",
+    "per_period",
+    "queue_history",
+    "series",
+    "totals",
+    "window",
+]
+
+
+Line = tuple[str, str, Sequence[float | None]]
+"""The name of a line in a chart, the name of its colour, and its values."""
+
+
+class Window(NamedTuple):
+    """A period that ends now: its name in URLs, its name for people, and its length in seconds.
+
+    History reads up to 24 hours from rows by minute. So the window of a day is one second longer:
+    history reads it from rows by hour, which is faster.
+    """
+
+    name: str
+    title: str
+    seconds: int
+    keep: float  # seconds for which viewers share an answer
+
+    @property
+    def words(self) -> str:
+        """The window in a sentence: ``the last hour``, ``the last 7 days``."""
+        return f"the last {self.title.removeprefix('1 ')}"
+
+
+WINDOWS = (
+    Window("1h", "1 hour", 3600, 2.0),
+    Window("24h", "24 hours", 86_401, 10.0),
+    Window("7d", "7 days", 7 * 86_400, 30.0),
+)
+
+
+def window(page: Page) -> Window:
+    """The window that the URL of a page names with ``over=``; else the last hour."""
+    name = page.request.arg("over")
+    return next((one for one in WINDOWS if one.name == name), WINDOWS[0])
+
+
+def totals(page: Page, over: Window, by: Sequence[str]) -> list[TaskNumbers]:
+    """How runs ended in a window, for each queue or task; empty without history."""
+    if not page.has(Feature.HISTORY):
+        return []
+    history = page.mill.history
+    key = ("tasks", over.name, *by)
+    return page.cached(key, over.keep, lambda: history.tasks(over.seconds, by=by))
+
+
+def failures(page: Page, over: Window, task: str = "") -> list[FailureNumbers]:
+    """The failures of a window, of one task or of all; empty without history."""
+    if not page.has(Feature.HISTORY):
+        return []
+    history = page.mill.history
+    key = ("failures", over.name, task)
+    return page.cached(key, over.keep, lambda: history.failures(over.seconds, task=task))
+
+
+def series(page: Page, over: Window, task: str = "", queue: str = "") -> Series | None:
+    """The runs of a window by minute or hour; None without history."""
+    if not page.has(Feature.HISTORY):
+        return None
+    history = page.mill.history
+    return page.cached(
+        ("series", over.name, task, queue),
+        over.keep,
+        lambda: history.series(over.seconds, task=task, queue=queue),
+    )
+
+
+def queue_history(page: Page, over: Window) -> dict[str, QueueNumbers]:
+    """The history of each queue by its name, and of all queues under the empty name."""
+    if not (page.has(Feature.HISTORY) and page.has(Feature.INSPECT)):
+        return {}
+    history = page.mill.history
+    found = page.cached(("queues", over.name), over.keep, lambda: history.queues(over.seconds))
+    return {one.queue: one for one in found}
+
+
+def per_period(counts: Sequence[int], at: Sequence[int], span: int) -> list[float | None]:
+    """Counts for a chart. The count of the current period is extrapolated to its full length.
+
+    While less than a quarter of the current period is over, its count is None.
+    """
+    values: list[float | None] = [float(count) for count in counts]
+    if values:
+        gone = time.time() - at[-1]
+        values[-1] = counts[-1] * span / gone if gone >= span / 4 else None
+    return values
+
+
+def chart(at: Sequence[int], lines: Sequence[Line], unit: str = "") -> dict[str, Any]:
+    """The data of a chart. The unit ``s`` shows values as times."""
+    drawn = [
+        {"name": name, "color": color, "values": values, "fill": place == 0}
+        for place, (name, color, values) in enumerate(lines)
+    ]
+    return {"at": at, "unit": unit, "lines": drawn}

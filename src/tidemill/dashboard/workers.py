@@ -1,0 +1,188 @@
+"""The pages of workers: the workers of each host, and the jobs that they run now."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any, NamedTuple
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.flame_graph import flame_graph
+from tidemill.client.worker_reports import ask_worker
+from tidemill.core.errors import InvalidOption
+from tidemill.core.job import Command, Owner, Record, State
+from tidemill.core.scoreboard import read_runs
+from tidemill.dashboard.page import NotFound, Page
+from tidemill.dashboard.problems import worker_command
+from tidemill.dashboard.processes import Usage, Usages
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role
+from tidemill.dashboard.routes import Routes
+
+__all__ = ["routes"]
+
+routes = Routes()
+
+_MOST_RUNNING = 1000
+_usages = Usages()
+
+_COMMANDS = {
+    "quiet": "was asked to take no more jobs; its running jobs go on",
+    "stop": "was asked to stop: it finishes its running jobs within its grace time",
+}
+_AUDIT = {"quiet": "quieted worker", "stop": "stopped worker"}
+
+LONGEST = 60.0
+"""The most seconds of a profile that a page takes, since the browser waits for its end."""
+
+HERTZ = 100.0
+
+
+class Run(NamedTuple):
+    """A job that a worker holds. ``pid`` and ``started`` are known on this machine only."""
+
+    record: Record
+    pid: int
+    started: float
+    is_prefetched: bool
+
+
+class WorkerRow(NamedTuple):
+    """A worker, its running jobs, the number of its other leased jobs, and its use of memory."""
+
+    owner: Owner
+    runs: list[Run]
+    prefetched: int
+    usage: Usage | None
+
+    @property
+    def busy(self) -> int:
+        """Slots with a job."""
+        return len(self.runs)
+
+    @property
+    def idle(self) -> int:
+        """Slots without a job."""
+        return max(0, self.owner.concurrency - self.busy)
+
+    @property
+    def share(self) -> float:
+        """The part of its slots that are busy, 0 to 1."""
+        return min(1.0, self.busy / self.owner.concurrency) if self.owner.concurrency else 0.0
+
+
+@routes.get("/workers")
+def index(page: Page) -> Response:
+    """All workers, by host."""
+    if not page.has(Feature.INSPECT):
+        nothing: dict[str, Any] = {"hosts": {}, "consumers": [], "queue": "", "command": ""}
+        nothing |= {"slots": 0, "busy": 0, "count": 0, "knows": False}
+        return page.render("workers.html", title="Workers", section="/workers", **nothing)
+    queue = page.request.arg("queue")
+    owners = page.look.serving(queue) if queue else page.look.workers
+    held = _held(page)
+    hosts: dict[str, list[WorkerRow]] = {}
+    for owner in sorted(owners, key=lambda one: (one.host, one.name)):
+        hosts.setdefault(owner.host or "unknown host", []).append(_row(owner, held))
+    rows = [row for host in hosts.values() for row in host]
+    return page.render(
+        "workers.html",
+        title="Workers",
+        section="/workers",
+        hosts=hosts,
+        knows=True,
+        consumers=[owner for owner in page.look.owners if owner.kind != "worker"],
+        queue=queue,
+        command=worker_command(page, queue),
+        slots=sum(row.owner.concurrency for row in rows),
+        busy=sum(row.busy for row in rows),
+        count=len(rows),
+        now=time.time(),
+        has_reports=page.has(Feature.HISTORY),
+        every=2,
+    )
+
+
+def _held(page: Page) -> dict[str, list[Record]]:
+    """The running jobs by the name of their worker."""
+    what = Filter(states=frozenset({State.RUNNING}))
+
+    def look() -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = {}
+        for record in page.mill.broker.find(what, _MOST_RUNNING).records:
+            found.setdefault(record.worker, []).append(record)
+        return found
+
+    return page.cached("running", 1.0, look)
+
+
+def _row(owner: Owner, held: dict[str, list[Record]]) -> WorkerRow:
+    is_here = owner.host == socket.gethostname()
+    known = read_runs(owner.board, owner.id) if owner.board and is_here else None
+    runs = []
+    for record in held.get(owner.name, ()):
+        run = known.get(record.token) if known is not None else None
+        pid, started = run or (0, 0.0 if known is not None else record.leased)
+        runs.append(Run(record, pid, started, known is not None and run is None))
+    prefetched = sum(run.is_prefetched for run in runs)
+    runs = [run for run in runs if not run.is_prefetched]
+    # A scoreboard also has jobs that have ended, whose ends are not stored yet. These jobs began
+    # first.
+    runs.sort(key=lambda run: -run.started)
+    runs = sorted(runs[: owner.concurrency or None], key=lambda run: run.started)
+    usage = _usages.of(owner.pid) if is_here and owner.pid else None
+    return WorkerRow(owner, runs, prefetched, usage)
+
+
+@routes.post("/workers/{owner_id}/dump", role=Role.ADMIN)
+def dump(page: Page, owner_id: str) -> Response:
+    """Show the stacks of all threads of a worker, which may be on another machine."""
+    owner = _worker(page, owner_id)
+    report = ask_worker(page.mill.broker, owner, "dump")
+    page.audit("looked at the stacks of worker", owner.name)
+    title = f"Stacks of {owner.name}"
+    values: dict[str, Any] = {"report": report, "at": time.time(), "still": True}
+    return page.render("stacks.html", title=title, section="/workers", **values)
+
+
+@routes.post("/workers/{owner_id}/profile", role=Role.ADMIN)
+def profile(page: Page, owner_id: str) -> Response:
+    """Take a profile of a worker, and send it as a file: a flame graph that needs no server."""
+    owner = _worker(page, owner_id)
+    text = page.request.field("seconds", "5")
+    seconds = float(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0.0
+    if not 1 <= seconds <= LONGEST:
+        raise InvalidOption(f"seconds must be a whole number from 1 to {LONGEST:g}")
+    report = ask_worker(page.mill.broker, owner, "profile", seconds, HERTZ)
+    page.audit("took a profile of worker", owner.name)
+    note = f"{seconds:g} s at {HERTZ:g} samples per second; {report.samples:,} looks."
+    body = flame_graph(report.stacks, f"Profile of {owner.name}", note)
+    name = "".join(sign if sign.isalnum() else "-" for sign in owner.name if sign.isascii())
+    disposition = f'attachment; filename="profile-{name}.html"'
+    headers = {"content-disposition": disposition, "cache-control": "no-store"}
+    return Response(body, headers=headers)
+
+
+def _worker(page: Page, owner_id: str) -> Owner:
+    """The worker with an id.
+
+    Raises:
+        InvalidOption: the worker has ended.
+    """
+    found = next((one for one in page.look.workers if one.id == owner_id), None)
+    if found is None:
+        raise InvalidOption("that worker is gone")
+    return found
+
+
+@routes.post("/workers/{owner_id}/{verb}", role=Role.ADMIN)
+def command(page: Page, owner_id: str, verb: str) -> Response:
+    """Send a command to a worker."""
+    if verb not in _COMMANDS:
+        raise NotFound(f"a worker has no command {verb[:50]!r}")
+    owner = _worker(page, owner_id)
+    if not page.mill.broker.command(owner_id, Command(verb)):
+        raise InvalidOption("that worker is gone")
+    page.audit(_AUDIT[verb], owner.name)
+    return page.back(f"Worker {owner.name} {_COMMANDS[verb]}.", "/workers")

@@ -1,0 +1,22 @@
+"""The Django application ``tidemill.django``, labelled ``tidemill``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+
+__all__ = ["TidemillConfig"]
+
+
+class TidemillConfig(AppConfig):
+    """The application, which has the tables of the broker ``django://``."""
+
+    name = "tidemill.django"
+    label = "tidemill"
+    verbose_name = "Tidemill"
+    default_auto_field: Any = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks."""
+        from tidemill.django import checks  # noqa: F401

@@ -1,0 +1,120 @@
+"""System checks of the setting ``TIDEMILL``: they open no store and no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+
+from tidemill.core.errors import TidemillError
+from tidemill.django.cluster import READ, WITHOUT_MEANING, cluster
+from tidemill.django.settings import Settings, database_of, read_settings
+
+__all__ = ["app_missing", "check_settings", "problems"]
+
+
+def check_settings(
+    app_configs: Sequence[Any] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check the settings ``TIDEMILL`` and ``Q_CLUSTER``."""
+    return [*problems(None, "TIDEMILL"), *_of_cluster()]
+
+
+def _of_cluster() -> list[checks.CheckMessage]:
+    """Warnings about keys of ``Q_CLUSTER`` that tidemill ignores; none beside django-q."""
+    if "django_q" in settings.INSTALLED_APPS:
+        return []
+    return [
+        checks.Warning(
+            f"Q_CLUSTER[{key!r}] has no meaning here",
+            hint=f"{WITHOUT_MEANING.get(key, 'tidemill does not know this key')}.",
+            id="tidemill.W002",
+        )
+        for key in cluster()
+        if key not in READ
+    ]
+
+
+def problems(given: Any, where: str) -> list[checks.CheckMessage]:
+    """The errors in the keys of ``TIDEMILL``, or in the ``OPTIONS`` of a task backend."""
+    from tidemill.django.project import DjangoMill
+
+    try:
+        read = read_settings(given, where)
+        if missing := _no_database(read, where):
+            return missing
+        DjangoMill(read)  # opens nothing
+    except (ImproperlyConfigured, TidemillError) as error:
+        return [checks.Error(f"{where}: {error}", id="tidemill.E001")]
+    return [*_of_store(read, where), *_of_join(read, where)]
+
+
+def app_missing(alias: str) -> list[checks.CheckMessage]:
+    """A warning when ``TASKS`` names the backend, and the project has not installed the app."""
+    if apps.is_installed("tidemill.django"):
+        return []
+    return [
+        checks.Warning(
+            f"TASKS[{alias!r}] is a backend of tidemill, whose app is not installed",
+            hint="Add 'tidemill.django' to INSTALLED_APPS: it has the command manage.py tidemill, "
+            "the admin, and the tables of django://.",
+            id="tidemill.W003",
+        )
+    ]
+
+
+def _no_database(read: Settings, where: str) -> list[checks.CheckMessage]:
+    alias = database_of(read.url)
+    if not alias or alias in settings.DATABASES:
+        return []
+    known = ", ".join(settings.DATABASES)
+    text = f"{where}['URL'] names the database {alias!r}; DATABASES has {known}"
+    return [checks.Error(text, id="tidemill.E002")]
+
+
+def _of_store(read: Settings, where: str) -> list[checks.CheckMessage]:
+    if read.url and read.url.startswith("memory:") and not read.app["sync"]:
+        return [
+            checks.Warning(
+                f"{where}['URL'] is memory://, which no worker in another process sees",
+                hint="Name a store that processes share, such as lmdb:// with a folder.",
+                id="tidemill.W001",
+            )
+        ]
+    return []
+
+
+def _of_join(read: Settings, where: str) -> list[checks.CheckMessage]:
+    if not read.join:
+        return []
+    if not (read.url or "").startswith(("postgres:", "postgresql:")):
+        return [
+            checks.Error(
+                f"{where}['JOIN_ATOMIC'] needs a store in PostgreSQL: a URL postgresql://…",
+                hint="Leave JOIN_ATOMIC out: puts then wait for the commit. "
+                "django:// joins atomic on each database.",
+                id="tidemill.E003",
+            )
+        ]
+    database, url = settings.DATABASES[read.join], urlsplit(read.url or "")
+    name = unquote(url.path.strip("/"))
+    if "postgresql" not in database.get("ENGINE", "") and "postgis" not in database["ENGINE"]:
+        text = f"{where}['JOIN_ATOMIC'] names {read.join!r}, which is no PostgreSQL database"
+        return [checks.Error(text, id="tidemill.E004")]
+    if name and name != database.get("NAME"):
+        return [
+            checks.Error(
+                f"{where}['JOIN_ATOMIC'] joins the database {database.get('NAME')!r}, and the URL "
+                f"names the database {name!r}; both must be the same",
+                id="tidemill.E005",
+            )
+        ]
+    return []
+
+
+checks.register(check_settings, "tidemill")

@@ -1,0 +1,103 @@
+"""``manage.py tidemill dev``: runserver and a worker, two programs that end together.
+
+This process starts both programs and watches them. Its signals arrive as bytes in a socket, as in a
+worker. A signal handler that raises would be unsafe: the exception could get lost in an import, or
+leave a program running.
+
+Both programs have their own sessions, so a Ctrl-C of the terminal reaches only this process. The
+reloader of ``runserver`` starts the server as a second process. A signal may end the reloader and
+leave this server running. So at the end, the site's whole process group is killed. When this
+process is killed, the worker ends by ``--ends-with``, and a guard kills the site's group
+(:mod:`.site_group`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from tidemill.django import site_group
+from tidemill.worker.signals import Signals
+
+__all__ = ["develop"]
+
+_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
+
+_WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0
+"""Seconds that the worker has to finish its jobs, and the site to end."""
+
+
+def develop(site: Sequence[str], worker: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the site and the worker until the site ends or a signal stops this process.
+
+    Returns the exit code.
+    """
+    signals = Signals()
+    undo = signals.install()
+    started: list[tuple[subprocess.Popen[bytes], float]] = []
+    guarded, held = os.pipe()  # the guard reads the end of the pipe when this process is gone
+    try:
+        beside = subprocess.Popen(
+            [*worker, "--ends-with", str(os.getpid())],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started.append((beside, _WORKER_PATIENCE))
+        served = subprocess.Popen(
+            [sys.executable, "-IS", site_group.__file__, str(guarded), *site],
+            env=environment,
+            start_new_session=True,
+            pass_fds=[guarded],
+        )
+        started.append((served, _SITE_PATIENCE))
+        return _await_end(served, signals)
+    finally:
+        _end(started, signals)
+        for program, _ in started[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+        os.close(guarded)
+        os.close(held)
+        undo()
+        signals.close()
+
+
+def _await_end(site: subprocess.Popen[bytes], signals: Signals) -> int:
+    """Wait until the site ends, or a signal arrives; returns the exit code."""
+    while site.poll() is None:
+        if _is_told_to_stop(signals, None):
+            return 0
+    return site.returncode if site.returncode >= 0 else 128 - site.returncode
+
+
+def _end(started: list[tuple[subprocess.Popen[bytes], float]], signals: Signals) -> None:
+    """End all programs. A program that does not end within its time is killed.
+
+    A further signal kills all programs at once.
+    """
+    for program, _ in started:
+        program.terminate()
+    now = time.monotonic()
+    waiting = [(program, now + patience) for program, patience in started]
+    while waiting := [each for each in waiting if each[0].poll() is None]:
+        left = min(until for _, until in waiting) - time.monotonic()
+        at_once = _is_told_to_stop(signals, max(0.0, left))
+        for program, until in waiting:
+            if at_once or time.monotonic() >= until:
+                program.kill()
+                program.wait()
+
+
+def _is_told_to_stop(signals: Signals, seconds: float | None) -> bool:
+    """Sleep until a signal arrives; True for a signal to stop, False for a program's end."""
+    poll = select.poll()
+    poll.register(signals.fileno(), select.POLLIN)
+    poll.poll(None if seconds is None else seconds * 1000)
+    return not _STOPS.isdisjoint(signals.take())

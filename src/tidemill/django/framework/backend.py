@@ -1,0 +1,320 @@
+"""The backend of Django's tasks framework: its tasks are jobs of tidemill.
+
+The backend of an alias uses the project's app, or its own app if ``OPTIONS`` has a ``URL``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from asgiref.sync import sync_to_async
+from django.core import checks
+from django.utils.module_loading import import_string
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.registry import features_of
+from tidemill.client.call import Call
+from tidemill.client.job_handle import Job
+from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
+from tidemill.client.pending_puts import PendingPuts
+from tidemill.core.clock import new_id
+from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.config import check_name
+from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.core.job import Envelope, Record
+from tidemill.django.checks import app_missing, problems
+from tidemill.django.commit import CommitRule
+from tidemill.django.framework.parts import Framework
+from tidemill.django.framework.results import ALIAS, end_failed, found_task, moment_of, result_of
+from tidemill.django.framework.run import runner
+from tidemill.django.framework.task import OPTIONS, moment, task_class
+from tidemill.django.project import DjangoMill, project_mill
+from tidemill.django.settings import read_settings
+from tidemill.worker.inline import run_inline
+
+__all__ = ["DEFAULTS", "backend_class"]
+
+DEFAULTS = {"retries": 0, "result_ttl": 2 * 86400.0}
+"""The defaults of the framework's tasks, when neither the alias nor the project sets these options.
+The framework has no retries, and its users expect a result to be kept until tomorrow."""
+
+_RULE = {"ENQUEUE_ON_COMMIT", "ROBUST"}
+"""The options of an alias that change the commit rule of its app."""
+
+_Given = dict[str, Any]
+
+
+class _Declared(NamedTuple):
+    """A task of the framework as the app has it, and the options of its declaration."""
+
+    func: Any
+    task: Any  # a tidemill.Task
+    given: _Given
+
+
+class _Backend:
+    """Our methods of the framework's ``BaseTaskBackend``: see :func:`backend_class`."""
+
+    framework: Framework
+    alias: str
+    options: dict[str, Any]
+    queues: set[str]
+    supports_async_task = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)  # type: ignore[call-arg]
+        self._declared: dict[str, _Declared] = {}
+
+    # -- the app ----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def mill(self) -> DjangoMill:
+        """The app of this alias. Its store opens at its first use."""
+        own = "URL" in self.options
+        mill = DjangoMill(read_settings(self.options, self._where)) if own else project_mill()
+        mill.finders.append(self._find)
+        return mill
+
+    @property
+    def _rule(self) -> CommitRule:
+        """The rule when the puts of this alias are made."""
+        rule = self.mill.commit
+        if "URL" in self.options or not _RULE & self.options.keys():
+            return rule
+        read = read_settings(self.options, self._where)
+        if "ENQUEUE_ON_COMMIT" in self.options:
+            rule = rule._replace(on_commit=read.on_commit, join="")
+        if rule.on_commit == rule.own:
+            rule = rule._replace(on_commit="")
+        return rule._replace(robust=read.robust) if "ROBUST" in self.options else rule
+
+    def _find(self, name: str) -> Any:
+        """The task of this framework at a dotted path, declared to the app; else None."""
+        try:
+            task = import_string(name)
+        except ImportError:
+            return None
+        if not isinstance(task, self.framework.base.Task):
+            return None
+        return self.declared(task).task
+
+    @property
+    def _where(self) -> str:
+        return f"TASKS[{self.alias!r}]['OPTIONS']"
+
+    @functools.cached_property
+    def _features(self) -> frozenset[Feature]:
+        """The features of the store, if its URL tells them; else all features."""
+        known = features_of(self.mill.settings.url) if self.mill.settings.url else None
+        return frozenset(Feature) if known is None else known
+
+    @functools.cached_property
+    def _defaults(self) -> _Given:
+        """The default options of tasks: by this alias, else the project, else :data:`DEFAULTS`."""
+        ours = dict(DEFAULTS)
+        if Feature.RESULTS not in self._features:
+            del ours["result_ttl"]
+        own = read_settings(self.options, self._where).tasks if self.options else {}
+        return {**ours, **self.mill.settings.tasks, **own}
+
+    @property
+    def supports_defer(self) -> bool:
+        """Whether the store holds jobs until a time."""
+        return Feature.DELAY in self._features
+
+    @property
+    def supports_get_result(self) -> bool:
+        """Whether the store shows jobs and their results."""
+        return Feature.RESULTS in self._features and Feature.INSPECT in self._features
+
+    @property
+    def supports_priority(self) -> bool:
+        """Whether the store knows priorities."""
+        return Feature.PRIORITY in self._features
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """System checks; no store and no connection is opened."""
+        found = problems(self.options, self._where) if self.options else []
+        return [*found, *app_missing(self.alias)]
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def validate_task(self, task: Any) -> None:
+        """Check a task, and declare it to the app.
+
+        Raises:
+            InvalidTask: the backend cannot run the task.
+        """
+        object.__setattr__(task, "run_after", moment(task.run_after))
+        super().validate_task(task)  # type: ignore[misc]
+        try:
+            self._options_of(task)
+        except TidemillError as error:
+            raise self.framework.InvalidTask(str(error)) from error
+
+    def declared(self, task: Any) -> _Declared:
+        """The app's task for a task of the framework, which is declared at its first use."""
+        name = task.module_path
+        known = self._declared.get(name)
+        if known is None or known.func is not task.func:
+            given = self._given(task)
+            options = {key: value for key, value in given.items() if key in TASK_OPTIONS}
+            self.mill.tasks.pop(name, None)  # a repeated import of the module has made another task
+            declare: Any = self.mill.task(name=name, **options)
+            ours = declare(runner(self.framework, task))
+            known = self._declared[name] = _Declared(task.func, ours, given)
+        return known
+
+    def _given(self, task: Any) -> _Given:
+        """The options of a task, in the words of tidemill."""
+        own = {name: getattr(task, name, None) for name in OPTIONS}
+        own |= {"priority": task.priority or None, "queue": task.queue_name}
+        if task.run_after is not None:
+            own["at"] = task.run_after
+        return {**self._defaults, **{k: v for k, v in own.items() if v is not None}}
+
+    def _options_of(self, task: Any) -> Any:
+        declared, given = self.declared(task), self._given(task)
+        changes = {k: v for k, v in given.items() if v is not declared.given.get(k, _ABSENT)}
+        if "priority" in declared.given and "priority" not in given:
+            changes["priority"] = 0
+        return declared.task.options.changed(f"task {task.module_path}", changes, CALL_OPTIONS)
+
+    # -- enqueueing -------------------------------------------------------------------------------
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue a task; the job is durable when this returns, or waits for the commit.
+
+        Raises:
+            InvalidTask: the backend cannot run the task.
+            TypeError: an argument is not JSON.
+            TidemillError: the store refuses the job, or cannot be reached.
+        """
+        if self.mill.sync:
+            return self._run_here(task, args, kwargs)
+        envelope = self._envelope(task, args, kwargs)
+        if self.mill.in_batch():
+            (job,) = self.mill.put([envelope])
+            result = self._new_result(task, envelope, job.id)
+            self._say_enqueued(result)
+            return result
+        puts = PendingPuts(self.mill)
+        (job,) = puts.add([envelope])
+        result = self._new_result(task, envelope, job.id)
+        self._rule.make(puts, functools.partial(self._put_made, result, job))
+        return result
+
+    def _put_made(self, result: Any, job: Job[Any], error: Exception | None) -> None:
+        """Complete the result of a put: the job was stored, or the store refused the job."""
+        object.__setattr__(result, "id", job.id)  # a put with a key may keep an older job
+        if error is None:
+            self._say_enqueued(result)
+        else:
+            end_failed(self.framework, result, error)
+
+    async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
+        mill = self.mill
+        if mill.in_batch() or await mill.needs_thread(self._rule):
+            return await sync_to_async(self.enqueue)(task, args, kwargs)
+        envelope = self._envelope(task, args, kwargs)
+        put = await mill.put_batching.put(envelope)
+        result = self._new_result(task, envelope, put.id)
+        signal = self.framework.signals.task_enqueued
+        await signal.asend_robust(sender=type(self), task_result=result)
+        return result
+
+    def _envelope(self, task: Any, args: Any, kwargs: Any) -> Envelope:
+        return self.mill.envelope(self._call(task, args, kwargs))
+
+    def _call(self, task: Any, args: Any, kwargs: Any) -> Call[Any]:
+        self.validate_task(task)
+        plain = self.framework.normalize_json
+        args, kwargs = tuple(plain(list(args))), plain(dict(kwargs))
+        options = self._options_of(task)
+        call: Call[Any] = Call(task.module_path, args, kwargs, options)
+        return call.using(headers={**options.headers, ALIAS: self.alias})
+
+    def _run_here(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Run a task in the caller, as the immediate backend does. The result keeps an error."""
+        job_id, call = new_id(), self._call(task, args, kwargs)
+        self._say_enqueued(self._new_result(task, self.mill.envelope(call, job_id), job_id))
+        try:
+            run_inline(self.mill, call, job_id=job_id)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            if self.mill.inline_jobs.get(job_id) is None:
+                raise
+        return self.get_result(job_id)
+
+    def _new_result(self, task: Any, envelope: Envelope, job_id: str) -> Any:
+        base = self.framework.base
+        args, kwargs = _arguments(envelope)
+        return base.TaskResult(
+            task=task,
+            id=job_id,
+            status=base.TaskResultStatus.READY,
+            enqueued_at=moment_of(envelope.created),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+
+    def _say_enqueued(self, result: Any) -> None:
+        """Send the signal ``task_enqueued``. An error of a receiver does not undo the put."""
+        signal = self.framework.signals.task_enqueued
+        signal.send_robust(sender=type(self), task_result=result)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def get_result(self, result_id: str) -> Any:
+        """The result of a job of this alias, as it is now.
+
+        Raises:
+            TaskResultDoesNotExist: there is no such job, or it is no longer kept.
+        """
+        return self._result(result_id, self._record(result_id))
+
+    async def aget_result(self, result_id: str) -> Any:
+        """As ``get_result``, without blocking the event loop."""
+        return self._result(result_id, await self.mill.ask(self._record, result_id))
+
+    def _record(self, result_id: str) -> Record | None:
+        try:
+            return self.mill.job_store.get(check_name("id", result_id))
+        except InvalidOption:
+            return None
+
+    def _result(self, result_id: str, record: Record | None) -> Any:
+        if record is None or record.envelope.headers.get(ALIAS) != self.alias:
+            raise self.framework.NotFound(result_id)
+        task = self._declared.get(record.envelope.task)
+        found = found_task(self.framework, record, task.func if task else None)
+        return result_of(self.framework, found, record)
+
+
+_ABSENT = object()
+
+
+def _arguments(envelope: Envelope) -> Any:
+    return (unpack_pickle if envelope.pickled else unpack)(envelope.body)
+
+
+@functools.cache
+def backend_class(framework: Framework) -> Any:
+    """The backend of a framework."""
+    members = {
+        "__module__": "tidemill.django",
+        "__doc__": _Backend.__doc__,
+        "framework": framework,
+        "task_class": task_class(framework),
+    }
+    return type("TaskBackend", (_Backend, framework.Backend), members)

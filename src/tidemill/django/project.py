@@ -1,0 +1,164 @@
+"""The project's :class:`tidemill.Tidemill`, made from the settings."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.conf import settings as django_settings
+
+from tidemill.app import Tidemill
+from tidemill.client.call import Call
+from tidemill.client.job_handle import Job
+from tidemill.client.pending_puts import PendingPuts
+from tidemill.client.runtime import DeclaredTask, OpenBatch
+from tidemill.django.commit import CommitRule, TransactionBatch
+from tidemill.django.connections import fresh_connections
+from tidemill.django.settings import Settings, database_of, read_settings
+
+__all__ = ["DjangoMill", "in_tests", "project_mill"]
+
+T = TypeVar("T")
+
+
+class DjangoMill(Tidemill):
+    """A :class:`tidemill.Tidemill` that knows Django.
+
+    - While Django's test environment is set up, its store is ``TEST_URL``.
+    - Its puts inside ``atomic`` wait for the commit, or join the transaction.
+    - Its workers check and close the database connections around each job.
+    - Its workers find tasks in every module of an installed app, not only in modules ``tasks``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.finders: list[Callable[[str], DeclaredTask | None]] = []
+        super().__init__(
+            settings.url,
+            middleware=[fresh_connections, *settings.layers()],
+            **{**settings.app, **settings.tasks},
+        )
+        self._own_imports = self.allow_imports
+
+    @property
+    def url(self) -> str:
+        """The URL of the store: ``URL``, or ``TEST_URL`` in tests."""
+        return self.settings.test_url if in_tests() else super().url
+
+    # -- putting --------------------------------------------------------------------------------
+
+    @property
+    def commit(self) -> CommitRule:
+        """The rule when puts are made: at once, after the commit, or in the transaction."""
+        alias, join, own = self.settings.on_commit, self.settings.join, database_of(self.url)
+        if join and not self.url.startswith("postgres"):  # in tests the jobs are in another store
+            alias, join = join, ""
+        return CommitRule("" if alias == own else alias, join, own, self.settings.robust)
+
+    def batch_for(self, txn: Any = None) -> OpenBatch | None:
+        """The batch that a put joins; inside ``atomic`` this is the batch of the transaction."""
+        batch = super().batch_for(txn)
+        if batch is None and txn is None and (rule := self.commit).concerns_here():
+            return TransactionBatch(self, rule)
+        return batch
+
+    def commit_batch(self, pending: PendingPuts) -> None:
+        """Store the jobs of a batch, by the commit rule."""
+        self.commit.make(pending)
+
+    async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As ``enqueue``, without blocking the event loop; inside ``atomic`` by the commit rule."""
+        if await self.needs_thread():
+            return await sync_to_async(self.enqueue)(call, *args, **kwargs)
+        return await super().aenqueue(call, *args, **kwargs)
+
+    async def aenqueue_many(self, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
+        """As ``enqueue_many``, without blocking the event loop; obeys the commit rule."""
+        if self.sync:
+            return await sync_to_async(self.enqueue_many)(calls)
+        return await super().aenqueue_many(calls)
+
+    async def threaded_put(
+        self, put: Callable[[], T], txn: Any = None, *, waits: bool = False
+    ) -> T:
+        """Make a blocking put for an event loop, in the thread that the commit rule needs."""
+        if txn is None and await self.needs_thread():
+            return await sync_to_async(put)()
+        return await super().threaded_put(put, txn, waits=waits)
+
+    async def needs_thread(self, rule: CommitRule | None = None) -> bool:
+        """True when a put must be made in the thread that holds the database connection."""
+        if self.sync or database_of(self.url):
+            return True
+        rule = rule or self.commit
+        return bool(rule.on_commit or rule.join) and await sync_to_async(rule.concerns_here)()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def ask(self, function: Any, *args: Any) -> Any:
+        """Call a function that reads the store, without blocking the event loop."""
+        if self.sync or database_of(self.url):
+            return await sync_to_async(function)(*args)
+        return await self.threaded(function, *args)
+
+    def may_import(self, path: str) -> bool:
+        """True when the setting ``ALLOW_IMPORTS`` allows jobs that name this dotted path."""
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._own_imports)
+
+    def find_task(self, name: str) -> DeclaredTask | None:
+        """The task of a name, in a module of the project or as ``ALLOW_IMPORTS`` allows."""
+        if (module := _module_of(name)) and module not in sys.modules:
+            importlib.import_module(module)
+        if name in self.tasks:
+            return self.tasks[name]
+        for find in self.finders if module else ():
+            if (task := find(name)) is not None:
+                return task
+        return super().find_task(name)
+
+    def find_in_apps(self) -> None:
+        """Tell the store that a worker of this app may find any task in an installed app.
+
+        So a job that no older worker knew becomes ready again when a newer worker starts.
+        """
+        self.allow_imports = (*self._own_imports, *(f"{name}.*" for name in _packages()))
+
+
+def _module_of(name: str) -> str:
+    """The module in which a job's task is declared; empty for a module outside of the project."""
+    module = name.rpartition(".")[0]
+    if not any(f"{module}.".startswith(f"{package}.") for package in _packages()):
+        return ""
+    try:
+        return module if importlib.util.find_spec(module) else ""
+    except ModuleNotFoundError:
+        return ""
+
+
+def _packages() -> list[str]:
+    """The packages of the installed apps, and the package of the settings."""
+    root = (getattr(django_settings, "SETTINGS_MODULE", "") or "").partition(".")[0]
+    return [*(config.name for config in apps.get_app_configs()), *([root] if root else [])]
+
+
+def in_tests() -> bool:
+    """True while Django's test environment is set up, by ``manage.py test`` or pytest-django."""
+    utils = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")
+
+
+@functools.cache
+def project_mill() -> DjangoMill:
+    """The app of the setting ``TIDEMILL``; the store opens at its first use.
+
+    Raises:
+        ImproperlyConfigured, InvalidOption: a setting cannot be used.
+    """
+    return DjangoMill(read_settings())

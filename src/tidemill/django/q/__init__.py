@@ -1,0 +1,50 @@
+"""The functions of django-q, on tidemill: change the imports of ``django_q.tasks`` to this module.
+
+    from tidemill.django.q import async_task, result
+
+The names, arguments and units (milliseconds for ``wait``) are those of django-q.
+:mod:`tidemill.django.cluster` reads the setting ``Q_CLUSTER``. The guide
+``docs/how-to/from-django-q.md`` names the differences.
+"""
+
+from tidemill.django.q.calls import async_task
+from tidemill.django.q.groups import (
+    AsyncTask,
+    Chain,
+    Iter,
+    async_chain,
+    async_iter,
+    delete_group,
+)
+from tidemill.django.q.results import (
+    Task,
+    count_group,
+    delete_cached,
+    fetch,
+    fetch_group,
+    queue_size,
+    result,
+    result_group,
+)
+from tidemill.django.q.schedule_objects import Schedule
+from tidemill.django.q.schedules import schedule
+
+__all__ = [
+    "AsyncTask",
+    "Chain",
+    "Iter",
+    "Schedule",
+    "Task",
+    "async_chain",
+    "async_iter",
+    "async_task",
+    "count_group",
+    "delete_cached",
+    "delete_group",
+    "fetch",
+    "fetch_group",
+    "queue_size",
+    "result",
+    "result_group",
+    "schedule",
+]

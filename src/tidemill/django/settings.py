@@ -1,0 +1,140 @@
+"""Read the setting ``TIDEMILL``. The ``OPTIONS`` of a task backend have the same keys.
+
+TIDEMILL = {
+    "URL": "redis://localhost/0",       # where the jobs live
+    "TEST_URL": "memory://",            # where they live while tests run
+    "ENQUEUE_ON_COMMIT": True,          # or the alias of a database, or False
+    "ROBUST": False,                    # True: after a commit, log what the store refuses
+    "JOIN_ATOMIC": "default",           # PostgreSQL: store the jobs in this database's atomic
+    "RETRIES": 3,                       # each option of a task, in capitals
+}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from tidemill.client.options import TASK_OPTIONS
+from tidemill.core.config import parse_url
+from tidemill.core.errors import TidemillError
+from tidemill.core.suggest import hint
+from tidemill.django.cluster import store_url
+
+__all__ = ["KEYS", "Settings", "database_of", "read_settings"]
+
+KEYS = (
+    *("URL", "TEST_URL", "ENQUEUE_ON_COMMIT", "ROBUST", "JOIN_ATOMIC", "MIDDLEWARE"),
+    *("SECRET_KEYS", "SERIALIZER", "ALLOW_IMPORTS", "SYNC"),
+)
+"""The keys of ``TIDEMILL`` besides the options of tasks."""
+
+_PLAIN = {"SECRET_KEYS": (), "SERIALIZER": "msgpack", "ALLOW_IMPORTS": (), "SYNC": False}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one app.
+
+    Attributes:
+        url: the URL of the store.
+        test_url: the URL of the store while Django's test environment is set up.
+        on_commit: the alias of the database for whose commit a put waits; empty for no wait. A put
+            does not wait if the store is in this database.
+        robust: True logs the error of a put that waited for the commit; False raises the error.
+        join: the alias of the database whose transaction stores the jobs; empty for none.
+        app: arguments of :class:`tidemill.Tidemill` besides the options of tasks.
+        tasks: the default options of tasks.
+        middleware: dotted paths.
+    """
+
+    url: str | None
+    test_url: str
+    on_commit: str = "default"
+    robust: bool = False
+    join: str = ""
+    app: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
+    middleware: tuple[str, ...] = ()
+
+    def layers(self) -> list[Any]:
+        """The middleware of the project.
+
+        Raises:
+            ImproperlyConfigured: a path cannot be imported.
+        """
+        try:
+            return [import_string(path) for path in self.middleware]
+        except ImportError as error:
+            raise ImproperlyConfigured(f"TIDEMILL['MIDDLEWARE']: {error}") from error
+
+
+def read_settings(given: Mapping[str, Any] | None = None, where: str = "TIDEMILL") -> Settings:
+    """The settings in ``given``, or in the setting ``TIDEMILL``.
+
+    Raises:
+        ImproperlyConfigured: a key is unknown, or a value cannot be used.
+    """
+    if given is None:
+        given = getattr(settings, "TIDEMILL", {})
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured(f"{where} must be a dict, not {type(given).__name__}")
+    options = tuple(name.upper() for name in TASK_OPTIONS)
+    for key in given:
+        if key not in (*KEYS, *options):
+            near = hint(str(key), (*KEYS, *options))
+            raise ImproperlyConfigured(f"{where} has no key {key!r}; {near}")
+    url = given.get("URL") or os.environ.get("TIDEMILL_URL") or store_url() or _default_url()
+    return Settings(
+        url=url,
+        test_url=given.get("TEST_URL") or "memory://",
+        on_commit=_on_commit(given.get("ENQUEUE_ON_COMMIT", True), where),
+        robust=_boolean(given.get("ROBUST", False), "ROBUST", where),
+        join=_alias(given.get("JOIN_ATOMIC") or "", "JOIN_ATOMIC", where),
+        app={key.lower(): given.get(key, value) for key, value in _PLAIN.items()},
+        tasks={key.lower(): value for key, value in given.items() if key in options},
+        middleware=tuple(given.get("MIDDLEWARE", ())),
+    )
+
+
+def _default_url() -> str | None:
+    """``.tidemill`` in the project's ``BASE_DIR``; None for the default URL of tidemill."""
+    base = getattr(settings, "BASE_DIR", None)
+    return f"lmdb://{base}/.tidemill" if base else None
+
+
+def _on_commit(value: Any, where: str) -> str:
+    """The alias of the database for whose commit puts wait; empty for no wait."""
+    return "default" if value is True else _alias(value or "", "ENQUEUE_ON_COMMIT", where)
+
+
+def _boolean(value: Any, key: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ImproperlyConfigured(f"{where}[{key!r}] must be True or False, not {value!r}")
+    return value
+
+
+def database_of(url: str | None) -> str:
+    """The alias in a URL ``django://alias``; empty for another URL."""
+    if not url or not url.startswith("django:"):
+        return ""
+    try:
+        return parse_url(url).path.strip("/") or "default"
+    except TidemillError:
+        return ""
+
+
+def _alias(value: Any, key: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise ImproperlyConfigured(
+            f"{where}[{key!r}] must be the alias of a database, not {value!r}"
+        )
+    if value and value not in settings.DATABASES:
+        near = hint(value, settings.DATABASES)
+        raise ImproperlyConfigured(f"{where}[{key!r}] names no database {value!r}; {near}")
+    return value

@@ -1,0 +1,73 @@
+"""The app that workers load in a Django project: ``tidemill worker tidemill.django.worker:mill``.
+
+``manage.py tidemill worker`` starts such a worker. The import starts Django, and imports the module
+``tasks`` of each installed app.
+
+Attributes:
+    mill: the project's app.
+    backends: the apps of the setting ``TASKS`` by alias, such as ``backends.default``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import django
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import autodiscover_modules
+
+from tidemill.core.errors import InvalidOption
+from tidemill.core.suggest import hint
+from tidemill.django.framework.parts import default
+from tidemill.django.project import project_mill
+from tidemill.django.q.calls import declare
+
+__all__ = ["backends", "mill"]
+
+
+def _start() -> None:
+    if not settings.configured and "DJANGO_SETTINGS_MODULE" not in os.environ:
+        raise InvalidOption(
+            "DJANGO_SETTINGS_MODULE is not set; set it, or run: manage.py tidemill worker"
+        )
+    if not apps.ready:
+        django.setup()
+    autodiscover_modules("tasks")
+
+
+class _Backends:
+    """The apps of the setting ``TASKS``, as attributes."""
+
+    def __getattr__(self, alias: str) -> Any:
+        if alias.startswith("__"):
+            raise AttributeError(alias)
+        handler = default().backends
+        known = list(handler.settings)
+        if alias not in known:
+            raise InvalidOption(f"TASKS has no alias {alias!r}; {hint(alias, known)}")
+        mill = getattr(handler[alias], "mill", None)
+        if mill is None:
+            raise InvalidOption(f"TASKS[{alias!r}] is not a backend of tidemill")
+        mill.find_in_apps()
+        return mill
+
+
+def _make_backends() -> None:
+    """Make the backends of ``TASKS``. A backend finds the framework's tasks for its app."""
+    try:
+        handler = default().backends
+    except ImproperlyConfigured:  # no tasks framework is installed
+        return
+    for alias in handler.settings:
+        getattr(handler[alias], "mill", None)
+
+
+_start()
+mill = project_mill()
+mill.find_in_apps()
+declare(mill)
+_make_backends()
+backends = _Backends()

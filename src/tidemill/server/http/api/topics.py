@@ -1,0 +1,65 @@
+"""Topics: bind queues to patterns, and publish messages to the queues that are bound."""
+
+from __future__ import annotations
+
+from tidemill.core.config import check_name
+from tidemill.core.topics import check_pattern
+from tidemill.server.http.api.messages import value_of
+from tidemill.server.http.call import Call
+from tidemill.server.http.endpoints import Endpoint, Raw
+from tidemill.server.http.problems import Problem
+from tidemill.server.http.queue_permissions import check_whole_store
+from tidemill.server.http.schemas.jobs import Placed, PlacedMany
+from tidemill.server.http.schemas.topics import BindingsOut, PublishQuery
+from tidemill.server.tokens import Role
+
+__all__ = ["ENDPOINTS"]
+
+
+async def publish(call: Call, topic: str, query: PublishQuery, body: Raw) -> PlacedMany:
+    """Put a copy of the request's body into each queue that is bound to the topic.
+
+    The body is a message as for a queue: JSON if its Content-Type is JSON, else bytes. All copies
+    are put, or none. The list is empty when no queue is bound; ``?mandatory=true`` makes that 404.
+    """
+    value = await call.compute(lambda: value_of(body), len(body.data))
+    jobs = await call.backend.publish(topic, value, query.mandatory, query.options())
+    return PlacedMany([Placed(job.id, "created") for job in jobs])
+
+
+async def list_bindings(call: Call, queue: str) -> BindingsOut:
+    """List the patterns that a queue is bound to."""
+    bound = call.backend.queue(check_name("queue", queue))
+    return BindingsOut(await call.backend.run(bound.bindings))
+
+
+async def bind_queue(call: Call, queue: str, pattern: str) -> None:
+    """Bind a queue to a pattern of topics. Binding it again changes nothing.
+
+    A token for some queues is refused: with a binding it could read what others publish.
+    """
+    check_whole_store(call.exchange)
+    await call.backend.run(call.backend.queue(queue).bind, check_pattern(pattern))
+
+
+async def unbind_queue(call: Call, queue: str, pattern: str) -> None:
+    """Delete a binding. The messages of the queue stay."""
+    check_whole_store(call.exchange)
+    bound = call.backend.queue(check_name("queue", queue))
+    if not await call.backend.run(bound.unbind, check_pattern(pattern)):
+        raise Problem("not-found", f"the queue {queue!r} is not bound to {pattern!r}")
+
+
+ENDPOINTS = (
+    Endpoint(
+        *("POST", "/v1/topics/{topic}/messages", publish, Role.OPERATOR), status=201, also=(507,)
+    ),
+    Endpoint("GET", "/v1/queues/{queue}/bindings", list_bindings),
+    Endpoint(
+        *("PUT", "/v1/queues/{queue}/bindings/{pattern}", bind_queue, Role.OPERATOR), status=204
+    ),
+    Endpoint(
+        *("DELETE", "/v1/queues/{queue}/bindings/{pattern}", unbind_queue, Role.OPERATOR),
+        status=204,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Notes of running jobs on their way to the store, without those that the store would not keep.
+
+A task may log faster than a worker can send. The store keeps the last 100 lines of a job and its
+last report of progress, so earlier ones need not travel, and wait nowhere in memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tidemill.core.job import Note
+
+__all__ = ["add_notes", "latest_notes"]
+
+_LINES_MOST = 100
+"""Log lines of a job that the store keeps."""
+
+_LOOK_AT = 1000
+"""Notes at which the waiting notes are looked through."""
+
+
+def latest_notes(notes: Sequence[Note]) -> list[Note]:
+    """The last 100 log lines and the last report of progress of each job, in their order."""
+    lines, reported, kept = Counter[int](), set[int](), list[Note]()
+    for note in reversed(notes):
+        if note.done >= 0:
+            keep = note.token not in reported
+            reported.add(note.token)
+        else:
+            lines[note.token] += 1
+            keep = lines[note.token] <= _LINES_MOST
+        if keep:
+            kept.append(note)
+    kept.reverse()
+    return kept
+
+
+def add_notes(waiting: list[Note], notes: Sequence[Note]) -> None:
+    """Add notes to those that wait for the store, whose number stays bounded."""
+    waiting += notes
+    if len(waiting) > _LOOK_AT:
+        waiting[:] = latest_notes(waiting)

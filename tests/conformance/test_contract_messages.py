@@ -1,0 +1,200 @@
+"""Messages of an app: their attributes, several at a time, and settling by id."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from broker_driver import LiveOwner
+from kinds import Kind
+
+from tidemill import LeaseLost, Message, Tidemill
+from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.core.job import Envelope
+
+
+@pytest.fixture
+def mill(broker: Broker, kind: Kind, tmp_path: Path) -> Iterator[Tidemill]:
+    """An app on the broker's store; in memory it is the broker itself."""
+    with Tidemill(kind.store_url(tmp_path)) as mill:
+        if kind.name == "memory":
+            mill._broker = broker  # type: ignore[assignment]
+        yield mill
+
+
+def taken(mill: Tidemill, count: int, queue: str = "q") -> list[Message]:
+    """So many messages; a broker that pushes may bring them one after the other."""
+    messages: list[Message] = []
+    while len(messages) < count:
+        more = mill.queue(queue).get_many(count - len(messages), timeout=30)
+        assert more, f"{len(messages)} of {count}"
+        messages += more
+    return messages
+
+
+def test_a_message_tells_its_priority_and_its_hand_out(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    queue.put("a", priority=7)
+    first = queue.get(30)
+    assert first is not None
+    assert (first.priority, first.attempt, first.redelivered) == (7, 1, False)
+    # when it is released, the delivery does not count
+    assert first.release()
+    second = queue.get(30)
+    assert second is not None
+    assert (second.priority, second.attempt, second.redelivered) == (7, 1, False)
+    # when its consumer fails
+    with pytest.raises(KeyError), second:
+        raise KeyError
+    third = queue.get(30)
+    assert third is not None
+    # then
+    assert (third.priority, third.attempt, third.redelivered) == (7, 2, True)
+    assert third.ack()
+
+
+def test_get_many_takes_up_to_n_messages_in_order(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    queue.put_many(range(5))
+    # when
+    first = taken(mill, 3)
+    rest = taken(mill, 2)
+    # then
+    assert [message.body for message in first + rest] == list(range(5))
+    assert queue.get_many(9, timeout=0) == []
+    assert all(message.ack() for message in first + rest)
+
+
+def test_get_many_empties_an_earlier_queue_first(mill: Tidemill) -> None:
+    mill.queue("late").put_many(["c", "d"])
+    mill.queue("early").put_many(["a", "b"])
+    found = []
+    while len(found) < 4:
+        more = mill.get_many(["early", "late"], 4 - len(found), timeout=30)
+        assert more
+        found += more
+    assert [message.body for message in found] == ["a", "b", "c", "d"]
+    assert all(message.ack() for message in found)
+
+
+def test_get_many_returns_as_soon_as_there_is_one(mill: Tidemill) -> None:
+    waits, found = threading.Event(), list[Message]()
+
+    def consume() -> None:
+        waits.set()
+        found.extend(mill.queue("q").get_many(10, timeout=60))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert waits.wait(60)
+    # when
+    mill.queue("q").put("a")
+    thread.join(60)
+    # then
+    assert [message.body for message in found] == ["a"]
+    assert found[0].ack()
+
+
+def test_a_call_that_took_fewer_messages_than_it_wanted_gets_no_wake_up(
+    mill: Tidemill, broker: Broker
+) -> None:
+    # given a consumer that has returned with fewer messages than it wanted
+    mill.queue("q").put("a")
+    (first,) = mill.queue("q").get_many(10, timeout=30)
+    # and another that waits, and has no more hints
+    waiter = LiveOwner(broker, "c2", "consumer")
+    want = Want(1, ("q",), Mode.STRICT, tasks=False, messages=True)
+    while not waiter.exchange(want=want).leases and slept(waiter, 0.3) < 0.3:
+        pass
+    # when
+    mill.queue("q").put("b")
+    # then
+    assert slept(waiter, 30) < 20
+    (second,) = waiter.await_all(1, queues=("q",))
+    assert waiter.settle(second)
+    assert first.ack()
+
+
+def slept(owner: LiveOwner, seconds: float) -> float:
+    """Wait for a hint, and return how long that took."""
+    begun = time.monotonic()
+    owner.broker.wait(owner.id, seconds)
+    return time.monotonic() - begun
+
+
+def test_get_many_hands_out_messages_with_ttr_0_once(mill: Tidemill) -> None:
+    # law 2
+    queue = mill.queue("q")
+    queue.put_many(["a", "b"], ttr=0)
+    queue.put("c")
+    messages = taken(mill, 3)
+    assert [message.body for message in messages] == ["a", "b", "c"]
+    assert [message.ack() for message in messages] == [False, False, True]
+
+
+def test_get_many_refuses_messages_that_cannot_be_read_one_by_one(mill: Tidemill) -> None:
+    mill.keys = [b"secret"]
+    queue = mill.queue("q")
+    queue.put("a")
+    mill.broker.put([Envelope(id="bare", queue="q", body=b"\x01")])
+    queue.put("b")
+    messages = taken(mill, 2)
+    assert [message.body for message in messages] == ["a", "b"]
+    assert queue.get_many(9, timeout=0) == []
+    assert all(message.ack() for message in messages)
+
+
+def test_a_held_message_is_settled_by_its_id(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    ids = [job.id for job in queue.put_many(range(4))]
+    taken(mill, 4)
+    # when
+    queue.touch(ids[0], 100)
+    queue.ack(ids[0])
+    queue.release(ids[1])
+    queue.release(ids[2], delay=1)
+    queue.bury(ids[3], "cannot be read")
+    # then
+    again = taken(mill, 2)
+    assert sorted(message.body for message in again) == [1, 2]
+    assert all(message.ack() for message in again)
+    assert queue.get_many(9, timeout=0) == []
+
+
+def test_an_id_that_is_not_held_is_refused(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    queue.put_many(["a", "b", "c"], ttr=60)
+    queue.put("d", ttr=0)
+    acked, by_id, held, once = taken(mill, 4)
+    acked.ack()
+    queue.ack(by_id.id)
+    for name, message_id in (
+        *(("q", acked.id), ("q", by_id.id), ("q", once.id)),
+        *(("other", held.id), ("q", "unknown")),
+    ):
+        for act in (
+            *(mill.queue(name).ack, mill.queue(name).release),
+            *(mill.queue(name).bury, mill.queue(name).touch),
+        ):
+            with pytest.raises(LeaseLost, match=f"holds no message '{message_id}' of queue"):
+                act(message_id)
+    queue.ack(held.id)
+
+
+def test_an_id_whose_lease_was_lost_is_refused(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    queue.put("a", ttr=600)
+    (message,) = taken(mill, 1)
+    queue.touch(message.id, 0.2)
+    # when its ttr has run out, and it is taken again
+    again = queue.get(timeout=60)
+    assert again is not None
+    # then its id means the second delivery
+    assert not message.ack()
+    queue.ack(again.id)
+    with pytest.raises(LeaseLost):
+        queue.ack(again.id)

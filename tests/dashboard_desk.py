@@ -1,0 +1,134 @@
+"""A visitor of the dashboard without a browser, and the numbers that a page shows."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from urllib.parse import unquote, urlencode
+
+from tidemill import Tidemill
+from tidemill.dashboard.dashboard import Dashboard
+from tidemill.dashboard.request import Request
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.roles import Role, User
+from tidemill.dashboard.routes import part_of
+from tidemill.dashboard.security import CSRF_COOKIE
+
+__all__ = ["Visitor", "counted", "listed", "numbers"]
+
+LINK = re.compile(r'<a (?:class="[^"]*" )?href="([^"]*/jobs\?[^"]*)"[^>]*>(.*?)</a>', re.DOTALL)
+VALUE = re.compile(r'class="value">([^<]*)<')
+
+ANNA = User("anna", Role.ADMIN)
+
+
+class Visitor:
+    """One person with one browser. Every answer of the dashboard is kept in ``last``."""
+
+    def __init__(
+        self,
+        dashboard: Dashboard | Tidemill,
+        user: User | None = ANNA,
+        root: str = "",
+    ) -> None:
+        self.dashboard = Dashboard(dashboard) if isinstance(dashboard, Tidemill) else dashboard
+        self.user = user
+        self.root = root
+        self.cookies: dict[str, str] = {}
+        self.last = Response()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        form: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Response:
+        """Send a request as a browser on the same site does."""
+        path, _, query = path.partition("?")
+        sent = {"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
+        if form is not None:
+            sent |= {"content-type": "application/x-www-form-urlencoded"}
+            sent |= {"sec-fetch-site": "same-origin"}
+        body = urlencode(form or {}).encode()
+        request = Request(
+            method,
+            unquote(path),
+            query,
+            body,
+            headers=sent | (headers or {}),
+            root=self.root,
+            user=self.user,
+        )
+        self.last = self.dashboard.handle(request)
+        for name, value in self.last.headers:
+            if name == "set-cookie":
+                key, _, rest = value.partition("=")
+                self.cookies[key] = rest.partition(";")[0]
+                if "Max-Age=0" in value:
+                    del self.cookies[key]
+        return self.last
+
+    @staticmethod
+    def dashboard_path(queue: str) -> str:
+        """The path of the page of a queue."""
+        return f"/queues/{part_of(queue)}"
+
+    def get(self, path: str, status: int = 200) -> str:
+        """The text of a page, which has this status."""
+        response = self.send("GET", path)
+        text = response.read().decode()
+        assert response.status == status, (response.status, text[-600:])
+        return text
+
+    def post(self, path: str, status: int = 303, /, **form: str) -> Response:
+        """Send a form with the right token; the answer has this status."""
+        if CSRF_COOKIE not in self.cookies:
+            self.send("GET", "/help")
+        name = self.user.name if self.user is not None else ""
+        token = self.dashboard.signer.token(self.cookies[CSRF_COOKIE], name)
+        response = self.send("POST", path, {"csrf": token, **form})
+        assert response.status == status, (response.status, response.read()[-600:])
+        return response
+
+    def act(self, path: str, /, **form: str) -> str:
+        """Send a form, follow the redirect, and return the message that the next page shows."""
+        location = self.post(path, **form).header("location")
+        text = self.get(location.removeprefix(self.root))
+        found = re.search(r'<p class="flash (\w+)">.*?<span>(.*?)</span></p>', text, re.DOTALL)
+        assert found, "no message on the page"
+        return f"{found[1]}: {html.unescape(found[2])}"
+
+
+# -- numbers and lists -----------------------------------------------------------------------------
+
+
+def numbers(text: str) -> list[tuple[str, int]]:
+    """Links to lists of jobs, each with the number that the link shows."""
+    found = []
+    for link, inside in LINK.findall(text):
+        value = VALUE.search(inside)
+        shown = value[1] if value else re.sub(r"<[^>]*>", " ", inside)
+        number = re.fullmatch(r"\D*?(\d[\d,]*)( for good)?", shown.strip())
+        if number and "%" not in shown:
+            found.append((html.unescape(link), int(number[1].replace(",", ""))))
+    return found
+
+
+def listed(get: Callable[[str], str], link: str) -> int:
+    """The number of jobs in a list, over all its pages."""
+    count = 0
+    while link:
+        text = get(link)
+        count += len(re.findall(r'name="id" value="', text))
+        more = re.search(r'href="([^"]+)">(?:Older|Go on looking)', text)
+        link = html.unescape(more[1]) if more else ""
+    return count
+
+
+def counted(text: str) -> int:
+    """The number of matching jobs in the title of a list."""
+    found = re.search(r'<span class="count">([\d,]+)', text)
+    assert found, "no number in the title"
+    return int(found[1].replace(",", ""))

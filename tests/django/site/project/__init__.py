@@ -1,0 +1,1 @@
+"""Part of the project that the tests use."""

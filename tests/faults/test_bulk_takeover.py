@@ -1,0 +1,136 @@
+"""A runner of a bulk operation is stopped or killed: another goes on; no piece is done twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from servers import postgres_store, redis_url
+
+from tidemill import Fail, Tidemill
+from tidemill.core.clock import new_id
+from tidemill.dashboard import bulk_run
+from tidemill.dashboard.audit import notes
+from tidemill.dashboard.bulk_run import Bulk
+from tidemill.testing import run_all
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "lmdb": lambda folder: f"lmdb://{folder}/store",
+    "redis": lambda folder: f"{redis_url()}?prefix=t{new_id()}",
+    "postgresql": lambda folder: postgres_store(f"t{new_id()}"),
+}
+
+RUNNER = """
+import signal, sys, threading
+from tidemill import Tidemill
+from tidemill.dashboard import bulk_run
+from tidemill.dashboard.job_query import parse
+
+act, sent = bulk_run.act_and_keep, [0]
+
+def hit(when):
+    if when == sys.argv[2] and sent[0] == 2:  # at the second piece
+        # At once: this thread alone gets the signal, and the process stops before it goes on.
+        signal.pthread_kill(threading.get_ident(), getattr(signal, sys.argv[3]))
+
+def act_and_keep(*args):
+    sent[0] += 1
+    hit("before")
+    done = act(*args)
+    hit("after")
+    return done
+
+bulk_run.act_and_keep = act_and_keep
+mill = Tidemill(sys.argv[1])
+bulk = bulk_run.start(mill, "retry", parse("state:failed"), "anna", rate=5, expected=12)
+for thread in threading.enumerate():
+    if thread.name.startswith("bulk-"):
+        thread.join()
+"""
+
+
+@pytest.fixture(params=STORES)
+def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
+    with Tidemill(STORES[request.param](tmp_path)) as mill:
+
+        @mill.task(name="shop.pay", retries=0)
+        def pay(order: int) -> None:
+            raise Fail("the bank is closed")
+
+        mill.enqueue_many([pay.call(n) for n in range(12)])
+        run_all(mill)
+        yield mill
+
+
+def runner(mill: Tidemill, when: str, how: str) -> subprocess.Popen[bytes]:
+    """A process with an operation on 12 jobs, stopped or killed at the second piece of 5 jobs."""
+    command = [sys.executable, "-c", RUNNER, mill.url, when, how]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return process
+
+
+def taken_over(mill: Tidemill) -> Bulk:
+    """The operation after another runner has gone on with it."""
+    [bulk] = bulk_run.operations(mill)
+    bulk.beat -= 60
+    assert bulk.shown_state == "interrupted"
+    bulk.rate = 0
+    bulk_run.resume(mill, bulk)
+    for thread in threading.enumerate():
+        if thread.name.startswith("bulk-"):
+            thread.join(60)
+            assert not thread.is_alive()
+    return bulk_run.get(mill, bulk.id)
+
+
+def states(mill: Tidemill) -> list[str]:
+    return [job.state for job in mill.jobs()]
+
+
+def test_a_stopped_runner_that_comes_back_acts_no_more(mill: Tidemill) -> None:
+    with runner(mill, "before", "SIGSTOP") as process:
+        try:
+            # given
+            bulk = taken_over(mill)
+            assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 12, 0, 0)
+            run_all(mill)  # all jobs fail again
+            # when
+            process.send_signal(signal.SIGCONT)
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    # then
+    assert process.returncode == 0, errors
+    assert states(mill) == ["failed"] * 12
+    assert bulk_run.get(mill, bulk.id) == bulk
+    assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
+
+
+def test_a_runner_stopped_after_its_act_counts_no_more(mill: Tidemill) -> None:
+    with runner(mill, "after", "SIGSTOP") as process:
+        try:
+            bulk = taken_over(mill)
+            process.send_signal(signal.SIGCONT)
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    bulk = bulk_run.get(mill, bulk.id)
+    assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 7, 0, 5)
+    assert states(mill) == ["ready"] * 12
+
+
+def test_a_piece_whose_runner_was_killed_is_not_repeated(mill: Tidemill) -> None:
+    with runner(mill, "after", "SIGKILL"):
+        pass
+    run_all(mill)  # the retried jobs fail again
+    bulk = taken_over(mill)
+    assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 7, 0, 5)
+    assert sorted(states(mill)) == ["failed"] * 10 + ["ready"] * 2

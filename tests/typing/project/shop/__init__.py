@@ -1,0 +1,1 @@
+"""A small shop that uses tidemill as a strict user does."""

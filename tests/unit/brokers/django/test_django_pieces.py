@@ -1,0 +1,396 @@
+"""``django://`` works in pieces: no transaction grows with the number of jobs in the store.
+
+The tests count what the largest transaction does: its statements, the rows that they return, and
+the instructions of SQLite's virtual machine. The last number shows rows that a query walks over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from broker_driver import LiveOwner, job
+from servers import django_on_sqlite
+
+from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.django import server_clock
+from tidemill.brokers.django.broker import DjangoBroker
+from tidemill.brokers.django.connections import Connection
+from tidemill.brokers.django.owners import listed
+from tidemill.brokers.django.transaction import Transaction
+from tidemill.brokers.registry import open_broker
+from tidemill.core.errors import QueueFull
+from tidemill.core.job import Envelope, Links, Outcome, RunOn, State, Verdict
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+
+FEW, MANY = 1200, 3600
+OTHER = "other"
+
+
+class Cost(msgspec.Struct):
+    """What one transaction did."""
+
+    statements: int = 0
+    rows: int = 0
+    instructions: int = 0  # in hundreds
+
+
+class Meter:
+    """The costs of all transactions since the last reset."""
+
+    def __init__(self) -> None:
+        self.all: list[Cost] = [Cost()]
+
+    def instruction(self) -> int:
+        self.all[-1].instructions += 1
+        return 0
+
+    def statement(self, text: str, rows: int) -> None:
+        if text.startswith("BEGIN"):
+            self.all.append(Cost())
+        self.all[-1].statements += 1
+        self.all[-1].rows += rows
+        if text == "COMMIT":
+            self.all.append(Cost())  # what comes now holds no lock
+
+    def largest(self) -> Cost:
+        """The largest number of each kind; reads without a transaction do not count."""
+        begun = [cost for cost in self.all if cost.statements > 2]
+        return Cost(*(max(getattr(one, name) for one in begun) for name in Cost.__struct_fields__))
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    meter = Meter()
+    plain_execute, plain_open = Connection._execute_one, Connection.open
+
+    def execute(self: Connection, text: str, parameters: Any) -> list[Any]:
+        rows = plain_execute(self, text, parameters)
+        meter.statement(text, len(rows))
+        return rows
+
+    def open_counted(self: Connection) -> None:
+        plain_open(self)
+        self._wrapper.connection.set_progress_handler(meter.instruction, 100)
+
+    monkeypatch.setattr(Connection, "_execute_one", execute)
+    monkeypatch.setattr(Connection, "open", open_counted)
+    return meter
+
+
+class Store:
+    """A store, its owner, and a clock."""
+
+    def __init__(self, broker: DjangoBroker, clock: list[float]) -> None:
+        self.broker = broker
+        self.owner = LiveOwner(broker)
+        self._clock = clock
+
+    def put(self, count: int, **fields: Any) -> list[str]:
+        jobs = [job(**fields) for _ in range(count)]
+        self.broker.put(jobs)
+        return [one.id for one in jobs]
+
+    def advance(self, seconds: float) -> None:
+        self._clock[0] += seconds
+
+    def end(self, count: int, outcome: Outcome = Outcome.SUCCESS, **fields: Any) -> None:
+        """Lease jobs, and settle them."""
+        while count > 0:
+            leases = self.owner.take(min(count, 400))
+            assert leases
+            verdicts = [Verdict(one.token, outcome, **fields) for one in leases]
+            assert all(self.owner.exchange(verdicts=verdicts).settled)
+            count -= len(leases)
+
+    def count(self, *states: State) -> int:
+        page = self.broker.find(Filter(states=frozenset(states)), 10_000)
+        return len(page.records)
+
+
+@pytest.fixture
+def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
+    clock = [0.0]
+    monkeypatch.setattr(server_clock, "server_offset", lambda: clock[0])
+    stores: list[Store] = []
+
+    def make(query: str = "") -> Store:
+        url = django_on_sqlite(str(tmp_path / f"store{len(stores)}"))
+        broker = open_broker(url + query)
+        assert isinstance(broker, DjangoBroker)
+        stores.append(Store(broker, clock))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.broker.close()
+
+
+def assert_no_larger(few: Cost, many: Cost) -> None:
+    """A tree of an index may be one level deeper."""
+    assert many.statements <= few.statements + 2
+    assert many.rows <= few.rows + 20
+    assert many.instructions <= few.instructions * 1.2 + 30
+
+
+Act = Callable[[Store], None]
+Fill = Callable[[Store, int], Act]
+
+
+def jobs_that_come_due(store: Store, count: int) -> Act:
+    store.put(count, delay=10.0)
+    store.advance(20)
+
+    def act(store: Store) -> None:
+        assert len(store.owner.take(10)) == 10
+        assert store.count(State.SCHEDULED) == 0
+
+    return act
+
+
+def jobs_that_expire(store: Store, count: int) -> Act:
+    store.put(count, expires=10.0)
+    store.advance(20)
+
+    def act(store: Store) -> None:
+        assert store.owner.take(10) == []
+        assert store.count(State.EXPIRED) == count
+
+    return act
+
+
+def jobs_whose_grace_is_over(store: Store, count: int) -> Act:
+    store.put(count)
+    store.end(count, Outcome.UNKNOWN, delay=10.0)
+    store.advance(20)
+
+    def act(store: Store) -> None:
+        assert store.owner.take(10) == []
+        assert store.count(State.FAILED) == count
+        assert store.broker.unknown_tasks() == []
+
+    return act
+
+
+def one_more_job_set_aside(store: Store, count: int) -> Act:
+    store.put(count)
+    store.end(count, Outcome.UNKNOWN)
+    store.put(10)
+    leases = store.owner.take(10)
+
+    def act(store: Store) -> None:
+        store.owner.exchange(verdicts=[Verdict(one.token, Outcome.UNKNOWN) for one in leases])
+        [shown] = store.broker.unknown_tasks()
+        assert shown.count == count + 10
+
+    return act
+
+
+def jobs_brought_back(store: Store, count: int) -> Act:
+    store.put(count)
+    store.put(1, queue=OTHER)
+    store.end(count + 1, Outcome.UNKNOWN)
+
+    def act(store: Store) -> None:
+        want = Want(10, knows=("app.work",))
+        queues = [lease.open().queue for lease in store.owner.take_all(want)]
+        assert sorted(queues) == ["default"] * 9 + [OTHER]
+        [shown] = store.broker.unknown_tasks()
+        assert (shown.count, shown.queues) == (count - 9, ["default"])
+
+    return act
+
+
+def a_purge(store: Store, count: int) -> Act:
+    store.put(count)
+    store.put(5, queue=OTHER)
+
+    def act(store: Store) -> None:
+        assert store.broker.purge("default") == count
+        assert [(row.name, row.ready) for row in store.broker.stats()] == [
+            ("default", 0),
+            (OTHER, 5),
+        ]
+
+    return act
+
+
+def a_purge_of_a_queue_with_one_job(store: Store, count: int) -> Act:
+    store.put(1, queue=OTHER)
+    store.put(count)
+    store.put(1, queue=OTHER)
+
+    def act(store: Store) -> None:
+        assert store.broker.purge(OTHER) == 2
+
+    return act
+
+
+def jobs_to_delete(store: Store, count: int) -> Act:
+    ids = store.put(count)
+
+    def act(store: Store) -> None:
+        assert all(store.broker.delete(ids))
+
+    return act
+
+
+def finished_jobs_that_are_too_old(store: Store, count: int) -> Act:
+    store.put(count)
+    store.end(count)
+    store.advance(4000)
+
+    def act(store: Store) -> None:
+        store.broker.tick()
+        assert store.count() == 0
+
+    return act
+
+
+def finished_jobs_that_are_too_many(store: Store, count: int) -> Act:
+    store.put(count)
+    store.end(count)
+
+    def act(store: Store) -> None:
+        store.broker.tick()
+        assert store.count() == 100
+
+    return act
+
+
+def jobs_under_a_limit(store: Store, count: int) -> Act:
+    limit = JobLimit("one", "a", 1.0, LimitSettings(concurrency=1))
+    other = JobLimit("one", "b", 1.0, LimitSettings(concurrency=1))
+    store.put(count, limit=limit)
+    ids = store.put(10, limit=other, queue=OTHER)
+    store.put(5)
+
+    def act(store: Store) -> None:
+        found = [lease.open() for lease in store.owner.take(10)]
+        assert sorted((one.queue, one.limit is None) for one in found) == [
+            *[("default", False), *[("default", True)] * 5],
+            (OTHER, False),
+        ]
+        assert ids[0] in {one.id for one in found}
+
+    return act
+
+
+def jobs_of_a_queue_with_a_limit(store: Store, count: int) -> Act:
+    store.put(count)
+    store.broker.set_limit("default", LimitSettings(concurrency=2), queue=True)
+
+    def act(store: Store) -> None:
+        leases = store.owner.take(10)
+        assert len(leases) == 2
+        store.owner.settle(leases[0])
+        assert len(store.owner.take(10)) == 1
+
+    return act
+
+
+def a_queue_with_a_bound(store: Store, count: int) -> Act:
+    store.put(count)
+    store.broker.set_queue("default", max_size=500)
+
+    def act(store: Store) -> None:
+        with pytest.raises(QueueFull):
+            store.put(1)
+
+    return act
+
+
+FILLS: list[Fill] = [
+    jobs_that_come_due,
+    jobs_that_expire,
+    jobs_whose_grace_is_over,
+    one_more_job_set_aside,
+    jobs_brought_back,
+    a_purge,
+    a_purge_of_a_queue_with_one_job,
+    jobs_to_delete,
+    finished_jobs_that_are_too_old,
+    finished_jobs_that_are_too_many,
+    jobs_under_a_limit,
+    jobs_of_a_queue_with_a_limit,
+    a_queue_with_a_bound,
+]
+
+
+@pytest.mark.parametrize("fill", FILLS, ids=lambda fill: fill.__name__)
+def test_no_transaction_grows_with_the_store(
+    fill: Fill, make_store: Callable[..., Store], meter: Meter
+) -> None:
+    # given two stores, one with more jobs
+    costs: list[Cost] = []
+    for count in (FEW, MANY):
+        store = make_store("?keep_count=100&poll=3600")
+        act = fill(store, count)
+        # when the same call meets them
+        meter.all = [Cost()]
+        act(store)
+        costs.append(meter.largest())
+    # then no transaction of the larger store does more
+    assert_no_larger(*costs)
+
+
+def test_a_purge_leaves_jobs_that_were_put_after_it_began(
+    make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a queue of several pieces, and a producer that does not stop
+    store = make_store()
+    store.put(FEW)
+    late: list[str] = []
+    plain = store.broker._change
+
+    def change(*args: Any, **kwargs: Any) -> Any:
+        late.extend(store.put(1))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(store.broker, "_change", change)
+    # when
+    purged = store.broker.purge("default")
+    # then
+    assert purged == FEW
+    assert {lease.open().id for lease in store.owner.take(100)} == set(late)
+
+
+def test_a_purge_in_pieces_cancels_no_job_that_waits(make_store: Callable[..., Store]) -> None:
+    # given a job that waits for more jobs than one piece holds
+    store = make_store()
+    last = job(id="last", links=Links(waits=RunOn.SUCCESS))
+    firsts: list[Envelope] = [job(links=Links(next=("last",))) for _ in range(FEW)]
+    store.broker.put([last, *firsts])
+    # when
+    purged = store.broker.purge("default")
+    # then
+    assert purged == FEW + 1
+    assert store.count() == 0
+
+
+def test_an_owner_whose_step_waits_for_many_due_jobs_keeps_its_lease(
+    make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given more due jobs than one transaction moves
+    store = make_store()
+    store.put(1200, delay=10.0)
+    store.advance(20)
+    seen: list[float] = []
+    come_due = Transaction.come_due
+
+    def late(transaction: Transaction) -> bool:
+        seen.extend(one.until for one in listed(transaction.rows))
+        store.advance(1)
+        return come_due(transaction)
+
+    monkeypatch.setattr(Transaction, "come_due", late)
+    # when the owner makes a step
+    assert len(store.owner.take(10)) == 10
+    # then each transaction has renewed its lease
+    assert len(seen) > 2
+    assert sorted(seen) == seen
+    assert len(set(seen)) == len(seen)

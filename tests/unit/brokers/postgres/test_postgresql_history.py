@@ -1,0 +1,101 @@
+"""History on PostgreSQL: steps insert rows, and the housekeeping sums them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from postgres_desk import connect
+from servers import postgres_url
+
+from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
+from tidemill.brokers.postgres.broker import PostgresBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.brokers.shared import folded_history
+from tidemill.core.clock import new_id, wall_time
+from tidemill.core.job import Owner
+
+NOW = int(wall_time()) // HOUR * HOUR
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[PostgresBroker]:
+    broker = open_broker(url)
+    assert isinstance(broker, PostgresBroker)
+    broker.attach(Owner(id="w", kind="worker"))
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def conn(url: str, broker: PostgresBroker) -> Iterator[psycopg.Connection[Any]]:
+    with connect(url) as conn:
+        conn.autocommit = True
+        conn.execute(f"SET search_path = {broker._session.address.schema}".encode())
+        yield conn
+
+
+def row(*counts: int, name: str = "a", sample: bytes = b"") -> HistoryRow:
+    return HistoryRow("task", name, MINUTE, NOW, counts, sample)
+
+
+def stored(conn: psycopg.Connection[Any]) -> tuple[list[str], int]:
+    """The names with sums, and the number of steps whose rows are not in sums."""
+    sums = conn.execute("SELECT name FROM history ORDER BY name").fetchall()
+    added = conn.execute("SELECT n FROM history_added").fetchall()
+    return [name for (name,) in sums], len(added)
+
+
+def test_added_rows_are_folded_into_one_row_for_each_key(
+    broker: PostgresBroker, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folded_history, "FOLD_MOST", 2)
+    broker.keep_history([row(100), row(5, name="kept")])
+    for n in range(5):
+        broker.exchange(Step("w", history=[row(1, n, sample=b"%d" % n), row(n, name="b")]))
+    assert stored(conn) == (["a", "kept"], 5)
+    before = broker.history("task", MINUTE)
+
+    broker.tick()
+
+    assert stored(conn) == (["a", "b", "kept"], 0)
+    assert broker.history("task", MINUTE) == before
+    assert before[0] == row(105, 10, sample=b"4")
+
+
+def test_rows_that_were_replaced_meanwhile_are_not_folded(
+    broker: PostgresBroker, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.exchange(Step("w", history=[row(1), row(1, name="b")]))
+    add = folded_history.added
+
+    def late(before: HistoryRow | None, one: HistoryRow) -> HistoryRow:
+        monkeypatch.setattr(folded_history, "added", add)
+        broker.keep_history([row(50)])  # after the fold has read its rows
+        broker.exchange(Step("w", history=[row(7), row(8, name="b")]))
+        return add(before, one)
+
+    monkeypatch.setattr(folded_history, "added", late)
+    broker._history.fold()
+
+    assert broker.history("task", MINUTE) == [row(57), row(9, name="b")]
+    assert stored(conn) == (["a", "b"], 0)
+
+
+def test_steps_add_to_one_row_without_waiting(
+    broker: PostgresBroker, conn: psycopg.Connection[Any]
+) -> None:
+    broker.exchange(Step("w", history=[row(1)]))
+    with conn.transaction():
+        conn.execute("UPDATE history_changes SET count = count + 1")
+        conn.execute("SELECT FROM history_added FOR UPDATE")
+        broker.exchange(Step("w", history=[row(1)]))
+        assert broker.history("task", MINUTE) == [row(2)]

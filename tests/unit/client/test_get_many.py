@@ -1,0 +1,113 @@
+"""Several messages at a time: what a failed call gives back, and the table of held messages."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tidemill import BrokerUnavailable, InvalidOption, LeaseLost, Tidemill
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.client import held_messages
+from tidemill.core.job import Outcome, Verdict
+
+
+@pytest.fixture
+def mill() -> Tidemill:
+    return Tidemill("memory://")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_call_that_fails_gives_all_its_messages_back(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    # law 2: given a store that is lost while acknowledgements of messages with ttr=0 are stored
+    queue, exchange = mill.queue("q"), mill.broker.exchange
+    queue.put_many(["a", "b"], ttr=0)
+    queue.put("c", ttr=3600)
+
+    def lose(step: Step) -> Reply:
+        if not step.verdicts:
+            return exchange(step)
+        monkeypatch.setattr(mill.broker, "exchange", exchange)
+        if stored:
+            exchange(step)
+        raise BrokerUnavailable("the answer was lost")
+
+    monkeypatch.setattr(mill.broker, "exchange", lose)
+    # when
+    with pytest.raises(BrokerUnavailable):
+        queue.get_many(10, timeout=0)
+    # then all messages are there, once
+    assert sorted(message.body for message in queue.get_many(10, timeout=0)) == ["a", "b", "c"]
+
+
+def test_a_message_whose_lease_was_lost_is_not_handed_out(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 2: given that the lease of one message ends before its acknowledgement is stored
+    queue, exchange = mill.queue("q"), mill.broker.exchange
+    queue.put_many(["a", "b"], ttr=0)
+
+    def lose_first(step: Step) -> Reply:
+        if step.verdicts:
+            exchange(Step(step.owner, [Verdict(step.verdicts[0].token, Outcome.RELEASE)]))
+        return exchange(step)
+
+    monkeypatch.setattr(mill.broker, "exchange", lose_first)
+    # when
+    messages = queue.get_many(2, timeout=0)
+    # then
+    assert [message.body for message in messages] == ["b"]
+
+
+@pytest.mark.parametrize("n", [0, -1, 1001, 1.5, True])
+def test_a_number_out_of_bounds_is_refused(mill: Tidemill, n: int) -> None:
+    with pytest.raises(InvalidOption, match="n must be a whole number from 1 to 1000"):
+        mill.queue("q").get_many(n, timeout=0)
+
+
+def test_messages_that_nobody_settles_are_forgotten(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_messages, "_FEW", 10)
+    held = mill.consumers.session.held = held_messages.HeldMessages()
+    queue = mill.queue("q")
+    queue.put_many(range(10), ttr=0.01)
+    lost = queue.get_many(10, timeout=0)
+    until = time.monotonic() + 30
+    while not lost[-1].is_over:
+        assert time.monotonic() < until
+    # when further messages are taken
+    mill.queue("p").put_many(range(5))
+    kept = mill.queue("p").get_many(5, timeout=0)
+    # then
+    assert list(held._by_id) == [message.id for message in kept]
+    with pytest.raises(LeaseLost):
+        queue.ack(lost[0].id)
+
+
+def test_settled_messages_are_forgotten(mill: Tidemill) -> None:
+    queue = mill.queue("q")
+    queue.put_many(range(5))
+    first, second, third, fourth, fifth = queue.get_many(5, timeout=0)
+    # when
+    first.ack()
+    second.bury()
+    third.release(delay=60)
+    with fourth:
+        pass
+    with pytest.raises(ZeroDivisionError), fifth:
+        raise ZeroDivisionError
+    # then
+    assert mill.consumers.session.held._by_id == {}
+
+
+def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:
+    mill.queue("q").put("a", ttr=100)
+    message = mill.queue("q").get_nowait()
+    assert message is not None
+    assert message.touch(50)
+    assert message.ttr == 50
+    assert message.touch()
+    assert message.ttr == 100

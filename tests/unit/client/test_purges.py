@@ -1,0 +1,196 @@
+"""Purging a queue through the API: what is kept, listed and restored, and when it is not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemill import FeatureMissing, InvalidOption, State, StoreFull, Tidemill, TidemillError
+from tidemill.brokers.contract.admin import KeptPurge
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.memory.broker import MemoryBroker
+from tidemill.client import purges
+from tidemill.client.purges import Restored
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
+    url = "memory://" if request.param == "memory" else f"lmdb://{tmp_path}/store"
+    with Tidemill(url) as mill:
+        yield mill
+
+
+def bodies(mill: Tidemill, queue: str = "q") -> list[object]:
+    found = []
+    while message := mill.queue(queue).get_nowait():
+        found.append(message.body)
+        message.ack()
+    return found
+
+
+def test_the_jobs_of_the_latest_purge_come_back(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    orders.put("first")
+    assert orders.purge() == 1
+    orders.put_many([2, 3])
+    before = time.time()
+    assert orders.purge() == 2
+    assert orders.size() == 0
+    assert bodies(mill) == []
+
+    latest, first = orders.purges()
+    assert (latest.queue, latest.jobs, first.jobs) == ("q", 2, 1)
+    assert before - 0.01 <= latest.at <= time.time()
+
+    assert orders.restore() == Restored(jobs=2, left=0)
+    assert orders.purges() == [first]
+    assert bodies(mill) == [2, 3]
+    assert orders.restore(first.id) == Restored(jobs=1, left=0)
+    assert bodies(mill) == ["first"]
+    assert orders.purges() == []
+
+
+def test_a_purge_now_keeps_nothing(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    orders.put_many([1, 2])
+    assert orders.purge(now=True) == 2
+    assert orders.purges() == []
+    assert list(mill.jobs()) == []
+    with pytest.raises(TidemillError, match="no purge of queue 'q' can be restored"):
+        orders.restore()
+
+
+def test_a_purge_of_an_empty_queue_is_not_listed(mill: Tidemill) -> None:
+    assert mill.queue("q").purge() == 0
+    assert mill.queue("q").purges() == []
+
+
+def test_purges_belong_to_their_queue(mill: Tidemill) -> None:
+    mill.queue("q").put(1)
+    mill.queue("other").put(2)
+    mill.queue("q").purge()
+    mill.queue("other").purge()
+    [purge] = mill.queue("q").purges()
+    with pytest.raises(TidemillError, match="queue 'other' keeps no jobs of a purge"):
+        mill.queue("other").restore(purge.id)
+    assert mill.queue("q").restore(purge.id).jobs == 1
+    assert len(mill.queue("other").purges()) == 1
+
+
+@pytest.mark.parametrize("purge_id", ["unknown", "a b", "ä", "1" * 65, "1" * 26])
+def test_an_id_of_no_purge_is_refused(mill: Tidemill, purge_id: str) -> None:
+    with pytest.raises((InvalidOption, TidemillError), match="purge"):
+        mill.queue("q").restore(purge_id)
+
+
+def test_what_could_not_be_restored_stays_listed(mill: Tidemill) -> None:
+    orders = mill.queue("q")
+    orders.put(1, key="k")
+    orders.put(2)
+    orders.purge()
+    new = orders.put(3, key="k")
+    assert orders.restore() == Restored(jobs=1, left=1)
+    [purge] = orders.purges()
+    assert purge.jobs == 1
+    assert mill.job(new.id).cancel()
+    assert orders.restore() == Restored(jobs=1, left=0)
+    assert orders.purges() == []
+    assert sorted(bodies(mill)) == [1, 2]  # type: ignore[type-var]
+
+
+def test_more_jobs_than_a_page_come_back(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purges, "_PAGE", 7)
+    orders = mill.queue("q")
+    orders.put_many(range(50))
+    for job in list(mill.jobs())[:10]:
+        job.cancel()
+    assert orders.purge() == 40
+    assert orders.restore() == Restored(jobs=40, left=0)
+    assert bodies(mill) == list(range(40))
+
+
+def test_a_purge_that_was_interrupted_can_be_restored(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = mill.queue("q")
+    orders.put_many([1, 2])
+    real = mill.broker.purge_kept
+
+    def interrupted(queue: str, purge_id: str) -> KeptPurge:
+        real(queue, purge_id)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mill.broker, "purge_kept", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            orders.purge()
+    [purge] = orders.purges()
+    assert purge.jobs == 0
+    assert orders.restore() == Restored(jobs=2, left=0)
+
+
+def full(*_: object) -> KeptPurge:
+    raise StoreFull("the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("keep_history", full),
+        ("purge_kept", lambda *_: KeptPurge(0, is_whole=False)),
+        ("purge_kept", full),
+    ],
+)
+def test_without_room_a_purge_deletes_for_good_and_says_so(
+    mill: Tidemill,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    act: Callable[..., KeptPurge],
+) -> None:
+    mill.queue("q").put_many([1, 2, 3])
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tidemill"):
+        patch.setattr(mill.broker, name, act)
+        assert mill.queue("q").purge() == 3
+    assert "3 jobs are deleted for good" in caplog.text
+    assert mill.queue("q").purges() == []
+    assert list(mill.jobs()) == []
+
+
+def test_a_broker_that_keeps_no_finished_jobs_deletes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {Feature.RESTORE, Feature.INSPECT}
+    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - lacking)
+    with Tidemill("memory://") as mill:
+        mill.queue("q").put(1)
+        assert mill.queue("q").purge() == 1
+        assert mill.queue("q").purges() == []
+        assert mill.queue("q").get_nowait() is None
+        with pytest.raises(FeatureMissing, match="restore"):
+            mill.queue("q").restore()
+
+
+def test_a_purged_job_says_so(mill: Tidemill) -> None:
+    sent = mill.queue("q").put(1)
+    mill.queue("q").purge()
+    job = mill.job(sent.id)
+    assert job.state is State.CANCELLED
+    assert job.error.startswith("purged, in purge ")
+
+
+def test_a_job_server_that_keeps_no_purged_jobs_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a broker with all features but this one, as a job server of an older release
+    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - {Feature.RESTORE})
+    with Tidemill("memory://") as mill:
+        orders = mill.queue("q")
+        orders.put(1)
+        # then a purge deletes nothing for good unless told to
+        with pytest.raises(FeatureMissing, match="a purge without now=True needs"):
+            orders.purge()
+        assert orders.size() == 1
+        assert orders.purge(now=True) == 1

@@ -1,0 +1,519 @@
+"""``mill.history``: rows of the store as numbers of tasks, queues and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidemill import BrokerUnavailable, FeatureMissing, InvalidOption, Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
+from tidemill.brokers.memory.broker import MemoryBroker
+from tidemill.client.history_numbers import QueueNumbers
+from tidemill.client.queue_rows import ALL_QUEUES
+from tidemill.client.queue_snapshots import QueueSnapshots
+from tidemill.core.fingerprint import FailureSample
+from tidemill.core.rollup import RUN_SUM, RUNS, SUCCEEDED, WIDTH, bucket_of
+from tidemill.testing import run_all
+
+NOW = 1_000_000 * 3600 + 30 * 60 + 20.0
+"""Twenty seconds after half past an hour."""
+
+CLOCKS = ("tidemill.client.history.wall_time", "tidemill.client.queue_snapshots.wall_time")
+
+
+class Clock:
+    """The wall time of the code under test."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for name in CLOCKS:
+        monkeypatch.setattr(name, clock)
+    return clock
+
+
+@pytest.fixture
+def mill(clock: Clock) -> Tidemill:
+    return Tidemill("memory://")
+
+
+def keep(mill: Tidemill, *rows: HistoryRow) -> None:
+    assert isinstance(mill.broker, MemoryBroker)
+    mill.broker.keep_history(rows)
+
+
+def floor(at: float, span: int) -> int:
+    return int(at) // span * span
+
+
+def ran(ago: float, *name: str, succeeded: int = 1, seconds: float = 0.1) -> list[HistoryRow]:
+    """The rows of runs some seconds ago."""
+    counts = [0] * WIDTH
+    counts[SUCCEEDED], counts[RUN_SUM] = succeeded, int(1000 * seconds * succeeded)
+    counts[RUNS.start + bucket_of(seconds)] = succeeded
+    return [
+        HistoryRow("task", join_name(*name), span, floor(NOW - ago, span), tuple(counts))
+        for span in (MINUTE, HOUR)
+    ]
+
+
+def failed(ago: float, release: str, host: str, number: int, times: int) -> list[HistoryRow]:
+    sample = FailureSample("ValueError", f"no {number}", "a.py:f", host=host, time=NOW - ago)
+    return [
+        HistoryRow(
+            "failure",
+            join_name("f1", "t", release),
+            span,
+            floor(NOW - ago, span),
+            (0, times, 1),
+            msgspec.msgpack.encode(sample),
+        )
+        for span in (MINUTE, HOUR)
+    ]
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+def test_tasks_have_counts_rates_and_times(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "q", "t", "", succeeded=90), *ran(90, "q", "t", "r1", succeeded=10))
+    (one,) = mill.history.tasks(since=600)
+    assert (one.queue, one.task, one.release) == ("q", "t", "")
+    assert (one.succeeded, one.failed, one.runs) == (100, 0, 100)
+    assert one.seconds == 620  # from the start of a minute
+    assert one.rate == pytest.approx(100 / 620)
+    assert one.run.count == 100
+    assert one.run.sum == pytest.approx(10.0)
+    assert one.run.p50 == pytest.approx(0.1, rel=1.0)
+    assert one.wait.p50 is None
+
+
+def test_tasks_can_be_told_apart_by_less_or_more(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "a", "t", "1"), *ran(30, "b", "t", "2"), *ran(90, "b", "u", "2"))
+    tasks = mill.history.tasks
+    assert {(one.queue, one.task) for one in tasks()} == {("a", "t"), ("b", "t"), ("b", "u")}
+    assert {(one.task, one.runs) for one in tasks(by=("task",))} == {("t", 2), ("u", 1)}
+    assert {(one.release, one.runs) for one in tasks(by=("release",))} == {("1", 1), ("2", 2)}
+    assert [one.runs for one in tasks(queue="b", task="t")] == [1]
+    assert [one.runs for one in tasks(release="2", by=())] == [2]
+    with pytest.raises(InvalidOption, match="by can name queue, task and release"):
+        tasks(by=("host",))
+
+
+def test_a_time_ends_where_it_is_told_to(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "q", "t", "", succeeded=1), *ran(700, "q", "t", "", succeeded=5))
+    assert [one.runs for one in mill.history.tasks(since=1200, until=600)] == [5]
+    assert [one.runs for one in mill.history.tasks(dt.timedelta(minutes=5))] == [1]
+    with pytest.raises(InvalidOption, match="until"):
+        mill.history.tasks(since=600, until=600)
+
+
+def test_times_beyond_a_day_are_read_by_hour(mill: Tidemill) -> None:
+    two_days = 2 * 86_400
+    keep(mill, *ran(two_days, "q", "t", "", succeeded=7)[1:], *ran(30, "q", "t", ""))
+    assert [one.runs for one in mill.history.tasks(since=3 * 86_400)] == [8]
+    assert [one.runs for one in mill.history.tasks(since=86_400)] == [1]
+
+
+def test_rows_whose_numbers_were_taken_back_are_not_shown(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "q", "t", "", succeeded=0), *ran(30, "q", "u", "", succeeded=-1))
+    assert mill.history.tasks() == []
+
+
+def test_a_series_has_a_number_for_every_minute(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "q", "t", "", succeeded=2), *ran(150, "q", "t", "", succeeded=3))
+    series = mill.history.series(since=240)
+    assert series.at == [floor(NOW, 60) - 60 * n for n in (4, 3, 2, 1, 0)]
+    assert series.succeeded == [0, 3, 0, 2, 0]
+    assert [value is None for value in series.run_p95] == [True, False, True, False, True]
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+def test_failures_are_grouped_by_fingerprint(mill: Tidemill) -> None:
+    rows = [*failed(30, "2", "h2", 18, 4), *failed(600, "1", "h1", 17, 2)]
+    keep(mill, *rows)
+    (one,) = mill.history.failures()
+    assert (one.fingerprint, one.task, one.error, one.place) == ("f1", "t", "ValueError", "a.py:f")
+    assert (one.failed, one.retried, one.count) == (6, 2, 8)
+    assert (one.releases, one.hosts) == (("1", "2"), ("h1", "h2"))
+    assert (one.first, one.last) == (floor(NOW - 600, 60), NOW - 30)
+    assert one.message == one.sample.message == "no 18"
+    (new,) = mill.history.failures(release="2")
+    assert new.count == 5
+    assert mill.history.failures(task="other") == []
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+def numbers(found: list[QueueNumbers], queue: str = "") -> QueueNumbers:
+    (one,) = [one for one in found if one.queue == queue]
+    return one
+
+
+def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: Clock) -> None:
+    @mill.task(name="t", queue="q")
+    def task() -> None: ...
+
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)  # of the empty store
+    mill.enqueue_many([task.call() for _ in range(3)])
+    snapshots.acted()
+    clock.now += 60
+    snapshots.keep(mill.broker)
+    mill.enqueue_many([task.call() for _ in range(2)])
+    run_all(mill)
+    for name in ("q", ""):
+        one = numbers(mill.history.queues(since=180), name)
+        assert [point.accepted for point in one.points] == [0, 0, 3, 2]
+        assert [point.succeeded for point in one.points] == [0, 0, 0, 5]
+        assert [point.ready for point in one.points] == [0, 0, 3, 0]
+        assert one.points[-1].at == floor(clock.now, 60)
+        assert one.total("accepted") == 5
+
+
+def test_the_first_snapshot_of_an_old_store_adds_nothing(mill: Tidemill, clock: Clock) -> None:
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    mill.enqueue_many([task.call() for _ in range(3)])
+    run_all(mill)
+    assert isinstance(mill.broker, MemoryBroker)
+    for row in rows(mill):
+        mill.broker.keep_history([msgspec.structs.replace(row, counts=())])
+    clock.now += 120
+    QueueSnapshots().keep(mill.broker)
+    task.enqueue()
+    assert numbers(mill.history.queues(since=60)).total("accepted") == 1
+
+
+def test_jobs_that_were_put_before_the_first_worker_count(mill: Tidemill, clock: Clock) -> None:
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    mill.enqueue_many([task.call() for _ in range(3)])
+    clock.now += 120
+    run_all(mill)
+    one = numbers(mill.history.queues(since=600))
+    assert (one.total("accepted"), one.total("succeeded")) == (3, 3)
+
+
+@pytest.mark.parametrize("ago", [2 * 3600, 20 * 3600, 20 * 86_400])
+def test_the_time_begins_with_the_last_snapshot_before_it(
+    mill: Tidemill, clock: Clock, ago: int
+) -> None:
+    @mill.task(name="t", queue="q")
+    def task() -> None: ...
+
+    def act(accepted: int, succeeded: int) -> None:
+        tasks = [task.call() for _ in range(succeeded)]
+        tasks += [task.using(delay=1e9).call() for _ in range(accepted - succeeded)]
+        mill.enqueue_many(tasks)
+        run_all(mill)
+
+    clock.now = NOW - ago
+    act(10, 9)
+    clock.now = NOW - 60
+    act(3, 2)
+    clock.now = NOW
+    one = numbers(mill.history.queues(since=300), "q")
+    # the worker found the jobs when it began, so they count in the minute before
+    assert (one.points[-3].accepted, one.points[-2].succeeded) == (3, 2)
+    assert (one.total("accepted"), one.total("succeeded")) == (3, 2)
+    long = numbers(mill.history.queues(since=80 * 86_400), "q")
+    assert (long.total("accepted"), long.total("succeeded")) == (13, 11)
+
+
+def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: Clock) -> None:
+    def of(ago: int, accepted: int) -> list[HistoryRow]:
+        counts = (accepted, *[0] * 11)
+        at = floor(NOW - ago, 60)
+        return [HistoryRow("queue", name, MINUTE, at, counts) for name in (ALL_QUEUES, "q")]
+
+    keep(mill, *of(240, 10), *of(180, 15), *of(120, 2), *of(60, 4))
+    one = numbers(mill.history.queues(since=180), "q")
+    assert [point.accepted for point in one.points] == [5, 0, 2, 0]
+
+
+def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: Clock) -> None:
+    counts = (5, *[0] * 8, 4, 0, 9)
+    at = floor(NOW - 180, 60)
+    keep(mill, *[HistoryRow("queue", n, MINUTE, at, counts) for n in (ALL_QUEUES, "q")])
+    one = numbers(mill.history.queues(since=180), "q")
+    assert [point.ready for point in one.points] == [4, 4, 4, 0]  # the store is empty now
+    assert [point.oldest for point in one.points] == [9, 69, 129, 0]  # nobody has taken the job
+
+
+# -- when snapshots are kept ----------------------------------------------------------------------
+
+
+def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: Clock) -> None:
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)
+    assert snapshots.due_in() == float("inf")
+    snapshots.acted()
+    assert 39 < snapshots.due_in() < 41  # soon after the end of the minute
+    clock.now += 41
+    assert snapshots.due_in() == 0
+    snapshots.keep(mill.broker)
+    assert snapshots.due_in() == float("inf")
+    assert {row.at for row in rows(mill)} == {floor(NOW, 60) - 60, floor(NOW, 60)}
+
+
+def test_after_a_failure_the_next_try_comes_a_minute_later(
+    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)
+    snapshots.acted()
+    clock.now += 61
+    with monkeypatch.context() as patch:
+
+        def away() -> list[Any]:
+            raise BrokerUnavailable("away")
+
+        patch.setattr(mill.broker, "stats", away)
+        with pytest.raises(BrokerUnavailable):
+            snapshots.keep(mill.broker)
+        snapshots.keep(mill.broker)  # asks nobody
+        assert 59 < snapshots.due_in() < 61
+    clock.now += 61
+    snapshots.keep(mill.broker)
+    assert snapshots.due_in() == float("inf")
+
+
+def test_a_busy_process_keeps_a_snapshot_of_every_minute(mill: Tidemill, clock: Clock) -> None:
+    snapshots = QueueSnapshots()
+    for _ in range(300):  # a step each second
+        snapshots.keep(mill.broker)
+        snapshots.acted()
+        clock.now += 1
+    first = floor(NOW, 60) - 60
+    assert [row.at for row in rows(mill)] == [first + 60 * n for n in range(6)]
+    assert 0 < snapshots.due_in() <= 60.1
+
+
+def test_a_snapshot_that_comes_late_is_of_the_minute_before(mill: Tidemill, clock: Clock) -> None:
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)
+    snapshots.acted()
+    clock.now += 600
+    snapshots.keep(mill.broker)
+    assert max(row.at for row in rows(mill)) == floor(clock.now, 60) - 60
+
+
+def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(mill: Tidemill, clock: Clock) -> None:
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker, ending=True)  # it did nothing, so this is its first snapshot
+    snapshots.acted()
+    snapshots.keep(mill.broker, ending=True)
+    assert [row.at for row in rows(mill)] == [floor(NOW, 60) - 60, floor(NOW, 60)]
+
+
+def test_a_server_keeps_a_snapshot_only_when_the_queues_have_changed(
+    mill: Tidemill, clock: Clock
+) -> None:
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    snapshots = QueueSnapshots()
+    for puts in (0, 1, 0, 2):  # in four minutes
+        snapshots.keep_if_changed(mill.broker)
+        mill.enqueue_many([task.call() for _ in range(puts)])
+        clock.now += 60
+    snapshots.keep_if_changed(mill.broker, ending=True)
+    first = floor(NOW, 60)
+    assert [row.at for row in rows(mill) if row.name == ALL_QUEUES] == [
+        first - 60,  # the first one
+        first + 60,
+        first + 240,  # at its end, for the minute that is not over
+    ]
+    assert [point.accepted for point in numbers(mill.history.queues(since=240)).points] == [
+        *(0, 1, 0, 0, 2)
+    ]
+
+
+def test_idle_queues_cost_no_rows(mill: Tidemill, clock: Clock) -> None:
+    # given many queues, and a snapshot of them
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    mill.enqueue_many([task.using(queue=f"q{n}").call() for n in range(400)])
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)
+    before = all_rows(mill)
+    # when one of them has jobs for three hours
+    for _ in range(180):
+        task.using(queue="q7").enqueue()
+        snapshots.acted()
+        clock.now += 60
+        snapshots.keep(mill.broker)
+    # then only this queue has more rows: by minute, and by hour
+    new = all_rows(mill) - before
+    assert {name for name, _, _ in new} == {"q7", ALL_QUEUES}
+    assert len(new) == 2 * (180 + 3)
+    idle = numbers(mill.history.queues(since=3600), "q8")
+    assert [point.ready for point in idle.points] == [1] * 61
+    ages = [point.oldest for point in idle.points]
+    assert all(later - now == 60 for now, later in itertools.pairwise(ages[:-1]))
+    assert numbers(mill.history.queues(since=3600)).points[29].ready == 400 + 180 - 30
+
+
+def all_rows(mill: Tidemill) -> set[tuple[str, int, int]]:
+    assert isinstance(mill.broker, MemoryBroker)
+    spans = (MINUTE, HOUR, ALWAYS)
+    return {
+        (row.name, row.span, row.at) for span in spans for row in mill.broker.history("queue", span)
+    }
+
+
+def test_a_queue_that_was_deleted_counts_from_nothing_again(mill: Tidemill, clock: Clock) -> None:
+    @mill.task(name="t", queue="q")
+    def task() -> None: ...
+
+    for count in (5, 2):
+        mill.enqueue_many([task.call() for _ in range(count)])
+        run_all(mill)
+        clock.now += 120
+        if count == 5:
+            assert isinstance(mill.broker, MemoryBroker)
+            assert mill.broker.forget_queue("q")
+            task.using(queue="other").enqueue()
+            run_all(mill)  # keeps a snapshot without the queue
+            assert ("q", ALWAYS, 0) not in all_rows(mill)
+            clock.now += 120
+    one = numbers(mill.history.queues(since=600), "q")
+    assert (one.total("accepted"), one.total("succeeded")) == (7, 7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sums_are_exact_whoever_keeps_the_snapshots(
+    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    # given three processes that act and end at random, and the totals of each of their snapshots
+    choose = random.Random(seed)
+    processes = [QueueSnapshots() for _ in range(3)]
+    totals: dict[tuple[int, int], dict[str, int]] = {}
+    assert isinstance(mill.broker, MemoryBroker)
+    keep_history = mill.broker.keep_history
+
+    def keeps(rows: Sequence[HistoryRow]) -> None:
+        keep_history(rows)
+        for row in rows:
+            if row.name == ALL_QUEUES:
+                totals[row.span, row.at] = accepted(mill)
+
+    monkeypatch.setattr(mill.broker, "keep_history", keeps)
+
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    for _ in range(80):
+        name, one = choose.choice("abcd"), choose.randrange(3)
+        for _ in range(choose.choice((0, 0, 1, 3))):
+            task.using(queue=name, delay=1e9).enqueue()
+        if choose.random() < 0.7:
+            processes[one].acted()
+        if choose.random() < 0.1:
+            processes[one].keep(mill.broker, ending=True)
+            processes[one] = QueueSnapshots()
+        clock.now += choose.choice((1, 20, 59, 61, 200, 4000, 80_000))
+        for each in processes:
+            each.keep(mill.broker)
+    # then the numbers of each time are what was put since the snapshot before it
+    now = accepted(mill)
+    for since in (600, 86_400, 20 * 86_400, 89 * 86_400):
+        span = MINUTE if since <= 86_400 else HOUR
+        begin = floor(clock.now - since, span)
+        last = max([at for of, at in totals if of == span and at < begin], default=-1)
+        before = totals.get((span, last), {})
+        expected = {name: number - before.get(name, 0) for name, number in now.items()}
+        found = {one.queue: one.total("accepted") for one in mill.history.queues(since=since)}
+        assert found == {"": sum(expected.values()), **expected}
+
+
+def accepted(mill: Tidemill) -> dict[str, int]:
+    return {row.name: row.accepted for row in mill.queues()}
+
+
+def test_a_process_that_was_stopped_stores_no_old_totals(
+    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = QueueSnapshots()
+    snapshots.keep(mill.broker)
+    snapshots.acted()
+    clock.now += 61
+    stats = mill.broker.stats
+
+    def stopped() -> list[Any]:
+        found = stats()
+        clock.now += 120
+        return found
+
+    monkeypatch.setattr(mill.broker, "stats", stopped)
+    snapshots.keep(mill.broker)
+    assert [row.at for row in rows(mill)] == [floor(NOW, 60) - 60]
+
+
+def rows(mill: Tidemill) -> list[HistoryRow]:
+    assert isinstance(mill.broker, MemoryBroker)
+    return mill.broker.history("queue", MINUTE)
+
+
+# -- the rest -------------------------------------------------------------------------------------
+
+
+def test_releases_are_noted_once_by_the_workers_that_run_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mill = Tidemill("memory://")
+    for release in ("1.0", "1.0", "1.1"):
+        monkeypatch.setenv("TIDEMILL_RELEASE", release)
+        run_all(mill)
+    assert [one.release for one in mill.history.deploys()] == ["1.0", "1.1"]
+
+
+def test_the_async_twins_answer_the_same(mill: Tidemill) -> None:
+    keep(mill, *ran(30, "q", "t", ""), *failed(30, "", "h", 1, 1))
+    history = mill.history
+
+    async def ask() -> list[object]:
+        return [
+            await history.atasks(600, by=("task",)),
+            await history.aseries(600, task="t"),
+            await history.aqueues(600),
+            await history.afailures(600),
+            await history.adeploys(),
+        ]
+
+    assert asyncio.run(ask()) == [
+        history.tasks(600, by=("task",)),
+        history.series(600, task="t"),
+        history.queues(600),
+        history.failures(600),
+        history.deploys(),
+    ]
+
+
+def test_a_broker_without_history_says_so(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - {Feature.HISTORY})
+    mill.close()
+    with pytest.raises(FeatureMissing, match=r"mill\.history needs the feature history"):
+        mill.history.tasks()

@@ -1,0 +1,383 @@
+"""Actions on all jobs that match: preview, run, stop, resume after a restart, first a few."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dashboard_desk import Visitor
+
+from tidemill import Fail, Tidemill
+from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.core.job import GROUP, State
+from tidemill.dashboard import bulk_run, queues
+from tidemill.dashboard.audit import notes
+from tidemill.dashboard.bulk_run import Bulk
+from tidemill.dashboard.job_actions import Done, act
+from tidemill.dashboard.job_query import parse
+from tidemill.testing import run_all
+
+broken = threading.Event()
+
+
+@pytest.fixture
+def anna(mill: Tidemill) -> Iterator[Visitor]:
+    @mill.task(name="shop.pay", retries=0)
+    def pay(order: int) -> int:
+        if broken.is_set():
+            raise Fail("the bank is closed")
+        return order
+
+    broken.set()
+    yield Visitor(mill)
+    broken.clear()
+
+
+def failed_jobs(mill: Tidemill, count: int) -> list[str]:
+    jobs = mill.enqueue_many([mill.tasks["shop.pay"].call(n) for n in range(count)])
+    run_all(mill)
+    return [job.id for job in jobs]
+
+
+def ended(mill: Tidemill, bulk_id: str) -> Bulk:
+    """The operation after its thread has ended."""
+    for thread in threading.enumerate():
+        if thread.name == f"bulk-{bulk_id[-8:]}":
+            thread.join(30)
+            assert not thread.is_alive()
+    return bulk_run.get(mill, bulk_id)
+
+
+def states(mill: Tidemill) -> set[str]:
+    return {job.state for job in mill.jobs()}
+
+
+def started(anna: Visitor, **form: str) -> str:
+    location: str = anna.post("/bulk", **form).header("location")
+    return location.removeprefix("/bulk/")
+
+
+def words(text: str) -> str:
+    body = text.partition("<main")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def test_the_preview_counts_and_shows_five_and_the_oldest(mill: Tidemill, anna: Visitor) -> None:
+    ids = failed_jobs(mill, 8)
+    text = anna.get("/bulk/new?act=retry&q=task:shop.pay")
+    assert "Retry 8 jobs" in words(text)
+    shown = re.findall(r'id="row-([0-9a-f]+)"', text)
+    assert shown == [*ids[:2:-1], ids[0]]
+
+
+@pytest.mark.parametrize("path", ["/bulk/new?act=delete&q=", "/bulk/new?act=delete&q=+"])
+def test_an_empty_search_is_refused(anna: Visitor, path: str) -> None:
+    assert "would match every job" in words(anna.get(path, 400))
+    anna.post("/bulk", 400, act="delete", q="")
+
+
+def test_a_search_means_the_states_in_which_the_action_makes_sense() -> None:
+    retry = bulk_run.narrowed(parse("queue:mail"), "retry")
+    assert str(retry) == "queue:mail state:failed"
+    assert str(bulk_run.acted_on(retry, "retry")) == f"queue:mail state:failed -task:{GROUP}"
+    cancel = bulk_run.narrowed(parse("queue:mail"), "cancel")
+    assert cancel.states == {State.WAITING, State.SCHEDULED, State.READY, State.RUNNING}
+    assert str(bulk_run.narrowed(parse("queue:mail"), "delete")) == "queue:mail"
+    again = bulk_run.narrowed(retry, "retry")
+    assert again == retry
+
+
+def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 30)
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="30")
+    bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.done, bulk.refused) == ("done", 30, 0)
+    assert states(mill) == {State.READY}
+    assert [(n.what, n.count) for n in reversed(notes(mill))] == [
+        ("started bulk retry", 30),
+        ("finished bulk retry", 30),
+    ]
+    assert "done" in words(anna.get(f"/bulk/{bulk_id}"))
+    assert "30 of 30" in words(anna.get("/bulk"))
+    assert anna.act(f"/bulk/{bulk_id}/forget").startswith("ok")
+    assert bulk_run.operations(mill) == []
+
+
+def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Visitor) -> None:
+    ids = [mill.queue("mail").put(n).id for n in range(30)]
+    later = mill.queue("mail").put("x", delay=1000).id
+    assert "Change queue or priority of 31 jobs" in words(
+        anna.get("/bulk/new?act=alter&q=queue:mail")
+    )
+    anna.post("/bulk", 400, act="alter", q="queue:mail", rate="0")
+    # when
+    form = {"to_queue": "slow", "to_priority": "-5", "rate": "0", "expected": "31"}
+    bulk_id = started(anna, act="alter", q="queue:mail", **form)
+    bulk = ended(mill, bulk_id)
+    # then
+    assert (bulk.state, bulk.done, bulk.refused) == ("done", 31, 0)
+    records = [mill.job(i).refresh() for i in (*ids, later)]
+    assert {(r.envelope.queue, r.public()["priority"]) for r in records} == {("slow", -5)}
+    assert records[-1].state is State.SCHEDULED
+    whats = [note.what for note in notes(mill)]
+    assert whats == [
+        f"{how} bulk alter to queue slow, priority -5" for how in ("finished", "started")
+    ]
+    assert "queue slow, priority -5" in words(anna.get(f"/bulk/{bulk_id}"))
+
+
+def test_a_gentle_operation_is_stopped_and_goes_on_where_it_stopped(
+    mill: Tidemill, anna: Visitor
+) -> None:
+    failed_jobs(mill, 20)
+    bulk_id = started(anna, act="delete", q="state:failed", rate="5", expected="20")
+    anna.post(f"/bulk/{bulk_id}/stop")
+    bulk = ended(mill, bulk_id)
+    assert bulk.state == "stopped"
+    assert bulk.done in (0, 5)
+    left = len(list(mill.jobs()))
+    assert left == 20 - bulk.done
+    bulk.rate = 0
+    bulk_run.resume(mill, bulk)
+    assert ended(mill, bulk_id).done == 20
+    assert not list(mill.jobs())
+
+
+def test_an_operation_outlives_its_process(make_mill: Any) -> None:
+    # given an app whose process ends in the middle
+    first = make_mill()
+    if first.url.startswith("memory"):
+        return  # another process sees no jobs of memory://
+    first.enqueue_many([first.call("shop.pay", n).using(queue="q") for n in range(0)])
+    jobs = [first.queue("q").put(n).id for n in range(12)]
+    bulk = bulk_run.start(first, "delete", parse("queue:q"), "anna", rate=4, expected=12)
+    first.close()
+    # then another process finds it interrupted, and resumes it
+    second = make_mill()
+    bulk = bulk_run.get(second, bulk.id)
+    bulk.beat -= 60
+    assert bulk.shown_state == "interrupted"
+    bulk.rate = 0
+    bulk_run.resume(second, bulk)
+    assert ended(second, bulk.id).state == "done"
+    assert [second.broker.get(job_id) for job_id in jobs] == [None] * 12
+
+
+def test_the_others_follow_only_when_the_first_succeed(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 10)
+    form = {"act": "retry", "q": "state:failed", "rate": "0", "first": "3"}
+    # given jobs that fail again
+    bulk_id = started(anna, **form)
+    while mill.queue("default").size() < 3:
+        pass
+    run_all(mill)
+    bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.done) == ("stopped", 3)
+    assert "of the first 3 jobs failed again" in bulk.text
+    # and jobs that succeed
+    broken.clear()
+    bulk_id = started(anna, **form)
+    while mill.queue("default").size() < 3:
+        pass
+    run_all(mill)
+    assert ended(mill, bulk_id).done == 10
+
+
+def test_a_running_operation_cannot_be_forgotten_or_resumed(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 3)
+    bulk_id = started(anna, act="delete", q="state:failed", rate="1")
+    bulk = bulk_run.get(mill, bulk_id)
+    for change in (bulk_run.forget, bulk_run.resume):
+        with pytest.raises(InvalidOption):
+            change(mill, bulk)
+    anna.post(f"/bulk/{bulk_id}/stop")
+    ended(mill, bulk_id)
+
+
+@pytest.mark.parametrize("form", [{"rate": "-1"}, {"rate": "fast"}, {"first": "9999999"}])
+def test_a_bad_number_is_refused(anna: Visitor, form: dict[str, str]) -> None:
+    response = anna.post("/bulk", 400, act="retry", q="state:failed", **form)
+    assert "must be a whole number" in words(response.read().decode())
+
+
+def test_jobs_that_match_since_the_start_are_in_the_count(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 12)
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="10")
+    ended(mill, bulk_id)
+    assert "Done 12 of 12 that matched, 2 of them since the start" in words(
+        anna.get(f"/bulk/{bulk_id}")
+    )
+    assert "12 of 12" in words(anna.get("/bulk"))
+
+
+def test_an_operation_that_goes_on_does_not_count_a_job_twice(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed_jobs(mill, 8)
+
+    def act_and_stop(*args: Any) -> Done:
+        done = act(*args)
+        [bulk] = bulk_run.operations(mill)
+        bulk_run.request_stop(mill, bulk)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk_run, "act", act_and_stop)
+        bulk_id = started(anna, act="retry", q="state:failed", rate="5", expected="8")
+        bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.done) == ("stopped", 5)
+    run_all(mill)  # these jobs fail again
+    bulk_run.resume(mill, bulk)
+    bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.done) == ("done", 8)
+
+
+def test_a_search_is_shown_as_the_user_typed_it(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 3)
+    assert GROUP not in words(anna.get("/bulk/new?act=retry&q=task:shop.pay"))
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="3")
+    ended(mill, bulk_id)
+    for path in (f"/bulk/{bulk_id}", "/bulk", "/audit"):
+        text = words(anna.get(path))
+        assert "task:shop.pay state:failed" in text
+        assert GROUP not in text
+
+
+def test_a_runner_that_was_silent_does_not_run_beside_another(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a runner that halts just before it acts
+    failed_jobs(mill, 8)
+    halted, goes_on = threading.Event(), threading.Event()
+
+    def halt(*args: Any) -> Done:
+        monkeypatch.setattr(bulk_run, "act", act)
+        halted.set()
+        assert goes_on.wait(60)
+        return act(*args)
+
+    monkeypatch.setattr(bulk_run, "act", halt)
+    bulk_id = started(anna, act="retry", q="state:failed", rate="0", expected="8")
+    assert halted.wait(60)
+    [silent] = [thread for thread in threading.enumerate() if thread.name.startswith("bulk-")]
+    # and another runner that has retried all jobs, which failed again
+    bulk = bulk_run.get(mill, bulk_id)
+    bulk.beat -= 60
+    bulk_run.resume(mill, bulk)
+    for thread in threading.enumerate():
+        if thread.name.startswith("bulk-") and thread is not silent:
+            thread.join(60)
+    run_all(mill)
+    # when the first runner comes back
+    goes_on.set()
+    silent.join(60)
+    # then
+    assert states(mill) == {State.FAILED}
+    bulk = bulk_run.get(mill, bulk_id)
+    assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 8, 0, 0)
+    assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
+
+
+def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 3)
+    bulk_id = started(anna, act="retry", q="state:failed", rate="1", expected="3")
+    anna.post(f"/bulk/{bulk_id}/stop")
+    ended(mill, bulk_id)
+    first, second = bulk_run.get(mill, bulk_id), bulk_run.get(mill, bulk_id)
+    bulk_run.resume(mill, first)
+    for change in (bulk_run.forget, bulk_run.resume):
+        with pytest.raises(InvalidOption, match="somebody else has changed"):
+            change(mill, second)
+    ended(mill, bulk_id)
+
+
+def test_a_failed_act_leaves_its_place(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = failed_jobs(mill, 3)
+
+    def fail(*_: Any) -> list[bool]:
+        raise BrokerUnavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mill.broker, "act_noted", fail)
+        bulk_id = started(anna, act="retry", q="state:failed", rate="2", expected="3")
+        bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.text, bulk.acting) == ("failed", "the store is away", 0)
+    bulk_run.resume(mill, bulk)
+    bulk = ended(mill, bulk_id)
+    assert (bulk.state, bulk.done, bulk.uncounted) == ("done", len(ids), 0)
+
+
+def test_a_job_that_has_the_queue_already_is_not_counted(mill: Tidemill, anna: Visitor) -> None:
+    jobs = [mill.queue("mail").put(n) for n in range(6)]
+    assert jobs[0].alter(queue="slow")
+    form = {"to_queue": "slow", "rate": "0", "expected": "6"}
+    bulk = ended(mill, started(anna, act="alter", q="state:ready", **form))
+    assert (bulk.done, bulk.refused) == (5, 1)
+    again = ended(mill, started(anna, act="alter", q="queue:slow", **form))
+    assert (again.done, again.refused) == (0, 6)
+    assert again.reasons == {"it has this queue and priority already": 6}
+
+
+# -- the restore of a purge ------------------------------------------------------------------------
+
+
+def purged(mill: Tidemill, count: int) -> str:
+    """The id of a purge of so many messages."""
+    mill.queue("mail").put_many([str(n) for n in range(count)])
+    mill.queue("mail").purge()
+    return mill.queue("mail").purges()[0].id
+
+
+def restored(anna: Visitor, purge_id: str) -> str:
+    """The id of the operation that restores a purge."""
+    location: str = anna.post("/queues/mail/restore", purge=purge_id).header("location")
+    assert location.startswith("/bulk/")
+    return location.removeprefix("/bulk/")
+
+
+def test_a_large_purge_is_restored_in_the_background(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given more purged jobs than one request restores
+    monkeypatch.setattr(queues, "_RESTORED_AT_ONCE", 599)
+    purge_id = purged(mill, 600)
+    # when
+    bulk = ended(mill, restored(anna, purge_id))
+    # then all jobs are back, the page tells so, and the purge is off the list
+    assert (bulk.state, bulk.done, bulk.refused, bulk.expected) == ("done", 600, 0, 600)
+    assert mill.queue("mail").size() == 600
+    assert mill.queue("mail").purges() == []
+    assert "Restore a purge done" in words(anna.get(f"/bulk/{bulk.id}"))
+    assert "Restore a purge done" in words(anna.get("/bulk"))
+    found = [(note.what, note.count) for note in notes(mill)]
+    assert found[:2] == [
+        ("finished bulk restore to queue mail", 600),
+        ("started bulk restore to queue mail", 600),
+    ]
+
+
+def test_an_interrupted_restore_goes_on_where_it_stopped(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a restore whose process dies after the first piece
+    monkeypatch.setattr(queues, "_RESTORED_AT_ONCE", 599)
+    purge_id = purged(mill, 600)
+    monkeypatch.setattr(bulk_run._Runner, "_goes_on", lambda *_: False)
+    monkeypatch.setattr(bulk_run._Runner, "_end", lambda *_: None)
+    bulk = ended(mill, restored(anna, purge_id))
+    assert (bulk.state, bulk.done) == ("running", 250)
+    monkeypatch.undo()
+    monkeypatch.setattr(bulk_run.Bulk, "shown_state", "interrupted")
+    # when somebody resumes the restore
+    anna.act(f"/bulk/{bulk.id}/resume")
+    # then the other jobs are back, too, each once
+    monkeypatch.undo()
+    bulk = ended(mill, bulk.id)
+    assert (bulk.state, bulk.done, bulk.refused) == ("done", 600, 0)
+    assert mill.queue("mail").size() == 600

@@ -1,0 +1,305 @@
+"""The dashboard inside sites of others: ASGI and WSGI."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
+
+from tidemill import Tidemill
+from tidemill.core.errors import BrokerUnavailable
+from tidemill.dashboard import User, asgi, wsgi
+from tidemill.dashboard import live as live_module
+from tidemill.dashboard.asgi_app import AsgiDashboard
+from tidemill.dashboard.live import Live
+from tidemill.dashboard.look import Looks
+from tidemill.dashboard.response import Response
+from tidemill.dashboard.routes import Routes
+
+
+@pytest.fixture
+def mill(mill: Tidemill) -> Tidemill:
+    mill.queue("a/b").put("hello")
+    return mill
+
+
+def who(scope: Any) -> User | None:
+    headers = dict(scope["headers"])
+    name = headers.get(b"x-user", b"").decode()
+    return User(name) if name else None
+
+
+async def who_later(scope: Any) -> User | None:
+    await asyncio.sleep(0)
+    return who(scope)
+
+
+@pytest.fixture(params=["fastapi", "starlette", "bare"])
+def site(request: pytest.FixtureRequest, mill: Tidemill) -> Any:
+    app = asgi(mill, user=who_later if request.param == "starlette" else who)
+    if request.param == "fastapi":
+        site = FastAPI()
+        site.mount("/jobs", app)
+        return site
+    if request.param == "starlette":
+        return Starlette(routes=[Mount("/jobs", app)])
+    return app
+
+
+def visit(site: Any, user: str = "anna") -> httpx.AsyncClient:
+    prefix = "" if isinstance(site, AsgiDashboard) else "/jobs"
+    headers = {"x-user": user} if user else {}
+    transport = httpx.ASGITransport(site)
+    return httpx.AsyncClient(
+        transport=transport, base_url=f"http://shop.example{prefix}", headers=headers
+    )
+
+
+def test_an_asgi_site_shows_the_pages_with_its_own_paths(site: Any) -> None:
+    async def run() -> None:
+        async with visit(site) as client:
+            page = await client.get("/")
+            assert page.status_code == 200
+            links = re.findall(r'(?:href|src)="(/[^"]*)"', page.text)
+            root = client.base_url.path.rstrip("/")
+            assert links
+            assert all(link.startswith(f"{root}/") for link in links)
+            for link in links:
+                found = await client.get(f"http://shop.example{link}")
+                assert found.status_code in (200, 404 if "/jobs?q=" in link else 200), link
+
+    asyncio.run(run())
+
+
+def test_an_asgi_site_acts_once_it_knows_the_user(site: Any, mill: Tidemill) -> None:
+    async def run() -> None:
+        async with visit(site) as client:
+            page = await client.get("/queues")
+            action = re.search(r'action="([^"]*/pause)"', page.text)
+            token = re.search(r'name="csrf" value="([^"]*)"', page.text)
+            assert action
+            assert token
+            url = f"http://shop.example{action[1]}"
+            refused = await client.post(url, data={"csrf": "wrong"})
+            done = await client.post(url, data={"csrf": token[1]})
+            assert (refused.status_code, done.status_code) == (403, 303)
+        async with visit(site, "") as client:
+            assert (await client.get("/queues")).status_code == 403
+
+    asyncio.run(run())
+    assert [row.paused for row in mill.queues()] == [True]
+
+
+def test_a_form_that_is_too_large_is_413(site: Any) -> None:
+    async def run() -> int:
+        async with visit(site) as client:
+            return (
+                await client.post("/queues/x/pause", data={"csrf": "a" * (2 << 20)})
+            ).status_code
+
+    assert asyncio.run(run()) == 413
+
+
+# -- news ------------------------------------------------------------------------------------------
+
+
+class Viewer:
+    """Somebody with an open stream of news."""
+
+    def __init__(self, app: AsgiDashboard, user: str = "anna") -> None:
+        self.status = 0
+        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self._asked = False
+        headers = [(b"x-user", user.encode())] if user else []
+        scope = {"type": "http", "method": "GET", "path": "/live", "headers": headers}
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b""}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["body"]:
+            self.parts.put_nowait(message["body"])
+
+    async def part(self) -> bytes:
+        async with asyncio.timeout(30):
+            return await self.parts.get()
+
+    async def leave(self) -> None:
+        self.gone.set()
+        async with asyncio.timeout(30):
+            await self.task
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "EVERY", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+def test_news_come_to_all_viewers_from_one_look(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    stats = mill.broker.stats
+
+    def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        return stats()
+
+    monkeypatch.setattr(mill.broker, "stats", counted)
+
+    async def run() -> None:
+        app = asgi(mill, user=who)
+        viewers = [Viewer(app) for _ in range(20)]
+        for viewer in viewers:
+            assert (await viewer.part()).startswith(b": ")
+        while not app._live._version:
+            await asyncio.sleep(0.01)
+        before, began = looks, time.monotonic()
+        await mill.queue("a/b").aput("more")
+        for viewer in viewers:
+            assert (await viewer.part()).startswith(b"event: changed\n")
+        assert looks - before <= (time.monotonic() - began) / live_module.EVERY + 2
+        for viewer in viewers:
+            await viewer.leave()
+        while app._live._looking is not None:  # nobody looks while nobody watches
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick")
+def test_news_come_at_once_though_a_wait_ends_at_the_same_moment(mill: Tidemill) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        live = Live(Looks(mill))
+        parts = live.listen()
+        assert (await anext(parts)).startswith(b": ")
+        assert (await anext(parts)).startswith(b"event: changed\n")
+
+        def change() -> None:
+            live._version += 1
+            live._wake()
+
+        def busy() -> None:
+            time.sleep(3 * live_module.EVERY)  # the wait of the viewer is over now
+            loop.call_soon(change)  # and the loop sees both at once
+
+        for _ in range(5):
+            told = asyncio.ensure_future(anext(parts))
+            await asyncio.sleep(live_module.EVERY / 2)
+            loop.call_soon(busy)
+            assert (await told).startswith(b"event: changed\n")
+        await parts.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("quick")
+def test_news_go_on_after_the_store_was_away(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats, is_away, failed = mill.broker.stats, True, asyncio.Event()
+
+    def sometimes() -> Any:
+        if is_away:
+            loop.call_soon_threadsafe(failed.set)
+            raise BrokerUnavailable("away")
+        return stats()
+
+    monkeypatch.setattr(mill.broker, "stats", sometimes)
+
+    async def run() -> None:
+        nonlocal is_away, loop
+        loop = asyncio.get_running_loop()
+        viewer = Viewer(asgi(mill, user=who))
+        assert (await viewer.part()).startswith(b": ")
+        await failed.wait()
+        is_away = False
+        assert (await viewer.part()).startswith(b"event: changed\n")
+        await viewer.leave()
+
+    loop: Any = None
+    asyncio.run(run())
+
+
+def test_a_stranger_gets_no_stream(mill: Tidemill) -> None:
+    async def run() -> int:
+        viewer = Viewer(asgi(mill, user=who), user="")
+        await viewer.task
+        return viewer.status
+
+    assert asyncio.run(run()) == 403
+
+
+# -- WSGI ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flask_client(mill: Tidemill) -> Client:
+    def person(environ: dict[str, Any]) -> User | None:
+        name = environ.get("HTTP_X_USER")
+        return User(name) if name else None
+
+    site = Flask("shop")
+    pages = DispatcherMiddleware(site.wsgi_app, {"/jobs": wsgi(mill, user=person)})  # type: ignore[dict-item]
+    return Client(pages)
+
+
+def test_a_wsgi_site_shows_the_pages_and_acts(flask_client: Client, mill: Tidemill) -> None:
+    headers = {"X-User": "anna"}
+    page = flask_client.get("/jobs/queues", headers=headers)
+    assert page.status_code == 200
+    assert 'data-live="poll"' in page.text
+    action = re.search(r'action="(/jobs/queues/[^"]*/pause)"', page.text)
+    token = re.search(r'name="csrf" value="([^"]*)"', page.text)
+    assert action
+    assert token
+    form = {"csrf": token[1], "back": "/jobs/queues"}
+    done = flask_client.post(action[1], data=form, headers=headers)
+    assert (done.status_code, done.headers["location"]) == (303, "/jobs/queues")
+    assert [row.paused for row in mill.queues()] == [True]
+    assert "is paused" in flask_client.get("/jobs/queues", headers=headers).text
+
+
+def test_a_wsgi_site_refuses_nobody_and_large_forms(flask_client: Client) -> None:
+    assert flask_client.get("/jobs/queues").status_code == 403
+    large = {"csrf": "a" * (2 << 20)}
+    assert flask_client.post("/jobs/queues/x/pause", data=large).status_code == 400
+
+
+def test_a_wsgi_site_has_no_stream_and_says_so(flask_client: Client) -> None:
+    assert flask_client.get("/jobs/live", headers={"X-User": "anna"}).status_code == 404
+
+
+def test_a_long_answer_is_sent_in_parts(mill: Tidemill) -> None:
+    routes = Routes()
+    routes.get("/export")(lambda page: Response(iter([b"a", b"b"]), media="text/csv"))
+    app = asgi(mill, user=None, extra=routes.list)
+
+    async def run() -> bytes:
+        async with visit(app) as client:
+            return (await client.get("/export")).content
+
+    assert asyncio.run(run()) == b"ab"
+    page = Client(wsgi(mill, user=None, extra=routes.list)).get("/export")
+    assert page.data == b"ab"

@@ -1,0 +1,243 @@
+"""Requests that the dashboard refuses, and the headers of its answers."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+import pytest
+from dashboard_desk import Visitor
+
+from tidemill import InvalidOption, Tidemill
+from tidemill.dashboard.dashboard import Dashboard
+from tidemill.dashboard.request import MOST_BODY, Request
+from tidemill.dashboard.roles import Role, User
+from tidemill.dashboard.routes import Routes, find_route, part_of
+
+HOSTILE = "<script>alert(1)</script>\"'&"
+PAUSE = "/queues/mail/pause"
+
+
+@pytest.fixture
+def mill(mill: Tidemill) -> Tidemill:
+    mill.queue("mail").put("hello")
+    return mill
+
+
+@pytest.fixture
+def anna(mill: Tidemill) -> Visitor:
+    return Visitor(mill)
+
+
+def is_paused(anna: Visitor) -> bool:
+    [row] = anna.dashboard.mill.queues()
+    return row.paused
+
+
+def test_each_answer_forbids_scripts_of_others_frames_and_sniffing(anna: Visitor) -> None:
+    for path in ("/", "/nowhere", "/static/dashboard.js", "/static/nothing"):
+        response = anna.send("GET", path)
+        policy = response.header("content-security-policy")
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.header("x-content-type-options") == "nosniff"
+        assert response.header("referrer-policy") == "same-origin"
+
+
+@pytest.mark.parametrize("path", ["/", "/queues", "/queues/mail", "/workers", "/audit", "/help"])
+def test_no_page_has_inline_scripts_styles_or_links_elsewhere(anna: Visitor, path: str) -> None:
+    text = anna.get(path)
+    assert " style=" not in text
+    assert "<style" not in text
+    assert "javascript:" not in text
+    assert " onclick=" not in text
+    assert "<script>" not in text
+    assert "https://" not in text
+    assert "http://" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+
+
+def test_a_form_with_its_token_acts(anna: Visitor) -> None:
+    assert anna.act(PAUSE) == ("ok: Queue mail is paused: running jobs go on, no other job starts.")
+    assert is_paused(anna)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "é"])
+def test_a_form_without_its_token_changes_nothing(anna: Visitor, token: str) -> None:
+    anna.get("/queues")
+    assert anna.send("POST", PAUSE, {"csrf": token}).status == 403
+    assert not is_paused(anna)
+
+
+def test_the_token_of_another_user_or_browser_is_refused(anna: Visitor) -> None:
+    anna.get("/queues")
+    signer, seed = anna.dashboard.signer, anna.cookies["tidemill_csrf"]
+    for token in (signer.token(seed, "berta"), signer.token("x" * 32, "anna")):
+        assert anna.send("POST", PAUSE, {"csrf": token}).status == 403
+    anna.cookies.clear()
+    assert anna.send("POST", PAUSE, {"csrf": signer.token("", "anna")}).status == 403
+    assert not is_paused(anna)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "", "origin": "https://evil.example", "host": "jobs.example"},
+    ],
+)
+def test_a_form_of_another_site_is_refused_even_with_the_token(
+    anna: Visitor, headers: dict[str, str]
+) -> None:
+    anna.get("/queues")
+    token = anna.dashboard.signer.token(anna.cookies["tidemill_csrf"], "anna")
+    assert anna.send("POST", PAUSE, {"csrf": token}, headers).status == 403
+    assert not is_paused(anna)
+
+
+def test_two_processes_with_one_secret_accept_each_others_tokens(mill: Tidemill) -> None:
+    one, other = (Visitor(Dashboard(mill, secret="s" * 32)) for _ in range(2))
+    one.get("/queues")
+    token = one.dashboard.signer.token(one.cookies["tidemill_csrf"], "anna")
+    other.cookies = one.cookies
+    assert other.send("POST", PAUSE, {"csrf": token}).status == 303
+
+
+@pytest.mark.parametrize(
+    ("path", "least"),
+    [
+        (PAUSE, Role.OPERATOR),
+        ("/queues/mail/resume", Role.OPERATOR),
+        ("/queues/mail/purge", Role.ADMIN),
+        ("/queues/mail/restore", Role.ADMIN),
+        ("/queues/mail/bounds", Role.ADMIN),
+        ("/workers/nobody/stop", Role.ADMIN),
+    ],
+)
+def test_an_action_needs_its_role(mill: Tidemill, path: str, least: Role) -> None:
+    for role in Role:
+        visitor = Visitor(mill, User("anna", role))
+        status = 303 if role >= least else 403
+        visitor.post(path, status, back="/queues")
+
+
+def test_a_viewer_sees_no_buttons_of_actions(mill: Tidemill) -> None:
+    text = Visitor(mill, User("anna", Role.VIEWER)).get("/queues/mail")
+    assert 'method="post"' not in text
+    assert 'method="post"' in Visitor(mill).get("/queues/mail")
+
+
+def test_a_stranger_gets_no_page(mill: Tidemill) -> None:
+    assert "mail" not in Visitor(mill, None).get("/queues", 403)
+
+
+def test_names_of_queues_and_users_are_escaped(mill: Tidemill) -> None:
+    mill.queue(HOSTILE).put("hello")
+    anna = Visitor(mill, User(HOSTILE))
+    for path in (
+        "/",
+        "/queues",
+        anna.dashboard_path(HOSTILE),
+        "/workers",
+        f"/queues?name={quote(HOSTILE)}",
+    ):
+        text = anna.get(path)
+        assert "<script>alert" not in text
+        assert 'alert(1)</script>"' not in text
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "a~2Fb", "ü b?c#d%2F", HOSTILE])
+def test_a_queue_of_any_name_has_its_page_and_its_actions(mill: Tidemill, name: str) -> None:
+    mill.queue(name).put("hello")
+    anna = Visitor(mill)
+    text = anna.get(anna.dashboard_path(name))
+    assert "Facts" in text
+    assert anna.act(f"{anna.dashboard_path(name)}/pause").startswith("ok: ")
+    assert {row.name for row in mill.queues() if row.paused} == {name}
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["//evil.example/", "https://evil.example/", "/\\evil", "/a\r\nset-cookie: a=b", "/../x", "x"],
+)
+def test_a_form_leads_back_only_into_the_dashboard(anna: Visitor, back: str) -> None:
+    assert anna.post(PAUSE, back=back).header("location") == "/queues"
+
+
+def test_a_form_leads_back_to_its_page(mill: Tidemill) -> None:
+    anna = Visitor(mill, root="/jobs")
+    here = "/jobs/queues?sort=name"
+    assert anna.post(PAUSE, back=here).header("location") == here
+    assert anna.post(PAUSE, back="/queues").header("location") == "/jobs/queues"
+
+
+def test_a_message_shows_once_and_cannot_be_forged(anna: Visitor) -> None:
+    anna.post(PAUSE)
+    assert "is paused: running" in anna.get("/queues")
+    assert "is paused: running" not in anna.get("/queues")
+    anna.cookies["tidemill_flash"] = "W1sib2siLCJmb3JnZWQiXV0.x"
+    assert "forged" not in anna.get("/queues")
+
+
+def test_a_purge_needs_the_name_typed(anna: Visitor) -> None:
+    assert anna.act("/queues/mail/purge", confirm="mial", back="/queues") == (
+        "error: to confirm, type 'mail' exactly; nothing was changed"
+    )
+    assert anna.dashboard.mill.queues()[0].ready == 1
+    assert anna.act("/queues/mail/purge", confirm="mail") == (
+        "ok: 1 job was deleted from queue mail."
+    )
+    assert anna.dashboard.mill.queues()[0].ready == 0
+
+
+def test_a_request_that_is_too_large_is_refused() -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    with pytest.raises(InvalidOption, match="characters"):
+        Request("POST", "/", body=b"a" * (MOST_BODY + 1), headers=form)
+    with pytest.raises(InvalidOption, match="fields"):
+        Request("POST", "/", body=b"&".join([b"a=1"] * 3000), headers=form)
+    with pytest.raises(InvalidOption, match="query"):
+        Request("GET", "/", "a" * 20_000)
+
+
+def test_a_strange_request_gets_an_answer(anna: Visitor) -> None:
+    for method, path, status in [
+        ("DELETE", "/queues", 405),
+        ("POST", "/queues", 403),
+        ("GET", "/queues/none", 404),
+        ("GET", "/queues?sort=%00", 400),
+        ("GET", "/queues?name=%ff%00", 200),
+        ("GET", "/?over=forever", 200),
+        ("GET", "/audit?before=x", 200),
+        ("GET", "/static/../dashboard.py", 404),
+        ("GET", "/static/" + "a" * 5000, 404),
+        ("HEAD", "/queues", 200),
+    ]:
+        assert anna.send(method, path).status == status, path
+    assert anna.last.read() == b""
+
+
+def test_a_static_file_is_kept_for_long_and_not_sent_twice(anna: Visitor) -> None:
+    href = anna.get("/").partition('href="/static/dashboard.css?')[2].partition('"')[0]
+    response = anna.send("GET", f"/static/dashboard.css?{href}")
+    assert "immutable" in response.header("cache-control")
+    assert anna.send("GET", "/static/dashboard.css").header("cache-control") == "no-cache"
+    again = anna.send(
+        "GET", "/static/dashboard.css", headers={"if-none-match": response.header("etag")}
+    )
+    assert (again.status, again.read()) == (304, b"")
+
+
+def test_a_path_part_is_read_as_it_was_written() -> None:
+    routes, seen = Routes(), []
+    routes.get("/a/{name}/b")(lambda page, name: seen.append(name))  # type: ignore[func-returns-value,arg-type,return-value]
+    for name in ("x", "a/b", "~", "~2F", ".", "..", "ü"):
+        found = find_route(routes.list, "GET", f"/a/{unquote(part_of(name))}/b")
+        assert isinstance(found, tuple)
+        assert found[1] == {"name": name}
+
+
+@pytest.mark.parametrize("option", ["see_arguments", "edit_jobs"])
+def test_an_unknown_role_is_refused_with_its_option(option: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{option} must be one of viewer, operator, admin"):
+        Dashboard(Tidemill("memory://"), **{option: "admn"})  # type: ignore[arg-type]

@@ -1,0 +1,334 @@
+"""The pages of failures, tasks, schedules, limits and flows."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import msgspec
+import pytest
+from dashboard_desk import Visitor
+
+from tidemill import Fail, Limit, Tidemill, chain, group
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.history import with_history
+from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE, HistoryRow, join_name
+from tidemill.client.history_numbers import FailureNumbers
+from tidemill.core.fingerprint import FailureSample
+from tidemill.core.job import Outcome, Owner, State, Verdict
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WIDTH
+from tidemill.dashboard.mutes import Mute, change_of
+from tidemill.dashboard.roles import Role, User
+from tidemill.limits.arithmetic import LimitStats
+from tidemill.testing import run_all
+
+OTTO = User("otto", Role.OPERATOR)
+
+
+@pytest.fixture
+def anna(mill: Tidemill) -> Visitor:
+    @mill.task(name="shop.pay", retries=0, limit=Limit("1000/s", concurrency=3, name="bank"))
+    def pay(order: int, key: str = "") -> int:
+        if order < 0:
+            raise Fail(f"no order {order}")
+        return order
+
+    @mill.task(name="shop.ship", retries=0)
+    def ship(what: object) -> str:
+        return f"shipped {what}"
+
+    return Visitor(mill)
+
+
+def words(text: str) -> str:
+    body = text.partition("<main")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+def test_failures_of_one_place_are_one_row(mill: Tidemill, anna: Visitor) -> None:
+    pay = mill.tasks["shop.pay"]
+    mill.enqueue_many([pay.call(-n) for n in range(1, 8)])
+    run_all(mill)
+    text = anna.get("/failed")
+    assert text.count("failure-head") == 1
+    for part in ("Fail", "shop.pay", "7 , 7 kept", "Retry 5, then all"):
+        assert part in words(text), part
+
+
+def test_a_failure_that_no_worker_counted_is_in_the_last_hour(
+    mill: Tidemill, anna: Visitor
+) -> None:
+    mill.enqueue(mill.tasks["shop.pay"].call(1))
+    mill.broker.attach(Owner(id="w1", name="box:1", host="box", pid=1, concurrency=1))
+    [lease] = mill.broker.exchange(Step("w1", want=Want(1))).leases
+    lost = Verdict(lease.token, Outcome.FAIL, error="its process was killed")
+    mill.broker.exchange(Step("w1", [lost]))
+    text = words(anna.get("/failed"))
+    assert "1 failed attempt" in text
+    assert "Last hour 1" in text
+
+
+def test_a_muted_failure_is_folded_until_it_is_shown_again(mill: Tidemill, anna: Visitor) -> None:
+    mill.enqueue(mill.tasks["shop.pay"].call(-1))
+    run_all(mill)
+    [path] = set(re.findall(r'action="(/failed/\w+)/mute"', anna.get("/failed")))
+    assert anna.act(f"{path}/mute", task="shop.pay").startswith("ok: muted")
+    assert "1 muted" in words(anna.get("/failed"))
+    assert anna.act(f"{path}/unmute", task="shop.pay").startswith("ok")
+    assert "muted" not in words(anna.get("/failed"))
+    anna.post("/failed/0123/mute", 404, task="shop.pay")
+
+
+def test_a_muted_failure_changes_with_a_release_or_its_rate() -> None:
+    def numbers(*releases: str) -> FailureNumbers:
+        return FailureNumbers(
+            fingerprint="f",
+            task="t",
+            error="E",
+            message="m",
+            place="p",
+            failed=1,
+            retried=0,
+            first=0,
+            last=0,
+            releases=releases,
+            hosts=(),
+            sample=FailureSample(),
+        )
+
+    mute = Mute("f", "t", ("v1",), 20.0, "anna", 0.0)
+    assert change_of(mute, numbers("v1"), 50.0) == ""
+    assert "new in v2" in change_of(mute, numbers("v1", "v2"), 20.0)
+    assert "now 61" in change_of(mute, numbers("v1"), 61.0)
+    rare = msgspec.structs.replace(mute, rate=1.0)
+    assert change_of(rare, numbers("v1"), 9.0) == ""
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+def keep_runs(mill: Tidemill, release: str, deployed: int, good: int, bad: int) -> None:
+    """History of a release, as its workers would have kept it."""
+    counts = [0] * WIDTH
+    counts[SUCCEEDED], counts[FAILED] = good, bad
+    counts[RUNS.start + 5] = good + bad
+    at = int(time.time()) // MINUTE * MINUTE
+    name = join_name("default", "shop.pay", release)
+    with_history(mill.broker, "a test").keep_history(
+        [
+            HistoryRow("task", name, MINUTE, at, tuple(counts)),
+            HistoryRow("deploy", release, ALWAYS, deployed, (), b"\x80"),
+        ]
+    )
+
+
+def test_a_task_tells_what_a_release_changed(mill: Tidemill, anna: Visitor) -> None:
+    now = int(time.time())
+    keep_runs(mill, "v1", now - 1000, 99, 1)
+    keep_runs(mill, "v2", now - 500, 80, 20)
+    text = words(anna.get("/tasks/shop.pay"))
+    assert "v2 beside v1" in text
+    assert "Failed attempts 1.0 % 20 % worse" in text
+    assert "Deploys: v1" in text
+    assert "200" in words(anna.get("/tasks"))
+
+
+def test_a_declared_task_that_never_ran_has_a_page_and_an_unknown_one_has_none(
+    anna: Visitor,
+) -> None:
+    assert "Declared, and did not run" in words(anna.get("/tasks"))
+    anna.get("/tasks/shop.pay")
+    anna.get("/tasks/nobody", 404)
+
+
+# -- schedules -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nightly(mill: Tidemill, anna: Visitor) -> str:
+    mill.schedules.add("nightly", mill.tasks["shop.pay"].call(1), "0 3 * * 1-5", zone="Asia/Tokyo")
+    return "/schedules/nightly"
+
+
+def test_a_schedule_says_when_it_comes(anna: Visitor, nightly: str) -> None:
+    text = anna.get(nightly)
+    assert "at 03:00, Monday to Friday (Asia/Tokyo)" in words(text)
+    assert len(re.findall(r"03:00:00 JST", text)) == 5
+    assert "at 03:00, Monday to Friday" in words(anna.get("/schedules"))
+
+
+def test_a_schedule_is_run_paused_resumed_and_removed(
+    mill: Tidemill, anna: Visitor, nightly: str
+) -> None:
+    location = anna.post(f"{nightly}/run").header("location")
+    assert mill.job(location.removeprefix("/jobs/")).state is State.READY
+    assert location.removeprefix("/jobs/") in anna.get(nightly)
+    anna.post(f"{nightly}/pause")
+    assert mill.schedules.get("nightly").paused
+    anna.post(f"{nightly}/resume")
+    assert not mill.schedules.get("nightly").paused
+    anna.post(f"{nightly}/remove", 400, confirm="other")
+    anna.post(f"{nightly}/remove", confirm="nightly")
+    assert not list(mill.schedules)
+    anna.get(nightly, 404)
+
+
+@pytest.mark.parametrize(
+    ("form", "when"),
+    [
+        ({"kind": "cron", "text": "30 4 * * *", "zone": "Asia/Tokyo"}, "30 4 * * * Asia/Tokyo"),
+        ({"kind": "every", "text": "90", "zone": ""}, "every 90 s"),
+        ({"kind": "every", "text": "2 months", "zone": ""}, "every 2 months"),
+        ({"kind": "at", "text": "2099-01-31T09:00", "zone": "UTC"}, "once at 2099-01-31 09:00:00"),
+    ],
+)
+def test_a_schedule_gets_other_times(
+    mill: Tidemill, anna: Visitor, nightly: str, form: dict[str, str], when: str
+) -> None:
+    anna.post(f"{nightly}/edit", **form)
+    assert mill.schedules.get("nightly").when.startswith(when)
+    assert len(mill.schedules.next_times("nightly")) >= 1
+    # and the form offers the new rule
+    assert f'value="{form["text"]}' in anna.get(nightly)
+
+
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        ({"kind": "cron", "text": "61 * * * *"}, "its minute '61' is wrong"),
+        ({"kind": "every", "text": "often"}, "is no interval"),
+        ({"kind": "at", "text": "soon"}, "is no time"),
+        ({"kind": "at", "text": "2001-01-01T00:00"}, "would never fire"),
+        ({"kind": "never", "text": "x"}, "choose cron, every or at"),
+        ({"kind": "cron", "text": "0 3 * * *", "zone": "Mars"}, "is no time zone"),
+    ],
+)
+def test_bad_times_are_refused(
+    mill: Tidemill, anna: Visitor, nightly: str, form: dict[str, str], sentence: str
+) -> None:
+    response = anna.post(f"{nightly}/edit", 400, **form)
+    assert sentence in words(response.read().decode())
+    assert mill.schedules.get("nightly").when == "0 3 * * 1-5 Asia/Tokyo"
+
+
+def test_an_operator_runs_a_schedule_and_changes_none(
+    mill: Tidemill, anna: Visitor, nightly: str
+) -> None:
+    otto = Visitor(mill, OTTO)
+    otto.post(f"{nightly}/run")
+    for act in ("pause", "resume", "remove", "edit"):
+        otto.post(f"{nightly}/{act}", 403)
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+def test_a_limit_shows_its_settings_and_is_changed(mill: Tidemill, anna: Visitor) -> None:
+    mill.enqueue(mill.tasks["shop.pay"].call(1))
+    assert "3 at a time" in words(anna.get("/limits"))
+    assert 'value="3"' in anna.get("/limits/edit?name=bank")
+    anna.post("/limits/edit", name="bank", rate="5/s", concurrency="7", burst="", window="")
+    [row] = mill.limits.list()
+    assert (row.terms.rate, row.terms.concurrency, row.by_hand) == ((5.0, 1.0), 7, True)
+    bad = anna.post("/limits/edit", 400, name="bank", rate="fast")
+    assert "rate must be jobs per time" in words(bad.read().decode())
+    anna.post("/limits/edit", name="bank", declared="yes")
+    assert mill.limits.list()[0].terms.concurrency == 3
+    anna.get("/limits/edit?name=nobody", 400)
+    Visitor(mill, OTTO).get("/limits/edit?name=bank", 403)
+
+
+def test_a_limit_is_full_when_each_of_its_keys_is(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(running: int, keys: int) -> str:
+        row = LimitStats(
+            name="bank", terms=LimitSettings(concurrency=2), running=running, keys=keys
+        )
+        monkeypatch.setattr(mill.broker, "limits", lambda: (row,))
+        return words(anna.get("/limits"))
+
+    assert "Places taken 3 , at most 2 for each key" in shown(3, keys=2)
+    assert "all places are taken" not in shown(3, keys=2)
+    assert "all places are taken" in shown(4, keys=2)
+    assert "Places taken 2 of 2" in shown(2, keys=1)
+
+
+# -- flows ---------------------------------------------------------------------------------------
+
+
+def test_a_flow_is_a_graph_with_a_link_to_each_job(mill: Tidemill, anna: Visitor) -> None:
+    pay, ship = mill.tasks["shop.pay"], mill.tasks["shop.ship"]
+    handle = mill.enqueue(chain(group([pay.call(n) for n in range(3)]), ship, ship))
+    assert handle.id in anna.get("/flows")
+    text = anna.get(f"/flows/{handle.id}")
+    found = re.search(r'<svg class="flow fits".*?</svg>(?=</div>)', text, re.DOTALL)
+    assert found
+    tree = ET.fromstring(found[0])
+    links = {link.get("href", "").removeprefix("/jobs/") for link in tree.iter("a")}
+    assert links == {job.id for job in mill.jobs()}
+    assert "waiting, 3 to go" in found[0]
+    assert len(tree.findall("path")) == 5  # 3 members to the group, and on to two steps
+    # and the page of a part leads to the whole
+    assert f"/flows/{handle.id}" in anna.get(f"/jobs/{handle.id}.0000.0000001")
+
+
+def test_the_list_of_flows_names_their_tasks(mill: Tidemill, anna: Visitor) -> None:
+    # given flows that begin with a job, a chain and a group
+    pay, ship = mill.tasks["shop.pay"], mill.tasks["shop.ship"]
+    flows = {
+        mill.enqueue(group([pay.call(1)])).id: "shop.pay",
+        mill.enqueue(group([pay.call(n) for n in range(2)])).id: "shop.pay and 1 other",
+        mill.enqueue(group([chain(ship.call(n), pay) for n in range(3)])).id: (
+            "shop.ship and 2 others"
+        ),
+        mill.enqueue(chain(pay.call(1), ship)).id: "shop.pay , then … shop.ship",
+        mill.enqueue(chain(group([pay.call(1), pay.call(2)]), ship)).id: (
+            "shop.pay , then … shop.ship"
+        ),
+    }
+    text = anna.get("/flows")
+    for flow_id, what in flows.items():
+        row = text.partition(f'href="/flows/{flow_id}"')[2].partition("</tr>")[0]
+        assert f" {what} " in " ".join(words("<main" + row).split()), what
+
+
+def test_the_list_of_flows_reads_no_more_for_more_members(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pay = mill.tasks["shop.pay"]
+    for _ in range(20):
+        mill.enqueue(group([pay.call(n) for n in range(30)]))
+    asked: list[int] = []
+    wait_for = mill.broker.wait_for
+
+    def counted(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(len(ids))
+        return wait_for(ids, *args, **kwargs)
+
+    monkeypatch.setattr(mill.broker, "wait_for", counted)
+    anna.get("/flows")
+    assert len(asked) <= 3
+    assert max(asked) <= 2 * 20
+
+
+def test_the_failed_job_of_a_flow_is_retried_and_the_flow_cancelled(
+    mill: Tidemill, anna: Visitor
+) -> None:
+    pay, ship = mill.tasks["shop.pay"], mill.tasks["shop.ship"]
+    handle = mill.enqueue(chain(pay.call(-1), ship))
+    run_all(mill)
+    first = mill.job(f"{handle.id}.0000")
+    assert (first.state, handle.state) == (State.FAILED, State.CANCELLED)
+    assert anna.act(f"/flows/{handle.id}/retry").startswith("ok: retried")
+    assert mill.job(first.id).state is State.READY
+    anna.act(f"/flows/{handle.id}/cancel")
+    assert mill.job(first.id).state is State.CANCELLED
+    anna.get("/flows/nobody", 404)

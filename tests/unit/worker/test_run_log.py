@@ -1,0 +1,193 @@
+"""One line for each ended run, or one line a second when there are too many."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.client.context import JobContext, running_job
+from tidemill.client.log_attributes import mark_records
+from tidemill.client.options import Options
+from tidemill.core.job import Envelope, Lease, Outcome, Verdict, encode_envelope
+from tidemill.core.retry import Retries, Retry
+from tidemill.worker import run_log, verdicts
+from tidemill.worker.run import Run
+from tidemill.worker.run_log import LINES_MOST, RunLog
+from tidemill.worker.waiting_job import WaitingJob
+
+END = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _factory_put_back(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.INFO, "tidemill.worker")
+    before = logging.getLogRecordFactory()
+    mark_records()
+    yield
+    logging.setLogRecordFactory(before)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The machine time that the log reads."""
+    now = [100.0]
+    monkeypatch.setattr(run_log, "machine_time", lambda: now[0])
+    return now
+
+
+def run(attempt: int = 1, **options: Any) -> Run:
+    """A run of a job that has begun at wall time 10."""
+    envelope = Envelope(id="j1", task="shop.send", queue="mail", **options)
+    lease = Lease(7, attempt, envelope.rank, 0, 0, 0.0, 0.0, 0.0, b"")
+    task: Any = SimpleNamespace(options=Options())
+    job = WaitingJob(0, envelope.rank, 0, 7, lease, envelope, task)
+    return Run(job, JobContext(envelope, attempt), 0, 10.0)
+
+
+def verdict(outcome: Outcome = Outcome.SUCCESS) -> Verdict:
+    return Verdict(7, outcome, started=10.0, ended=10.25)
+
+
+def test_a_run_has_a_line_that_names_the_job(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
+    RunLog(1).ended(run(attempt=2), verdict())
+    (record,) = caplog.records
+    line = "shop.send[j1] succeeded in 0.250 s (queue mail, attempt 2)"
+    assert (record.levelname, record.getMessage()) == ("INFO", line)
+    given = vars(record)
+    assert [given[f"tidemill_{name}"] for name in ("job_id", "task", "queue", "attempt")] == [
+        *("j1", "shop.send", "mail", 2)
+    ]
+    assert running_job.get() is None
+
+
+def test_lines_beyond_the_bound_become_one_a_second(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
+    # given two processes, that share the bound
+    log, most = RunLog(2), LINES_MOST // 2
+    # when more runs end within a second
+    for _ in range(most + 1500):
+        log.ended(run(), verdict())
+    log.ended(run(), verdict(Outcome.FAIL))
+    log.look(clock[0] + 0.9)
+    assert len(caplog.records) == most
+    # then the second ends with a summary of the others
+    assert log.next_look(clock[0] + 0.9) == pytest.approx(0.1)
+    clock[0] += 1.0
+    log.look(clock[0])
+    line = "1,501 more jobs ended in the last second: 1,500 succeeded, 1 failed"
+    assert caplog.messages[most:] == [line]
+    # and in the next second only a summary stands for the runs
+    log.ended(run(), verdict())
+    assert len(caplog.records) == most + 1
+    clock[0] += 1.0
+    log.look(clock[0])
+    assert caplog.messages[-1] == "1 job ended in the last second: 1 succeeded"
+    # and after a second with few runs each has its line again
+    assert log.next_look(clock[0]) is None
+    log.ended(run(), verdict())
+    assert caplog.messages[-1].startswith("shop.send[j1] succeeded")
+
+
+def test_a_new_second_has_its_own_lines(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
+    log = RunLog(1)
+    for _ in range(3):
+        for _ in range(LINES_MOST - 1):
+            log.ended(run(), verdict())
+        clock[0] += 1.0
+    assert len(caplog.records) == 3 * (LINES_MOST - 1)
+
+
+def test_the_end_of_the_process_loses_no_summary(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
+    log = RunLog(1)
+    for _ in range(LINES_MOST + 2):
+        log.ended(run(), verdict())
+    log.close()
+    assert caplog.messages[-1] == "2 more jobs ended in the last second: 2 succeeded"
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("attempt", "level", "next_"), [(1, "WARNING", "again in 5 s"), (2, "ERROR", "not again")]
+)
+def test_a_failure_is_logged_with_its_exception(
+    caplog: pytest.LogCaptureFixture, attempt: int, level: str, next_: str
+) -> None:
+    error = raised(ValueError("no such thing"))
+    job = run(attempt, retries=Retries(1, delay=5, jitter=False))
+    found = verdicts.failure(job, error)
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert record.getMessage().endswith(
+        f"attempt {attempt} of 2): ValueError: no such thing; {next_}"
+    )
+    assert record.exc_info is not None
+    assert record.exc_info[:2] == (ValueError, error)
+    assert record.exc_text == found.traceback.rstrip()
+    assert vars(record)["tidemill_job_id"] == "j1"
+
+
+def test_a_huge_exception_is_not_formatted_by_handlers(caplog: pytest.LogCaptureFixture) -> None:
+    verdicts.failure(run(), raised(ValueError("x\n" * 1_000_000)))
+    (record,) = caplog.records
+    assert len(logging.Formatter().format(record)) < 50_000
+
+
+def test_a_retry_that_a_task_asks_for_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    verdicts.failure(run(), raised(Retry("later", delay=3)))
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info, record.stack_info) == ("WARNING", None, None)
+    assert record.getMessage().endswith("Retry: later; again in 3 s")
+
+
+def test_a_stuck_job_is_logged_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    job = run(timeout=2.0)
+    verdicts.stuck(job.lease, job.envelope, "File somewhere", 10.0, terminated=False)
+    (record,) = caplog.records
+    assert (record.exc_info, record.stack_info) == (None, "File somewhere")
+    assert "JobTimeout: not finished after its timeout of 2 s; again in " in record.getMessage()
+    assert vars(record)["tidemill_job_id"] == "j1"
+
+
+def test_a_refused_job_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    lease = Lease(7, 2, 0, 0, 0, 0.0, 0.0, 0.0, encode_envelope(run().envelope))
+    verdicts.refused(lease, "bad signature: it has none")
+    (record,) = caplog.records
+    assert record.message == "shop.send[j1] was refused: bad signature: it has none"
+    assert (record.levelname, *attributes(record)) == ("ERROR", "j1", "shop.send", "mail", 2)
+
+
+def test_a_job_whose_bytes_are_broken_is_refused_without_a_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    verdict = verdicts.refused(Lease(7, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"\xc1"), "it is broken")
+    assert (verdict.outcome, verdict.error) == (Outcome.FAIL, "it is broken")
+    (record,) = caplog.records
+    assert record.message == "a job was refused: it is broken"
+
+
+def attributes(record: Any) -> tuple[Any, ...]:
+    """The job that a record names."""
+    return (
+        *(record.tidemill_job_id, record.tidemill_task),
+        *(record.tidemill_queue, record.tidemill_attempt),
+    )

@@ -1,0 +1,63 @@
+"""Log lines of a worker process name the code that wrote them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.worker.safe_logging import SafeLog
+
+LOG = SafeLog("tidemill.test")
+CALLS: dict[str, Callable[[], None]] = {
+    "log": lambda: LOG.log(logging.WARNING, "%s", "a line"),
+    "debug": lambda: LOG.debug("%s", "a line"),
+    "info": lambda: LOG.info("%s", "a line"),
+    "warning": lambda: LOG.warning("%s", "a line"),
+    "error": lambda: LOG.error("%s", "a line"),
+    "exception": lambda: LOG.exception("%s", "a line"),
+    "failure": lambda: LOG.failure(logging.WARNING, "%s", "a line"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_record_has_the_file_and_the_line_of_the_caller(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "tidemill.test")
+    CALLS[name]()
+    (record,) = caplog.records
+    line = CALLS[name].__code__.co_firstlineno
+    assert (record.message, record.pathname, record.lineno) == ("a line", __file__, line)
+    assert record.funcName == "<lambda>"
+
+
+def test_a_failure_has_the_line_of_the_call_and_not_of_the_function(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    frame = inspect.currentframe()
+    assert frame is not None
+    LOG.failure(logging.WARNING, "%s", "a line")
+    assert caplog.records[0].lineno == frame.f_lineno - 1
+
+
+def test_a_line_that_nobody_reads_does_not_end_the_process() -> None:
+    # given a process whose task set SIGPIPE to its default, and stderr without a reader
+    code = """
+import os, signal
+from tidemill.worker.safe_logging import SafeLog
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+read, write = os.pipe()
+os.dup2(write, 2)
+os.close(read)
+log = SafeLog("tidemill.test")
+log.warning("a line")
+log.failure(30, "a line")
+print("alive", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "alive\n")

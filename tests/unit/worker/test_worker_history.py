@@ -1,0 +1,435 @@
+"""The history of verdicts: what counts, in which step the numbers go, and which are taken back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from harness import eventually
+
+from tidemill import State, Tidemill
+from tidemill.brokers.contract.exchange import Reply
+from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
+from tidemill.core.backoff import RetryPolicy
+from tidemill.core.clock import wall_time
+from tidemill.core.errors import BrokerUnavailable, StoreFull
+from tidemill.core.fingerprint import OTHER, FailureSample
+from tidemill.core.job import (
+    Command,
+    Envelope,
+    Lease,
+    Links,
+    Outcome,
+    Verdict,
+    encode_envelope,
+)
+from tidemill.core.retry import Fail, Snooze
+from tidemill.core.rollup import (
+    CANCELLED,
+    FAILED,
+    GIVEN_BACK,
+    RETRIED,
+    RUN_SUM,
+    RUNS,
+    SUCCEEDED,
+    WAIT_SUM,
+    WAITS,
+)
+from tidemill.testing import run_all, worker
+from tidemill.worker.counting import Concluded, Counting
+from tidemill.worker.history import FAILURES_MOST, PAUSE, WorkerHistory
+
+
+def concluded(
+    outcome: Outcome = Outcome.SUCCESS,
+    *,
+    token: int = 1,
+    attempt: int = 1,
+    error: str = "",
+    started: float = 110.0,
+    envelope: Envelope | None = None,
+) -> Concluded:
+    """A verdict on a job that was made at 100 and ran for half a second, from 110 on."""
+    if envelope is None:
+        envelope = Envelope(
+            id="a", queue="q", task="t", created=100.0, retries=RetryPolicy(limit=2)
+        )
+    lease = Lease(token, attempt, 0, 0, 0, 0.0, 0.0, 0.0, encode_envelope(envelope))
+    ended = started + 0.5 if started else 0.0
+    return Verdict(token, outcome, error=error, started=started, ended=ended), lease, None
+
+
+def counts_of(*of: Concluded) -> dict[str, tuple[int, ...]]:
+    counting = Counting("w")
+    counting.count(of)
+    return {row.kind: row.counts for row in counting.take()}
+
+
+# -- what counts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempt", "place"),
+    [
+        (Outcome.SUCCESS, 1, SUCCEEDED),
+        (Outcome.RETRY, 2, RETRIED),
+        (Outcome.RETRY, 3, FAILED),  # the last attempt
+        (Outcome.FAIL, 1, FAILED),
+        (Outcome.CANCELLED, 1, CANCELLED),
+        (Outcome.RELEASE, 1, GIVEN_BACK),
+        (Outcome.SNOOZE, 1, GIVEN_BACK),
+    ],
+)
+def test_each_end_of_a_run_has_its_place(outcome: Outcome, attempt: int, place: int) -> None:
+    row = counts_of(concluded(outcome, attempt=attempt))["task"]
+    places = (SUCCEEDED, FAILED, RETRIED, GIVEN_BACK, CANCELLED)
+    assert [row[one] for one in places] == [int(one == place) for one in places]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RELEASE, Outcome.UNKNOWN])
+def test_a_job_that_did_not_run_counts_nowhere(outcome: Outcome) -> None:
+    assert counts_of(concluded(outcome, started=0.0)) == {}
+
+
+def test_waits_and_runs_are_in_sums_and_buckets() -> None:
+    row = counts_of(concluded(), concluded())["task"]
+    assert (row[WAIT_SUM], row[RUN_SUM]) == (20_000, 1000)
+    assert row[WAITS][14] == 2  # 2 ** 13 to 2 ** 14 ms
+    assert row[RUNS][9] == 2
+    assert sum(row[WAITS]) == sum(row[RUNS]) == 2
+
+
+def test_many_short_runs_have_a_sum() -> None:
+    verdict, lease, _ = concluded()
+    verdict.ended = verdict.started + 0.0002
+    assert counts_of(*[(verdict, lease, None)] * 50)["task"][RUN_SUM] == 10
+
+
+@pytest.mark.parametrize(
+    ("envelope", "wait"),
+    [
+        (Envelope(id="a", created=100.0, delay=4.0), 6000),
+        (Envelope(id="a", created=100.0, at=107.0), 3000),
+        (Envelope(id="a", created=120.0), 0),  # the producer's clock is ahead
+    ],
+)
+def test_a_wait_begins_when_the_job_is_due(envelope: Envelope, wait: int) -> None:
+    assert counts_of(concluded(envelope=envelope))["task"][WAIT_SUM] == wait
+
+
+def test_only_first_attempts_of_jobs_that_wait_for_no_job_have_waits() -> None:
+    after = Envelope(id="a", links=Links(waits="success"))
+    for one in (concluded(attempt=2), concluded(envelope=after)):
+        assert sum(counts_of(one)["task"][WAITS]) == 0
+
+
+def test_a_failure_has_a_fingerprint_and_a_sample() -> None:
+    counting = Counting("w")
+    for outcome, number in ((Outcome.RETRY, 1), (Outcome.FAIL, 2)):
+        counting.count([concluded(outcome, error=f"ValueError: no {number}")])
+    (_, failure) = counting.take()
+    assert (failure.kind, failure.counts[FAILED], failure.counts[RETRIED]) == ("failure", 1, 1)
+    sample = msgspec.msgpack.decode(failure.sample, type=FailureSample)
+    assert (sample.error, sample.message) == ("ValueError", "no 2")
+    assert (sample.job, sample.queue, sample.task, sample.worker) == ("a", "q", "t", "w")
+
+
+def test_the_rows_of_frames_add_up() -> None:
+    frames, whole = Counting("w"), Counting("w")
+    for outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
+        one = [concluded(outcome, error="E: x")]
+        part = Counting("w")
+        part.count(one)
+        frames.add(part.take())
+        whole.count(one)
+    assert frames.take() == whole.take()
+
+
+def test_a_frame_counts_what_its_verdicts_count() -> None:
+    of = [
+        concluded(envelope=Envelope(id="a", queue=queue, task=task, created=created, at=at))
+        for queue, task in (("a", "t"), ("a", "t"), ("b", "t"), ("b", "u"), ("a", "t"))
+        for created in (100.0, 120.0, 0.0, 110.0 - 0.001)  # also later than the start, and long ago
+        for at in (0.0, 109.0)
+    ]
+    of += [concluded(attempt=2), concluded(Outcome.RETRY), concluded(started=3e9)]
+    of = [(verdict, lease, lease and lease.open()) for verdict, lease, _ in of]
+    frame, one_by_one = Counting("w"), Counting("w")
+    frame.count_frame(of)
+    one_by_one.count(of)
+    assert frame.take() == one_by_one.take()
+
+
+def test_taking_back_leaves_nothing() -> None:
+    counting = Counting("w")
+    for sign in (1, -1):
+        counting.count([concluded(), concluded(Outcome.FAIL, error="E: x")], sign)
+    assert not any(any(row.counts) for row in counting.take())
+
+
+# -- with which step ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> WorkerHistory:
+    """A history at 3,661 s, whose pauses end when ``Clock.machine`` says so."""
+    Clock.machine = 1000.0
+    monkeypatch.setattr("tidemill.worker.history.wall_time", lambda: 3661.0)
+    monkeypatch.setattr("tidemill.worker.history.machine_time", lambda: Clock.machine)
+    one = WorkerHistory("w", "r1")
+    one.on = True
+    return one
+
+
+class Clock:
+    machine = 1000.0
+
+
+def test_a_step_has_its_numbers_by_minute_by_hour_and_for_ever(history: WorkerHistory) -> None:
+    history.conclude([concluded()])
+    rows, _ = history.send()
+    assert [(row.span, row.at, row.name) for row in rows] == [
+        (MINUTE, 3660, "q\x1ft\x1fr1"),
+        (HOUR, 3600, "q\x1ft\x1fr1"),
+        (ALWAYS, 0, "q\x1ft\x1f"),  # not by release, since nobody deletes this row
+    ]
+    assert history.send()[0] == []  # once only
+
+
+def test_numbers_of_a_step_that_failed_come_with_the_next(history: WorkerHistory) -> None:
+    history.conclude([concluded()])
+    rows, numbers = history.send()
+    history.again(numbers)
+    assert history.send()[0] == rows
+
+
+def test_numbers_of_a_refused_verdict_are_taken_back(history: WorkerHistory) -> None:
+    of = [concluded(token=1), concluded(Outcome.FAIL, token=2, error="E: x")]
+    history.conclude(of)
+    rows, numbers = history.send()
+    history.answered(numbers, [one[0] for one in of], Reply(settled=[True, False]))
+    back, _ = history.send()
+    assert total(rows + back, "task", SUCCEEDED) == 1
+    assert total(rows + back, "task", FAILED) == total(rows + back, "failure", FAILED) == 0
+    assert {(row.span, row.at) for row in back} == {(MINUTE, 3660), (HOUR, 3600), (ALWAYS, 0)}
+
+
+def test_nothing_is_taken_back_from_a_store_that_gave_the_worker_up(
+    history: WorkerHistory,
+) -> None:
+    one = concluded()
+    history.conclude([one])
+    _, numbers = history.send()
+    history.answered(numbers, [one[0]], Reply(settled=[False], commands=[Command("lost")]))
+    assert history.send()[0] == []
+
+
+def test_a_frame_with_a_verdict_that_came_too_late_is_counted_again(
+    history: WorkerHistory,
+) -> None:
+    frame = Counting("w")
+    frame.count([concluded(token=1), concluded(token=2)])
+    verdict, lease, _ = concluded(token=1)
+    assert lease is not None
+    history.hear([verdict], [lease], frame.take(), whole=False)
+    assert total(history.send()[0], "task", SUCCEEDED) == 1
+
+
+def test_numbers_of_a_refused_step_follow_after_a_pause(history: WorkerHistory) -> None:
+    history.conclude([concluded()])
+    rows, numbers = history.send()
+    history.settled(numbers, [concluded()[0]])
+    history.refused(numbers)
+    assert history.send()[0] == []
+    Clock.machine += PAUSE
+    assert history.send()[0] == rows
+
+
+def test_a_verdict_that_was_replaced_counts_as_what_was_stored(history: WorkerHistory) -> None:
+    one = concluded()
+    history.conclude([one])
+    _, numbers = history.send()
+    history.replaced(numbers, one[0], concluded(Outcome.FAIL, error="E: x")[0])
+    history.refused(numbers)
+    Clock.machine += PAUSE
+    rows, _ = history.send()
+    assert (total(rows, "task", SUCCEEDED), total(rows, "task", FAILED)) == (0, 1)
+
+
+def test_too_many_failures_share_one_name(history: WorkerHistory) -> None:
+    words = [f"{'x' * n}y" for n in range(FAILURES_MOST + 10)]
+    history.conclude([concluded(Outcome.FAIL, error=f"E: {word}") for word in words])
+    rows = [row for row in history.send()[0] if (row.kind, row.span) == ("failure", HOUR)]
+    assert len({row.name for row in rows}) == FAILURES_MOST + 1
+    assert sum(row.counts[FAILED] for row in rows if split_name(row.name)[0] == OTHER) == 10
+
+
+def total(rows: Sequence[HistoryRow], kind: str, place: int, span: int = MINUTE) -> int:
+    return sum(row.counts[place] for row in rows if (row.kind, row.span) == (kind, span))
+
+
+# -- a worker -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mill() -> Tidemill:
+    return Tidemill("memory://")
+
+
+def in_store(mill: Tidemill, kind: str, place: int, span: int = MINUTE) -> int:
+    rows = mill.broker.history(kind, span)  # type: ignore[attr-defined]
+    return total(rows, kind, place, span)
+
+
+def test_the_numbers_of_a_worker_are_those_of_its_queues(mill: Tidemill) -> None:
+    @mill.task(name="well")
+    def well() -> None: ...
+
+    @mill.task(name="ill", retries=2)
+    def ill() -> None:
+        raise ValueError("ill")
+
+    @mill.task(name="over")
+    def over() -> None:
+        raise Fail("over")
+
+    snoozed: list[int] = []
+
+    @mill.task(name="later")
+    def later() -> None:
+        if not snoozed:
+            snoozed.append(1)
+            raise Snooze(600)
+
+    for task, count in ((well, 30), (ill, 3), (over, 2), (later, 1)):
+        mill.enqueue_many([task.call() for _ in range(count)])
+    run_all(mill, scheduled=True)
+    (queue,) = mill.queues()
+    for span in (MINUTE, HOUR, ALWAYS):
+        assert in_store(mill, "task", SUCCEEDED, span) == queue.succeeded == 31
+        assert in_store(mill, "task", FAILED, span) == queue.failed == 5
+        assert in_store(mill, "task", RETRIED, span) == queue.retried == 6
+        assert in_store(mill, "task", GIVEN_BACK, span) == 1
+    for span in (MINUTE, HOUR):
+        assert in_store(mill, "failure", FAILED, span) == 5
+        assert in_store(mill, "failure", RETRIED, span) == 6
+
+
+def test_a_worker_says_its_release(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_RELEASE", "2.1")
+
+    @mill.task(name="well")
+    def well() -> None: ...
+
+    well.enqueue()
+    run_all(mill)
+    (row,) = mill.broker.history("task", HOUR)  # type: ignore[attr-defined]
+    assert split_name(row.name) == ["default", "well", "2.1"]
+
+
+def test_a_job_that_the_supervisor_settles_is_counted(mill: Tidemill) -> None:
+    over = threading.Event()
+
+    @mill.task(name="stuck", timeout=0.2, retries=0)
+    def stuck() -> None:
+        while not over.is_set():
+            try:
+                over.wait(60)
+            except BaseException:
+                continue
+
+    job = stuck.enqueue()
+    with worker(mill):
+        mill.job_store.wait_for([job.id], 60)
+        assert in_store(mill, "task", FAILED) == 1
+        over.set()
+    assert in_store(mill, "task", FAILED) == 1  # not a second time when its process is dead
+    assert job.state is State.FAILED
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable, OSError, StoreFull])
+def test_numbers_of_steps_that_fail_come_later(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Each step with verdicts fails the first time."""
+    monkeypatch.setattr("tidemill.worker.store_steps.RETRY_AFTER", 0.01)
+    monkeypatch.setattr("tidemill.worker.history.PAUSE", 0.0)
+
+    @mill.task(name="well")
+    def well() -> None: ...
+
+    mill.enqueue_many([well.call() for _ in range(20)])
+    exchange: Callable[..., Reply] = mill.broker.exchange
+    failed: set[tuple[int, ...]] = set()
+
+    def fails(step: object) -> Reply:
+        tokens = tuple(verdict.token for verdict in step.verdicts)  # type: ignore[attr-defined]
+        if tokens and not failed & {tokens}:
+            failed.add(tokens)
+            raise error("not now")
+        return exchange(step)
+
+    monkeypatch.setattr(mill.broker, "exchange", fails)
+    with worker(mill):
+        while any(not job.state.finished for job in mill.jobs()):
+            mill.job_store.wait_for([job.id for job in mill.jobs()], 60)
+    assert failed
+    assert in_store(mill, "task", SUCCEEDED) == 20
+
+
+def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_acted(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of snapshots stands still until a minute ends 1.5 s after the worker's last act."""
+    minute = int(wall_time()) // 60 * 60
+    acts, kept = list[float](), threading.Event()
+
+    def clock() -> float:
+        return minute + 58.5 + (time.monotonic() - acts[1] if len(acts) > 1 else 0.0)
+
+    monkeypatch.setattr("tidemill.client.queue_snapshots.wall_time", clock)
+    keep_history = mill.broker.keep_history  # type: ignore[attr-defined]
+
+    def keeps(rows: Sequence[HistoryRow]) -> None:
+        keep_history(rows)
+        if any(row.at == minute for row in rows):
+            kept.set()
+
+    monkeypatch.setattr(mill.broker, "keep_history", keeps)
+
+    @mill.task(name="well")
+    def well() -> None: ...
+
+    with worker(mill) as supervisor:
+        acted = supervisor._snapshots.acted
+
+        def acts_now() -> None:  # the worker takes the job, and settles the job
+            acted()
+            acts.append(time.monotonic())
+
+        monkeypatch.setattr(supervisor._snapshots, "acted", acts_now)
+        well.enqueue().result(timeout=60)
+        assert kept.wait(60)  # nobody has woken the worker meanwhile
+        (row,) = mill.broker.history("queue", MINUTE, minute, minute + 1, "default")  # type: ignore[attr-defined]
+        assert row.counts[1] == 1  # succeeded
+        eventually(lambda: supervisor._snapshots.due_in() == float("inf"), "it sleeps again")
+
+
+def test_a_store_without_history_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidemill.brokers.contract.features import Feature
+
+    mill = Tidemill("memory://")
+    monkeypatch.setattr(
+        type(mill.broker), "features", mill.broker.features - {Feature.HISTORY}, raising=False
+    )
+
+    @mill.task(name="well")
+    def well() -> None: ...
+
+    well.enqueue()
+    run_all(mill)
+    assert mill.broker.history("task", HOUR) == []  # type: ignore[attr-defined]
