@@ -54,6 +54,9 @@ MINUTE = 60.0
 BLOW = 0.16
 """Seconds between two kills, on average."""
 
+LEAST = 25
+"""Jobs that are put after the last blow of a storm, at least."""
+
 PATIENCE = 30
 """Seconds that a put waits for a server, or for a queue of it that takes nothing any more."""
 
@@ -113,7 +116,7 @@ class Storm:
         return {**self._settle(), **blows}
 
     def _rage(self, kills: int) -> None:
-        """Kill, about as long as there are misfortunes, and until the last of them is over."""
+        """Kill until the last misfortune is over, then wait for some more puts."""
         slowly = max(1.0, self.series.length / kills / BLOW) if kills else 1.0
         self.series.begin()
         while not self.series.over() or self.kinds.total() < kills:
@@ -121,6 +124,14 @@ class Storm:
             time.sleep(slowly * self.rng.uniform(0.02, 0.3))
             if kills:
                 self._strike()
+        self._man()
+        put = functools.partial(self._has_put_since, time.time())
+        eventually(put, "the puts after the last blow", 120, 0.1)
+
+    def _has_put_since(self, calm: float) -> bool:
+        """Whether LEAST jobs were put. On a slow machine no producer may live to its first put."""
+        puts = [put for put in read_puts(self.place.notes()) if put.span.begin >= calm]
+        return sum(len(put.ids) for put in puts if put.said == "accepted") >= LEAST
 
     def _begin(self) -> None:
         """With RabbitMQ: workers are up, and each queue is in use.

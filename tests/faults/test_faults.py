@@ -9,6 +9,7 @@ from checker import check, check_nothing_held
 from excuses import Blow, Excuses, Put, Span
 from faults import RIGS, faults
 from harness import Place
+from storm import LEAST
 from storm_app import APP
 
 from tidemill.core.clock import new_id
@@ -30,7 +31,7 @@ def test_a_small_storm_with_misfortunes(tmp_path: Path, broker: str) -> None:
     path.mkdir()
     outcome = faults(path, broker, seed=4, kills=4, chosen=CHOSEN[broker], seconds=3.5, rest=1.0)
     assert [outcome.rows[name].struck for name in CHOSEN[broker]] == [1] * len(CHOSEN[broker])
-    assert outcome.seen["runs"] > 20  # how many it is depends on the machine
+    assert outcome.seen["runs"] >= LEAST
 
 
 def test_a_job_that_nothing_excuses_is_called_lost(place: Place) -> None:

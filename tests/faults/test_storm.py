@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from storm import storm
+from storm import LEAST, storm
 
 
 @pytest.mark.parametrize("broker", ["lmdb", "rabbitmq"])
@@ -14,4 +14,4 @@ def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
     path.mkdir()
     kills = 4 if broker == "rabbitmq" else 8  # its server takes seconds to come back
     table = storm(path, seed=4, kills=kills, broker=broker)
-    assert table["runs"] > 20  # how many it is depends on the machine
+    assert table["runs"] >= LEAST
