@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +32,7 @@ class MemoryRoom:
         """Set up; ``where`` returns the server's address."""
         self._where = where
         self._pressed_until = 0.0
-        self._said_at = -_SAID_FOR
+        self._said_at = -math.inf
 
     def run(self, step: Step, send: Callable[[str], Any]) -> Any:
         """Run a step by calling ``send`` with the verb that fits.
