@@ -1,1 +1,1 @@
-"""The basis of all parts: jobs, errors, encodings, clocks, files, signals. Knows no store."""
+"""The basis of all parts: jobs, errors, encodings, clocks, files, signals; without a store."""

@@ -1,4 +1,4 @@
-"""The attempts at a job: the end of each, and the run that it belongs to."""
+"""The attempts at a job, and the runs that the attempts belong to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
         leased: when the worker got the job.
         started: when the task began.
         ended: when the task ended.
-        outcome: the verdict of the worker, as a number. ``Record.outcome_of`` also knows that the
-            last attempt of a run is not retried.
+        outcome: the outcome in the worker's verdict, as a number. For ``Record.outcome_of``, a
+            retry after the last attempt is a failure.
         error: the exception as one line, such as ``shop.errors.RateLimited: message``.
         traceback: the traceback as text.
     """

@@ -46,8 +46,8 @@ ENDLESS = RetryPolicy(limit=-1)
 MESSAGE = RetryPolicy(limit=19, delay=1.0, factor=2.0, cap=300.0, jitter=False, immediate=1)
 """The policy of a message put without ``retries``.
 
-After the first failed delivery, the message returns to its place. Each later failure delays the
-message, by 1 s doubling to 5 minutes, and the 20th failure ends it.
+After the first failed delivery, the message returns to its place in the line. The delays after
+later failures double from 1 s to 5 minutes. The 20th failure ends the message.
 """
 
 

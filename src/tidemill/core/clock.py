@@ -1,8 +1,8 @@
 """Time and ids.
 
-There are three clocks (law 19). *Wall* time is for people and for ``at=``. *Machine* time is for
-durations and leases; no adjustment moves it. The third is the *store's* own time, which each broker
-builds on these two. All are seconds as floats.
+There are three clocks (law 19 of ``docs/laws.md``). *Wall* time is for people and for ``at=``.
+*Machine* time is for durations and leases; no adjustment moves this time. The third is the
+*store's* own time, which each broker builds on these two. All are seconds as floats.
 
 The ids that tidemill makes sort by creation. An id has 26 hexadecimal characters: 11 for the
 millisecond, 10 for the process, 5 for a counter. Random ids would scatter writes over the whole

@@ -1,11 +1,11 @@
 """Encode bodies and results: Python values to bytes and back. Decoding runs no code.
 
-The encoding is msgpack of plain data (law 18). Types that msgpack lacks travel as extensions, so
-they stay exact: tuple, set, frozenset, Decimal, UUID, datetime with its zone, date, time,
-timedelta, integers beyond 64 bits, dicts with keys of these types, and references to the results of
-other jobs. Dataclasses, msgspec structs, enums and values with a converter travel as plain data.
-The annotations of the task restore their types; no data names a type. Pickle is used only on
-request, and only with signatures.
+The encoding is msgpack of plain data (law 18 of ``docs/laws.md``). Types that msgpack lacks travel
+as extensions, so they stay exact: tuple, set, frozenset, Decimal, UUID, datetime with its zone,
+date, time, timedelta, integers beyond 64 bits, dicts with keys of these types, and references to
+the results of other jobs. Dataclasses, msgspec structs, enums and values with a converter travel as
+plain data. The annotations of the task restore their types; no data names a type. Pickle is used
+only on request, and only with signatures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 MAX_RESULT = 15 * 1024 * 1024
-"""The most bytes of a result. Redis refuses a value of 512 MiB, and one large write delays all."""
+"""The most bytes of a result. A large write delays other writes; Redis refuses over 512 MiB."""
 
 _TUPLE, _SET, _FROZENSET, _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 10)
 _BIGINT, _MAPPING, _REF = 10, 11, 12  # 13: RESULT_NOT_KEPT
@@ -324,8 +324,8 @@ def unpack_pickle(data: bytes) -> Any:
 def sign(envelope: Envelope, key: bytes) -> bytes:
     """HMAC-SHA256 (RFC 2104) over the format and the lengths, then over id, task and body.
 
-    A schedule's job is signed once, when the schedule is declared: workers that fire the schedule
-    lack the key. This signature covers a mark and the schedule's name, not the id.
+    A schedule's job is signed once, when the schedule is declared: a worker that fires the schedule
+    may lack the key. This signature covers a mark and the schedule's name, not the id.
     """
     return hmac.digest(key, _signed_part(envelope), "sha256")
 

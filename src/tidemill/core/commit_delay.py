@@ -35,7 +35,8 @@ class CommitDelay:
         self._expected = 0  # requests expected at a time
         self._until = 0.0
         self._skip = self._vain = 0
-        self._waiting: collections.deque[threading.Lock] = collections.deque()  # the leader's
+        # Holds the lock of the leader while the leader waits.
+        self._waiting: collections.deque[threading.Lock] = collections.deque()
 
     def expect(self, answered: int, pending: int, took: float = float("inf")) -> None:
         """Expect new requests of ``answered`` callers, besides the ``pending`` requests.

@@ -52,8 +52,8 @@ def register_converter(
 ) -> None:
     """Let values of a type, and of its subclasses, be arguments and results of tasks.
 
-    Call this where the type is defined, so that producers and workers both do. A second call for
-    the type replaces the first.
+    Call this where the type is defined, so that both producers and workers call it. A second call
+    for the type replaces the first converter.
 
     Args:
         kind: the type.

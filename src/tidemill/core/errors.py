@@ -99,7 +99,7 @@ class NotReplicated(BrokerUnavailable):
 
 
 class StoreMoved(TidemillError):
-    """The store is moved to another URL, which the message names. It takes and leases no job."""
+    """The store is moved to the URL that the message names, and takes and leases no job."""
 
 
 class StoreFull(TidemillError):
@@ -136,7 +136,7 @@ class DuplicateJob(TidemillError):
 
 
 class LeaseLost(TidemillError):
-    """The lease ended before the message was settled; another consumer may have it now."""
+    """The lease ended before the message was settled; another consumer may have the message."""
 
 
 class LimitTimeout(TidemillError, TimeoutError):

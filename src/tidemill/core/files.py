@@ -265,7 +265,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _named(self, name: str, kind: str) -> Iterator[None]:
-        """Refuse links with one sentence."""
+        """Report a link, or an entry of another kind, in one sentence."""
         try:
             yield
         except OSError as error:

@@ -1,9 +1,9 @@
-"""Fingerprints of failures: failures with one fingerprint are one failure of the code.
+"""Fingerprints of failures: failures with the same fingerprint count as one failure.
 
 A fingerprint is a hash of three facts: the class of the exception, the place in the code that
-raised it, and its message. Of the message, the first line counts, without numbers, ids and quoted
-values. All three come from the stored texts of an attempt. So a page that shows an attempt can
-compute the fingerprint, too.
+raised it, and its message. Only the first line of the message counts, without numbers, ids and
+quoted values. All three come from the stored texts of an attempt. So a page that shows an attempt
+can compute the fingerprint, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES = re.compile(
     re.VERBOSE,
 )
 _MESSAGE_MOST = 500
-"""The first characters of a message, which count for its fingerprint."""
+"""The most characters of an error that count for its fingerprint."""
 
 
 class Failure(NamedTuple):
@@ -46,7 +46,7 @@ class Failure(NamedTuple):
     Attributes:
         fingerprint: 16 hexadecimal digits.
         error: the class of the exception; empty when the failure has no exception.
-        message: the first line of the message, as it was.
+        message: the first line of the message, with its numbers, ids and quoted values.
         place: ``file:function`` of the innermost frame of the user's code; empty without a frame.
     """
 

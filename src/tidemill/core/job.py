@@ -167,7 +167,7 @@ class RunOn(enum.StrEnum):
 
     SUCCESS = "success"  # all succeed; the first end without success cancels the job
     ANY = "any"  # all end, with or without success
-    FAILURE = "failure"  # all end, at least one without success; if all succeed, it is deleted
+    FAILURE = "failure"  # all end, at least one without success; the job is deleted if all succeed
     BARRIER = "barrier"  # all end; the job never runs: it succeeds if all succeeded, else fails
 
 

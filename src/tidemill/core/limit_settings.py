@@ -23,8 +23,8 @@ class LimitSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
         window: (jobs, seconds): within any span of ``seconds`` at most ``jobs`` jobs start.
         concurrency: the most jobs that run at a time.
         breaker: (failures, seconds): after ``failures`` failed attempts in a row, no job starts for
-            ``seconds``. Then jobs run one at a time until a job succeeds. After a failed attempt,
-            at most N jobs run at a time, where N further failures open the breaker.
+            ``seconds``. Then jobs run one at a time until a job succeeds. After n failed attempts
+            in a row, at most ``failures`` - n jobs run at a time.
     """
 
     rate: tuple[float, float] | None = None

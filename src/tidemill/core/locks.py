@@ -27,7 +27,7 @@ __all__ = ["Condition", "Event", "Lock", "LongLock", "RLock"]
 
 
 class RLock:
-    """A lock for short sections, which its thread may take again."""
+    """A reentrant lock for short sections: its thread may take the lock again."""
 
     __slots__ = ("_began", "_lock")
 
@@ -48,7 +48,7 @@ class RLock:
 
 
 class Lock(RLock):
-    """A lock for short sections, which its thread may not take again."""
+    """A lock for short sections. It is not reentrant: its thread may not take the lock again."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Condition(RLock):
         began, told, came = self._began, False, False
         state = self._lock._release_save()
         try:
-            begin_interruptible_wait()  # no inner try: a handler may raise before it begins
+            begin_interruptible_wait()  # no inner try: a handler may raise before the try begins
             told = turn.acquire(timeout=-1 if timeout is None else _most(timeout))
             end_interruptible_wait()
             came = told

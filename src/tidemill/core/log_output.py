@@ -1,6 +1,6 @@
-"""Where log records of our processes go: to our handler on stderr, or to the handlers of the app.
+"""The output of our processes' log records: our handler on stderr, or the handlers of the app.
 
-The app's logging goes first. While the app is imported, our handler is only on the logger
+The app's own logging takes precedence. While the app is imported, our handler is only on the logger
 "tidemill". So the app finds a root logger without handlers. If the app gives the root logger a
 handler, our handler is removed. If the app does not, our handler moves to the root logger.
 """

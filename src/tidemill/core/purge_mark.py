@@ -15,7 +15,7 @@ _ID_MOST = 64
 
 
 def check_purge_id(purge_id: str) -> str:
-    """Refuse an id that no purge has.
+    """Refuse an id that cannot be the id of a purge.
 
     Raises:
         InvalidOption: the id is not made of at most 64 letters and digits.
@@ -32,7 +32,7 @@ def purged(purge_id: str, *, waited: bool) -> str:
 
 
 def is_purged(error: str) -> bool:
-    """True for the error of a purged job, whatever the purge."""
+    """True for the error of a job of any purge."""
     return error.startswith(_BEGIN)
 
 

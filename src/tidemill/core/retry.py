@@ -1,4 +1,4 @@
-"""The retries of a task as code declares them, and the exceptions by which a task decides its end.
+"""Declared retries of tasks, and the exceptions by which a task decides the end of its job.
 
 :mod:`.backoff` has the numbers that a job stores, and the delays.
 """

@@ -26,7 +26,7 @@ class RetryRule(msgspec.Struct, frozen=True):
     when: Callable[[BaseException], object] | None = None
 
     def refusal(self, error: BaseException) -> str:
-        """Why the error is not retried; empty if it is. An error of ``when`` is raised."""
+        """The reason not to retry the error; empty for a retry. ``when`` may raise an exception."""
         if is_one_of(error, self.never):
             return "the task's never= names the error"
         if self.on and not is_one_of(error, self.on):

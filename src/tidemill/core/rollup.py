@@ -14,8 +14,8 @@ Bucket 0 counts times below 1 ms. Bucket ``n`` counts times from ``2 ** (n - 1)`
 Counts of ``queue`` rows, by place: first the totals of :data:`QUEUE_TOTALS` since the store was
 made. Then come the numbers of jobs in :data:`QUEUE_STATES`, and the age in seconds of the oldest
 ready job. Both are numbers at the end of the period. A period without a row means that the queue
-has not changed. The row without a period has the latest numbers, followed by the time of their
-minute.
+has not changed. The row without a period has the latest numbers, and then the time of the minute in
+which these numbers were taken.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def percentile(buckets: Sequence[int], part: float) -> float | None:
-    """The time in seconds below which this part (0 to 1) of the counted times is; None without any.
+    """The percentile ``part`` (0 to 1) of the counted times, in seconds; None without times.
 
     The times of a bucket count as spread evenly, so the result may be wrong by a factor of two.
     """

@@ -2,7 +2,8 @@
 
 Worker processes write the file. The supervisor reads it when a worker process dies. Another worker
 reads it when all processes of a worker died at once. A job on the scoreboard was running and used
-an attempt. A leased job that is not on the scoreboard was only prefetched (law 6).
+an attempt. A leased job that is not on the scoreboard was only prefetched (law 6 of
+``docs/laws.md``).
 
 The file begins with the id of its owner, so no reader takes it for another owner's file. Then come
 rows of (token, thread, started, deadline). Each process has a *share* of the rows: a header, and

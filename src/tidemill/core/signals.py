@@ -100,7 +100,7 @@ def _replace_all() -> None:
                 _handlers[number] = handler  # before signal(), after which _remember may be called
                 _replaced.append(number)
                 _signal.signal(number, _remember)
-            elif number not in _replaced:  # that section ended just before the signal() above
+            elif number not in _replaced:  # a handler's section ended between append() and signal()
                 _replaced.append(number)
 
 

@@ -1,1 +1,1 @@
-"""Rate and concurrency limits: how users declare them, and their arithmetic. Knows no store."""
+"""Rate and concurrency limits: how users declare them, and their arithmetic, without a store."""

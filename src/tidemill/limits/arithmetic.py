@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 NEVER = 2**63 - 1
-"""Stands for no known time: the limit opens when a job ends or its settings change."""
+"""Stands for no known time: the limit opens when a job ends or the limit's settings change."""
 
 _MICRO = 1_000_000
 _SLOTS = 64
@@ -67,7 +67,7 @@ class Held(msgspec.Struct, frozen=True):
     """The limit that keeps a ready job waiting: a named limit, or the limit of its queue.
 
     Attributes:
-        until: seconds until the limit opens; infinity when no time opens it.
+        until: seconds until the limit opens; infinity when this time is not known.
         running: the number of running jobs under the limit.
         broken: True when the breaker is open.
     """
@@ -118,7 +118,7 @@ class Setting(Protocol):
 def apply_settings(
     limit: Setting, settings: LimitSettings | None, *, declared: bool
 ) -> LimitSettings:
-    """Store settings that code declares or a person sets; return the settings before.
+    """Store settings that code declares or a person sets; return the old settings.
 
     Settings of a person take precedence over declarations in code. When a person sets None, the
     latest declaration applies again.
@@ -142,7 +142,7 @@ def tokens(settings: LimitSettings, limiter: Limiter, now: int) -> float:
 def opens(
     settings: LimitSettings, limiter: Limiter, running: int, now: int, cost: float = 1.0
 ) -> int:
-    """The time at which a job of this cost may start: 0 for now, ``NEVER`` for no time."""
+    """The time at which a job of this cost may start: 0 for now, ``NEVER`` if not known."""
     when = 0
     if settings.concurrency is not None and running >= settings.concurrency:
         return NEVER

@@ -66,7 +66,7 @@ class QueueLimitChanges(LimitChanges, total=False):
 
 
 class QueueSettings(QueueLimitChanges, total=False):
-    """The options of :meth:`Tidemill.queue`: the settings of its limit, and ``max_size``."""
+    """The options of :meth:`Tidemill.queue`: the queue's limit settings, and ``max_size``."""
 
     max_size: int | None
 
