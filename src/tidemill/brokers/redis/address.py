@@ -111,8 +111,7 @@ def _tls(options: Mapping[str, str]) -> dict[str, Any]:
     """The TLS options of redis-py's connection.
 
     Without ``tls_ca`` the system's certificate authorities are trusted. The checks are set
-    explicitly, because the defaults of redis-py change: before version 6 it did not check host
-    names.
+    explicitly, because redis-py before version 6 checks no host names by default.
     """
     tls: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     for option, name in (

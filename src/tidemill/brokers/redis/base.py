@@ -81,7 +81,7 @@ class ServerCalls:
             raise TidemillError("this broker is closed")
 
     def _call(self, verb: str, *args: bytes) -> Any:
-        """Run a verb with one effect even if replies are lost; wait for replicas as configured."""
+        """Run a verb once, even if replies are lost; wait for replicas as configured."""
         self._check_open()
         answer = self._lines.call(verb, *args, once=True, replicated=True)
         check_moved(answer)

@@ -131,7 +131,7 @@ class RedisBroker(
         return reply
 
     def _look_for_loss(self) -> None:
-        """After the store did not know an owner: log an error if another store is in its place."""
+        """Log an error if the server has another store now. Runs after an owner was unknown."""
         born, now = open_store(self._brisk)
         self._doubtful = False
         if born / MICRO != self._born:

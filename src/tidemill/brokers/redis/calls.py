@@ -43,11 +43,11 @@ _RECALL_MOST = 250
 _GOES_ON = 2  # the answer when some keys of a limit still have old settings
 
 
-_CHANGED, _SAME = b"12"  # the answers for a job that was changed, or that was so already
+_CHANGED, _SAME = b"12"  # the answers for a changed job, and for a job that needed no change
 
 
 def altered(rank: int | None, queue: str | None) -> bytes:
-    """What ``alter`` gives to jobs, as an argument."""
+    """The new rank and the new queue of ``alter``, as an argument."""
     return b"%b %b" % (b"" if rank is None else b"%d" % rank, (queue or "").encode())
 
 
@@ -140,7 +140,7 @@ class AdminCalls(ServerCalls):
         purged, place = 0, b"own"
         while place != b"end":
             piece = queue.encode(), b"%d" % _PURGE_MOST, place, mark
-            try:  # the server refuses this function, unlike the others, when it is out of memory
+            try:  # a server that is out of memory refuses this function, but not ``admin``
                 batch, place = self._do(b"purge", *piece, function="admin_kept")
             except StoreFull:
                 return KeptPurge(purged, is_whole=False)
@@ -161,7 +161,7 @@ class AdminCalls(ServerCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in self._inspection.stats())
         while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
-            given += batch  # the bound ends the loop: the relay may carry returned jobs again
+            given += batch  # ``there`` bounds the loop: the relay may carry returned jobs again
         return given
 
     def backup(self, target: str) -> None:

@@ -86,7 +86,7 @@ class ServerConnection:
     def _recover(self, error: Exception, again: bool) -> None:
         """Repair the cause of an error, so that the call can be sent again, or raise the error.
 
-        With ``again`` the connection may have broken before the call.
+        With ``again``, a broken connection is repaired too: it may have broken before the call.
         """
         code = code_of(error)
         if "FUNCTION NOT FOUND" in code:
@@ -179,7 +179,7 @@ class ServerConnection:
         self._socket = self._connection._sock
         self._socket.settimeout(SILENCE)
         self._wait = SILENCE
-        # Another thread has ended this session, perhaps while this thread connected.
+        # Another thread may have ended this session while this thread connected.
         if self._ended:
             self.close()
             raise TidemillError("this broker is closed")
@@ -350,7 +350,7 @@ class ServerConnections:
             time.sleep(max(0.01, min(self.server.pause(), until - now)))
 
     def ask(self, *command: bytes) -> Any:
-        """Send a plain command on a spare connection; wait for an absent server as ``call``."""
+        """Send a plain command on a spare connection; wait for an absent server like ``call``."""
         now = time.monotonic()
         until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
         line = self._spares.take()

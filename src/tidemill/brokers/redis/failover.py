@@ -1,7 +1,7 @@
 """Connections to the server, and the search for the master when the server falls silent.
 
 A silent server may be slow, or its machine may be gone. Only Sentinel or the other nodes of a
-cluster know which. A connection leaves a silent server when these name another master.
+cluster know which. A connection leaves a silent server when one of them names another master.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Server:
         changes: how often Sentinel or the cluster has named a new master in place of a silent
             server. A connection that is older than the last change does not lead to the master.
         loaded: whether this process has loaded the library of functions.
-        nodes: the sentinels, or all nodes of the cluster that are known.
+        nodes: the sentinels, or all known nodes of the cluster.
     """
 
     def __init__(self, address: Address, key: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Rows of history; ``lua/history.lua`` is the server's side, :mod:`.folded_history` the rest."""
+"""Rows of history. ``lua/history.lua`` is the server's side.
+
+:mod:`~tidemill.brokers.shared.folded_history` sums the rows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _decode = msgspec.msgpack.Decoder(HistoryRow).decode
 
 
 def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:
-    """The arguments of a step for its rows."""
+    """The rows of history of a step, as arguments."""
     return [b"%d" % len(rows), *map(_encode, rows)]
 
 
@@ -69,7 +72,7 @@ class HistoryTable:
         return sorted((kind, int(span)) for span, _, kind in pairs)
 
     def keep(self, rows: Sequence[HistoryRow]) -> None:
-        """Replace rows, or delete rows without counts and without a sample."""
+        """Replace rows. A row without counts and without a sample is deleted."""
         folded_history.keep(self, rows)
 
     def replace(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:

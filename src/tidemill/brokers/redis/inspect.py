@@ -53,7 +53,7 @@ class Inspection:
         return records
 
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
-        """Find jobs, newest first. The cursor is the number of the last record returned."""
+        """Find jobs, newest first. The cursor is the number of the last job examined."""
         found: list[Record] = []
         states = "".join(str(STATES.index(state)) for state in what.states).encode()
         by_id = what.id_prefix or what.id_suffix

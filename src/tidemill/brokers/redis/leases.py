@@ -7,8 +7,8 @@ process. On all machines it has an owner lease, which each of its steps renews.
     owner lease over              given up: no step has reached the store
     else                          alive
 
-While the server is away, or this process is stopped, no owner can renew its lease. So a process
-that got no answer of the server for half a lease gives up no owner in the next ``RETURN`` seconds.
+While the server is away, or this process is stopped, no owner can renew its lease. So if a process
+hears from the server after half a lease of silence, it gives up no owner for ``RETURN`` seconds.
 
 An owner gets its number and holds its FIFO before it is listed. The function that lists an owner
 hints the owners of the same machine, which read the list and watch the new owner. If an owner dies
@@ -249,7 +249,7 @@ class ExpiredOwners:
             self.end(watch)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close the copies, or the parent would seem alive after its death."""
+        """In a forked child: close the copies of FIFOs, or a dead parent would seem alive."""
         if self._liveness is not None:
             self._liveness.after_fork_child()
         self._liveness, self._watches = None, []
@@ -258,7 +258,7 @@ class ExpiredOwners:
 def release(
     lines: ServerConnections, owner_id: str, causes: Mapping[int, str] | None, only: bytes = b""
 ) -> int:
-    """Take an owner off the list, and log the jobs that fail with it; return its leases' number."""
+    """Take an owner off the list, and log its failed jobs; return the number of its leases."""
     held = lines.ask(b"HVALS", lines.key + b":l:" + owner_id.encode()) if causes is None else []
     many = int(lines.call("owners", *release_args(owner_id, causes, only), once=True))
     if held and many:

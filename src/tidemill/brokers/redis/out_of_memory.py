@@ -16,7 +16,7 @@ __all__ = ["MemoryRoom"]
 log = logging.getLogger("tidemill.redis")
 
 _SAID_FOR = 60.0
-"""Seconds before the next log entry that results are not kept."""
+"""Seconds between two log entries that results are not kept."""
 
 _PRESSED_FOR = 1.0
 """Seconds for which a server counts as full after it refused a step."""

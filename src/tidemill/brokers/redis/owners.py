@@ -68,7 +68,7 @@ class LocalOwner:
         self._alone = LongLock()
         self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
         self.asleep = Asleep()
-        self.near = False  # its caller is in this process, so steps need no serials
+        self.near = False  # True when the caller is in this process: its steps need no serials
         self.renew_at = 0.0
         self.death_at = float("inf")  # the time at which the next owner in the list may be given up
         self._pipe = WakePipe()
@@ -86,7 +86,7 @@ class LocalOwner:
             with self._alone:
                 return self._send(step, step.serial)
         except BrokerUnavailable:
-            self.sleeper.close()  # its connection leads to the same server
+            self.sleeper.close()  # the sleeper's connection leads to the same server
             raise
 
     def _send(self, step: Step, serial: int) -> Reply:
@@ -166,7 +166,7 @@ class LocalOwner:
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Close the copies in a forked child, where no thread sleeps."""
+        """Close the copies of the connections in a forked child, where no thread sleeps."""
         self._line.end()
         self.sleeper.close()
         self._pipe.after_fork_child()
@@ -187,7 +187,7 @@ class Owners:
         self._silence: Silence[str] = Silence()
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """An attached owner. The calls of a remote owner may have come to another process before.
+        """An attached owner. Another process may have made a remote owner's calls until now.
 
         Raises:
             TidemillError: the owner is not attached, or is attached in another process.

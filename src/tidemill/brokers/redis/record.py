@@ -52,7 +52,7 @@ _SEQ = struct.Struct(">Q")
 _TIMES = struct.Struct(">QQddd")  # due, expires, ttr, timeout, result_ttl
 _WISH = struct.Struct(">Bddd")  # conflict, delay, at, expires
 _LINKS = struct.Struct(">BII")  # wait condition, number of inputs, number of dependents
-_COUNTS = struct.Struct(">IIBB")  # pending, failures, wait condition, whether it was dropped
+_COUNTS = struct.Struct(">IIBB")  # pending, failures, wait condition, whether the job was dropped
 TERMS = struct.Struct(">Bdddddddd")
 """Bits of the settings that exist, rate, burst, window, concurrency, breaker."""
 _LEASED = struct.Struct(">QQQH")  # token, leased, deadline, size of owner
@@ -75,6 +75,8 @@ PUT_MOST = 50_000
 
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
     """Four arguments for each job: its id, its record without the sequence, its envelope, its wish.
+
+    The wish has the job's conflict rule, times, links and limit.
 
     Raises:
         InvalidOption: there are too many jobs for one put.
@@ -140,7 +142,7 @@ def pack_terms(t: LimitSettings, *, if_new: bool = False) -> bytes:
 
 
 def _pack_unique(job: Envelope, until: float) -> bytes:
-    """Pack the period or end of a job's key, which holds even after success, and ``max_wait``."""
+    """Pack the period (or its end) in which a key holds even after success, and ``max_wait``."""
     unique = job.unique or Unique()
     return _PAIR.pack(until if until else unique.period, unique.max_wait)
 
@@ -165,7 +167,7 @@ def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
 
 
 def pack_record(r: Record) -> list[bytes]:
-    """Seven arguments for a job of another store, such as its state, progress, log and counts."""
+    """The arguments for a job of another store; ``transfer_in.lua`` lists these seven."""
     e, state = r.envelope, STATES.index(r.state)
     queue, key = e.queue.encode(), e.key.encode()
     progress_and_log = b""
@@ -223,7 +225,10 @@ def pack_verdict(v: Verdict) -> list[bytes]:
 
 
 def read_leases(shown: Sequence[bytes], inputs: Sequence[Any]) -> list[Lease]:
-    """Read leases, with encoded envelopes; ``inputs`` has places of leases and their inputs."""
+    """Read leases, with encoded envelopes.
+
+    ``inputs`` has, in turn, the place of a lease in the list and the inputs of this lease.
+    """
     leases = []
     for i in range(0, len(shown), 2):
         token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(shown[i])

@@ -46,7 +46,7 @@ def _opened(name: str, data: bytes) -> Schedule:
 
 
 def pack_changes(changes: Sequence[Change]) -> tuple[str, list[bytes]]:
-    """Return (verb, its arguments); changes that need no room go on when the server is full."""
+    """Return (verb, its arguments). A full server still makes changes that need no room."""
     args = [b"%d" % len(changes)]
     for c in changes:
         due, body = c.instead

@@ -107,7 +107,7 @@ class Library:
 
 
 def outdated(listed: Sequence[Sequence[Any]], time: float) -> list[bytes]:
-    """The names of the libraries to remove, among those that FUNCTION LIST tells."""
+    """The names of the libraries to remove, from the answer to FUNCTION LIST."""
     found = []
     for library in map(_pairs, listed):
         name = library[b"library_name"]
@@ -116,7 +116,7 @@ def outdated(listed: Sequence[Sequence[Any]], time: float) -> list[bytes]:
             for function in map(_pairs, library[b"functions"])
             if function[b"name"] == name + b"_loaded"
         ]
-        # libraries from before this rule do not tell their time of loading
+        # Libraries of old versions of tidemill have no time of loading, and are removed.
         if name != LIBRARY.name.encode() and time - max(loaded, default=0.0) > _YOUNG:
             found.append(name)
     return found

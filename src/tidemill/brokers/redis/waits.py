@@ -17,7 +17,7 @@ from tidemill.core.locks import Lock
 
 __all__ = ["Waits"]
 
-_LONGEST = 30.0  # seconds: the longest delay if a hint is lost with its sleeper
+_LONGEST = 30.0  # seconds: the longest delay if a broken connection loses a hint
 _HOLDS = -2
 _SHOWN = 8  # records that one call reads: a record may have a megabyte
 
@@ -44,9 +44,10 @@ class Waits:
     def until(
         self, verb: bytes, names: Sequence[bytes], timeout: float, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until all jobs have finished, or the first one has, or the queue has room.
+        """Sleep until all jobs have finished, one job has finished, or the queue has room.
 
-        False when the time is over, or the alarm rings.
+        ``verb`` says which: ``jobs``, ``first`` or ``space``. False when the time is over, or the
+        alarm rings.
         """
         fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
