@@ -17,7 +17,7 @@ __all__ = ["Admin", "KeptPurge"]
 
 
 class KeptPurge(msgspec.Struct, array_like=True, frozen=True):
-    """What a purge has kept.
+    """The result of a purge that keeps its jobs.
 
     Attributes:
         jobs: the number of purged jobs.
@@ -33,9 +33,10 @@ class Admin(Protocol):
     """Requests of operators and of callers that hold a job's id."""
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        """Cancel an unfinished job at once, a running job through its owner.
+        """Cancel unfinished jobs: a running job through its owner, the other jobs at once.
 
-        Returns False when the job has finished or does not exist.
+        With ``terminate`` the owner stops a running job at once. The answer is False for a job that
+        has finished or does not exist.
         """
         ...
 
@@ -47,7 +48,7 @@ class Admin(Protocol):
 
         With ``force`` a succeeded job runs again, too, unless it belongs to a flow. With ``force``
         a job also takes its key from a succeeded job that keeps the key for a ``Unique.period``.
-        The job that took the key keeps it until the same time.
+        After its own success, the job keeps the key for the rest of that period.
 
         A barrier (``RunOn.BARRIER``) never runs: kick the failed jobs before it.
         """
@@ -76,7 +77,7 @@ class Admin(Protocol):
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
-        """Change a queue's settings; None leaves a setting as it is."""
+        """Change a queue's settings; None keeps the old value."""
         ...
 
     def purge(self, queue: str) -> int:
@@ -99,7 +100,7 @@ class Admin(Protocol):
         that waited for other jobs waits again, or starts if the other jobs have ended. To restore a
         flow, restore its jobs one by one, and begin with the job that was put last. The answer is
         False for a job that the purge does not have, or whose key another job has now. It is also
-        False for a job that waited for a job without success.
+        False if the job waited for the success of another job, and the other job did not succeed.
         """
         ...
 

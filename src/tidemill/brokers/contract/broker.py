@@ -1,8 +1,9 @@
 """The core of the contract: the nine calls by which jobs enter a broker, run, and end.
 
-Calls are synchronous and thread-safe, and take batches. Each call is atomic: a kill in the middle
-leaves either all of its effects or none. A broker keeps the laws of the features that it lists. The
-caller refuses an option whose feature is missing; the error names the feature.
+Calls are synchronous and thread-safe, and take batches. Each call is atomic: after a kill, the
+store has all effects of the call or none. A broker keeps the laws (``docs/laws.md``) of the
+features that it lists. The caller refuses an option whose feature is missing; the error names the
+feature.
 
 An owner (a worker or a consumer) calls ``attach``, and then ``exchange`` and ``wait`` in turn.
 ``exchange`` hands in verdicts, takes leases, and never sleeps. ``wait`` sleeps until the next due
@@ -26,9 +27,9 @@ A broker over a network also keeps three promises:
 
 The other parts of the contract have a file each: :mod:`.inspection`, :mod:`.admin`,
 :mod:`.schedules`, :mod:`.limits`, :mod:`.topics`, :mod:`.history`, :mod:`.transfer`,
-:mod:`.job_waits`, :mod:`.carrier` and :mod:`.remote_owners`. A :class:`~.store.Store` has
-all of them but limits, topics and history, which :func:`.limits.with_limits`,
-:func:`.topics.with_topics` and :func:`.history.with_history` give.
+:mod:`.job_waits`, :mod:`.carrier` and :mod:`.remote_owners`. A :class:`~.store.Store` has all parts
+except limits, topics and history. For these three parts, call :func:`.limits.with_limits`,
+:func:`.topics.with_topics` and :func:`.history.with_history`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tidemill.core.job import Envelope, Owner, Put
 __all__ = ["KEEP_ATTEMPTS", "SMALL_RESULT", "Broker"]
 
 KEEP_ATTEMPTS = 20
-"""The most attempts that a job's history lists, the latest. The counter of attempts goes on."""
+"""The number of latest attempts in a job's history. The counter of attempts counts them all."""
 
 SMALL_RESULT = 512
 """The size in bytes of a result that even a full store keeps."""
@@ -81,8 +82,8 @@ class Broker(Protocol):
 
         A job with ``Links.waits`` waits for every job that is put with its id as ``next``. It also
         waits until the call has put all jobs of the call. Jobs in ``hold`` do not start until a
-        later call names them in ``let_go``. ``max_size`` does not apply to a job that waits. A job
-        that waits has no key, and neither have the jobs for which it waits.
+        later call names them in ``let_go``. ``max_size`` does not apply to a job that waits.
+        Neither the job that waits nor the jobs for which it waits may have a key.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull: nothing was stored.
@@ -113,7 +114,8 @@ class Broker(Protocol):
         - Jobs that a verdict puts (its followers) are stored even beyond ``max_size`` and the disk
           reserve, since settling must not fail. A follower whose id or key is taken is left out.
         - A lease is not taken from the carrier while its queue is paused, or while all jobs move to
-          another store. Its job goes back to the queue. A job that has expired ends as expired.
+          another store. Its job goes back to the queue. A job whose expiry time has passed ends as
+          expired.
         """
         ...
 

@@ -51,7 +51,7 @@ class CarriedJobs(Protocol):
     """All jobs that a message broker carries."""
 
     def unfit(self, job: Envelope) -> str:
-        """Why the broker cannot carry a job; empty if the broker can.
+        """The reason why the broker cannot carry a job; empty if the broker can.
 
         The text continues a sentence after the word "jobs".
         """

@@ -39,9 +39,8 @@ class Want(msgspec.Struct, frozen=True):
             may have killed its worker, so it must run alone (law 6). The first lost task of the
             queues comes before all other jobs. A reply has at most one lost task.
         knows: tasks that the owner knows and that have jobs set aside (``Outcome.UNKNOWN``). The
-            owner gets these jobs as if they were ready. If ``tasks`` is False, the owner gets only
-            these tasks. Of these jobs, the jobs with a limit then become ready, and the owner does
-            not get them.
+            owner gets these jobs as if they were ready. If ``tasks`` is False, the owner gets no
+            other tasks, and no job that has a limit: a job with a limit becomes ready instead.
         told: the highest number of a task that the owner has got in ``Reply.unknown``; -1 when the
             reply needs no ``unknown``.
     """

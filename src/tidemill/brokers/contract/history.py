@@ -20,7 +20,7 @@ class NotedAct(msgspec.Struct, frozen=True):
     Attributes:
         verb: a call of :class:`~.admin.Admin`; ``terminate`` is ``cancel`` with ``terminate``.
         job_ids: the jobs; at most ``MOST_NOTED``.
-        rank, queue: what ``alter`` gives to the jobs.
+        rank, queue: the new rank and queue, for ``alter``.
     """
 
     verb: Literal["cancel", "terminate", "kick", "delete", "alter"]
@@ -48,15 +48,15 @@ class History(Protocol):
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         """Replace rows. A row without counts and without a sample is deleted.
 
-        Also works while the store's jobs move to another store.
+        The call also works while the store's jobs move to another store.
         """
         ...
 
     def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
         """Replace notes, as ``keep_history`` does, if the store has exactly the note ``before``.
 
-        Otherwise nothing is changed, and the answer is False. So of several writers that have read
-        the same note, one replaces it, and the others learn that they came too late.
+        Otherwise nothing is changed, and the answer is False. If several writers have read the same
+        note, only the first writer can replace the note.
         """
         ...
 
@@ -66,8 +66,8 @@ class History(Protocol):
         If the store has another note or none, nothing is changed, and the answer is None. ``after``
         has the kind, span, time and name of ``before``, and a sample.
 
-        The answer says for each job whether the act changed the job. Unlike ``alter`` alone, the
-        answer is False for a job that has the rank and the queue already.
+        The answer says for each job whether the act changed the job. For a job that has the rank
+        and the queue already, the answer is False, unlike the answer of ``alter``.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Rows of history: small rows of numbers by period, and notes by name.
 
 A worker adds to the rows of its jobs in the step that hands in their verdicts. So the store has the
-numbers of a verdict if and only if it has stored the verdict. A row of a period is deleted some
-time after its period.
+numbers of a verdict if and only if it has stored the verdict. The store deletes the rows of a
+period after some time (:data:`KEEP`).
 
 =========== ============================================ ======== =================================
 kind        name                                         written  counts
@@ -58,7 +58,7 @@ MAX_COUNTS, MAX_COUNT, LATEST = 1000, 1 << 52, 1 << 40
 """The most counts of a row, the highest count, and the latest time of a row."""
 
 MOST_NOTED = 250
-"""The most jobs of an act that replaces a note: on each store, one commit takes so many."""
+"""The most jobs of an act that replaces a note. Every store can change so many in one commit."""
 
 _SEPARATOR = "\x1f"
 
@@ -101,12 +101,12 @@ def added(before: HistoryRow | None, row: HistoryRow) -> HistoryRow:
 
 
 def negated(row: HistoryRow) -> HistoryRow:
-    """The row without a sample that takes back the counts of another row when both are added."""
+    """A row that takes back the counts of ``row`` when both are added; it has no sample."""
     return HistoryRow(row.kind, row.name, row.span, row.at, tuple(-count for count in row.counts))
 
 
 def join_name(*parts: str) -> str:
-    """The name of a row with several subjects, as a queue, a task and a release."""
+    """The name of a row with several subjects, such as a queue, a task and a release."""
     return _SEPARATOR.join(parts)
 
 

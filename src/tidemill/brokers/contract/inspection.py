@@ -45,8 +45,8 @@ class QueueStats(msgspec.Struct, kw_only=True):
         succeeded, failed, cancelled, expired: jobs that ended this way.
         retried: failed attempts after which the job was tried again.
         purged: jobs that purges have deleted.
-        oldest: the wall time at which the ready job that was accepted first was made; 0 when no job
-            is ready. A store may look only at its 256 highest priorities, and skip jobs under a
+        oldest: the creation time (wall time) of the ready job that was accepted first; 0 when no
+            job is ready. A store may look only at its 256 highest priorities, and skip jobs under a
             limit.
         carried: the number of ready jobs that lie with the carrier (:mod:`.carrier`).
         consumers: the number of consumers by the server's count, for a broker that cannot look into
@@ -133,8 +133,8 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
 class Page(msgspec.Struct):
     """Some records, the latest accepted first, and the cursor of the next page.
 
-    An empty cursor means that no more records match. Some brokers refuse a cursor that none of
-    their pages had.
+    An empty cursor means that no more records match. Some brokers refuse a cursor that did not come
+    from one of their pages.
     """
 
     records: list[Record]
@@ -151,8 +151,7 @@ TOTALS = (
 def totals_of(rows: Sequence[QueueStats], *, knows: bool) -> dict[str, int | None]:
     """The totals of all queues; None for a number that the broker does not know.
 
-    ``knows`` is False when the broker cannot look into its queues. Without a queue, ``rows`` do not
-    show this.
+    ``knows`` is False when the broker cannot look into its queues. Empty ``rows`` do not show this.
     """
     unknown = frozenset() if knows else _UNKNOWN
     return {n: None if n in unknown else sum(getattr(row, n) for row in rows) for n in TOTALS}
@@ -170,7 +169,7 @@ def number_of(cursor: str) -> int:
 
 
 def bad_cursor(cursor: str) -> InvalidOption:
-    """The error for a cursor that no page of this store ended with."""
+    """The error for a cursor that did not come from a page of this store."""
     return InvalidOption(
         f"cursor {cursor[:80]!r} does not come from a list of jobs here; "
         "leave it out to begin with the newest"

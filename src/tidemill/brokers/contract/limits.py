@@ -22,7 +22,7 @@ class LimitCalls(Protocol):
     def set_limit(
         self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
     ) -> None:
-        """Set the settings of a limit, or of a queue, from now on.
+        """Change a limit, or with ``queue`` the limit of a queue, from now on.
 
         ``declared`` settings come from the app's code, when a process starts. The store keeps these
         settings. They apply while nobody has set other settings by hand. ``terms=None`` without

@@ -2,8 +2,8 @@
 
 The generator yields the descriptors and the end of its sleep. It receives the ready descriptors, or
 none when the time is over. At its end it returns the result of ``Broker.wait``. During a sleep the
-wait needs no thread. A step of the generator may block, like any call of a broker. Different
-threads may make the steps, but then none of them may be the main thread.
+wait needs no thread. A step of the generator may block, like any call of a broker. Several threads
+may take turns at the steps, but then the main thread may take no step.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class ServerPolicies(msgspec.Struct, frozen=True):
     Attributes:
         seen: the place where the policies were read, or the reason why they could not be read.
         dangers: the dangerous policies that were found.
-        delays: what delayed jobs need on this server; empty when they need nothing.
+        delays: a notice that workers keep the time of delayed jobs; empty when the server does.
     """
 
     seen: str

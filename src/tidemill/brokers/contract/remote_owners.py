@@ -3,7 +3,7 @@
 A *remote owner* (``Feature.REMOTE_OWNERS``) reaches the store through a job server, which makes the
 calls of the owner. The owner attaches with ``Owner.lease`` and belongs to no process of the store's
 machine. When the server is killed, a remote owner keeps its leases, and any process that has the
-store open may make its next call. Attaching the same owner again continues its session.
+store open may make the owner's next call. Attaching the same owner again continues its session.
 
 A call, a reply or the server may be lost at any moment. So three rules apply:
 

@@ -121,13 +121,13 @@ class Schedules(Protocol):
         ...
 
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
-        """Make these changes and put their jobs, all in one commit; a refused change stops no
-        other.
+        """Make these changes and put their jobs, all in one commit.
 
-        A job is left out when its id is taken, its key is held, or its queue is full. The change is
-        made even if its jobs are left out: a schedule must not fall behind, nor fill a queue beyond
-        its ``max_size``. ``max_size`` does not apply to a job whose key an unfinished job holds,
-        since at most one such job is added. Sleeping owners learn of an earlier due time.
+        A refused change does not stop the other changes. A job is left out when its id is taken,
+        its key is held, or its queue is full. The change is made even if its jobs are left out: a
+        schedule must not fall behind, nor fill a queue beyond its ``max_size``. ``max_size`` does
+        not apply to a job whose key is held, since each key can add only one job. Sleeping owners
+        learn of an earlier due time.
 
         Raises:
             StoreFull, StoreMoved: nothing was changed.

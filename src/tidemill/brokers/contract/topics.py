@@ -1,4 +1,4 @@
-"""The part of the contract for topics: queues are bound to patterns, and messages to topics.
+"""The part of the contract for topics: messages go to the queues bound to a matching pattern.
 
 A store keeps the bindings as one table with a version, which each change replaces. The caller reads
 the table, makes a copy of the message for each bound queue, and publishes the copies with the
@@ -33,7 +33,7 @@ class Binding(msgspec.Struct, array_like=True, frozen=True, order=True):
 class Bindings(msgspec.Struct, array_like=True, frozen=True):
     """All bindings of a store, in order, and their version.
 
-    The version is empty while no binding was ever made.
+    The version is empty until the first binding is made.
     """
 
     version: str = ""
@@ -96,8 +96,8 @@ class Topics(Protocol):
         """Put jobs if the bindings still have this version; else put nothing and return None.
 
         The step that stores the jobs compares the version, even when the list of jobs is empty.
-        ``txn`` and ``nonce`` as for ``put``. A repeated call with a ``nonce`` gets the answer of
-        the call that put the jobs, whatever the version is now.
+        ``txn`` and ``nonce`` work as for ``put``. A repeated call with a ``nonce`` gets the answer
+        of the call that put the jobs, even if the version has changed since then.
 
         Raises:
             DuplicateJob, QueueFull, StoreFull: as for ``put``; nothing was stored.

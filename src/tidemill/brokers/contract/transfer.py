@@ -56,9 +56,9 @@ class Transfer(Protocol):
     ) -> list[bool]:
         """Store jobs of the source unchanged, together with the cursor, in one commit.
 
-        The jobs keep their order and come after the jobs of this store. Bounds as ``max_size`` do
-        not apply. No job may be running. Schedules are stored with new versions. The reply has an
-        answer for each job, then for each schedule. False means that the job or schedule was not
+        The jobs keep their order and come after the jobs of this store. Bounds such as ``max_size``
+        do not apply. No job may be running. Schedules are stored with new versions. The reply has
+        an answer for each job, then for each schedule. False means that the job or schedule was not
         stored, since its id, key or name is taken here.
         """
         ...

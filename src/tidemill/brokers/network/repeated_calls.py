@@ -4,11 +4,11 @@ Every step has a serial, which the store keeps together with its reply. After a 
 is sent again under its serial, before the next step. The store answers the step again, but does not
 repeat its effects. Leases of this answer are given to the owner with the next reply.
 
-The caller of the broken step got ``BrokerUnavailable`` and hands in the same verdicts, notes and
-leases to take again. This module answers these parts from the first reply, and does not send them
-again. The caller also adds the same history again, perhaps summed with new numbers. So the numbers
-that the store has are subtracted from the next step with history. The reply after a broken step is
-``behind``: the server that answers may have lost steps.
+The caller of the broken step got ``BrokerUnavailable``. Its next step has the same verdicts, notes
+and ``take``. This module answers these parts from the first reply, and does not send them again.
+The caller also adds the same history again, perhaps summed with new numbers. So this module
+subtracts the numbers that the store already has from the next step with history. The reply after a
+broken step is ``behind``: the server that answers may have lost steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Name = tuple[int, bool]
 
 
 def _name(verdict: Verdict) -> _Name:
-    """The key of a verdict. A lease gets one verdict, or one with ``hold`` before the last."""
+    """The key of a verdict. A lease gets one verdict, or two: the first with ``hold``."""
     return verdict.token, verdict.hold
 
 
@@ -65,7 +65,7 @@ class RepeatedCalls:
         reply = self._send_one(broken)
         told = zip(broken.verdicts, reply.settled, strict=True)
         self._settled |= {_name(verdict): settled for verdict, settled in told}
-        # Empty for an owner that was given up.
+        # ``reply.taken`` is empty when the owner was given up.
         self._taken |= dict(zip(broken.take, reply.taken, strict=False))
         self._noted += broken.notes
         if not is_lost(reply):
@@ -130,7 +130,7 @@ class RepeatedCalls:
         except BrokerUnavailable:
             raise
         except Exception as error:
-            if not raised_by_handler(error):  # after any other error, the step may have happened
+            if not raised_by_handler(error):  # a handler may have interrupted a sent step
                 self._broken = None
             raise
         self._broken = None

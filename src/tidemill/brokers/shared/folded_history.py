@@ -2,7 +2,8 @@
 
 Steps append rows to a list. A client reads the list and the stored sums, and stores new sums in
 place of the rows. The store counts these changes, and a client names the count that it has read. If
-another client has changed sums since, the store refuses the change, and this client reads again.
+another client has changed sums meanwhile, the store refuses the change, and this client reads
+again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Added(msgspec.Struct):
 
     Attributes:
         changes: the store's count of changes.
-        entries: names the entries to the store.
+        entries: tells the store which entries these are.
         rows: the rows of the entries, in order.
         more: True when the list may have more entries.
     """
@@ -104,7 +105,7 @@ def key_of(row: HistoryRow) -> Key:
 
 
 def sum_rows(rows: Iterable[HistoryRow]) -> dict[Key, HistoryRow]:
-    """The sums of rows by key; the latest sample comes last."""
+    """The sums of rows by key. The rows come in order, so the sum keeps the latest sample."""
     sums: dict[Key, HistoryRow] = {}
     for row in rows:
         key = key_of(row)

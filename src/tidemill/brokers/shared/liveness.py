@@ -1,4 +1,4 @@
-"""Detect dead owners by a FIFO each, which the kernel hangs up when the owner's process dies.
+"""Detect dead owners: the kernel hangs up the FIFO of an owner when the owner's process dies.
 
 An owner holds the reading end of its FIFO and never reads. To check an owner, a process opens the
 writing end, which fails when no process holds the reading end. To watch an owner, a process keeps
@@ -111,7 +111,7 @@ class Liveness:
         return True
 
     def is_here(self, number: int) -> bool:
-        """True when the owner has a FIFO, so that it lives or died on this machine."""
+        """True when the owner has a FIFO: the owner lives, or died, on this machine."""
         try:
             return self._folder.stat(_name_of(number)) is not None
         except FileNotFoundError:
@@ -121,7 +121,7 @@ class Liveness:
         """The writing end; None when no process holds the reading end."""
         try:
             return self._folder.open_fifo(_name_of(number), os.O_WRONLY)
-        except BrokerUnavailable:  # without a FIFO, nobody holds it
+        except BrokerUnavailable:  # the file is no FIFO, so no process holds it
             return None
         except OSError as error:
             if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader, or no file
@@ -198,7 +198,8 @@ def neighbours(mine: int, owners: Sequence[tuple[int, bool]]) -> list[int]:
     """The owners that an owner watches: the owners after it in a ring of (number, is a worker).
 
     A worker watches all owners up to the second worker after it. So two workers watch each owner,
-    if there are so many. Consumers alone are not enough, since they poll only while they wait.
+    if there are two other workers. Consumers alone are not enough, since they poll only while they
+    wait.
     """
     ring = [row for row in owners if row[0] > mine] + [row for row in owners if row[0] < mine]
     most = WATCHED

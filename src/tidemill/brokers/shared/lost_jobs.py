@@ -19,10 +19,10 @@ __all__ = ["LOST", "MOST_LOOKED_AT", "LostJob", "log_failed", "log_lost", "lost_
 log = logging.getLogger("tidemill.lost")
 
 LOST = "lost with its worker"
-"""How the error of such a job begins."""
+"""The beginning of the error of such a job."""
 
 MOST_LOOKED_AT = 1000
-"""The most jobs of a dead worker that are read to find those that failed."""
+"""The most jobs of a dead worker that are read to find the failed jobs."""
 
 _MOST_LINES = 20
 

@@ -1,4 +1,4 @@
-"""The silence of remote owners, in the process that receives their calls; and turns of their calls.
+"""Count the silence of remote owners, in the process that receives and orders their calls.
 
 No clocks of two machines are compared, and nothing is written. At each check, the silence of an
 owner with a new sign of life is set to 0. The silence of any other owner grows by the time since
