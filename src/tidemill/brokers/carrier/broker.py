@@ -2,14 +2,15 @@
 
 Each step of a job is atomic in the store: puts, waits, due times, runs and ends, keys, results,
 flows, limits and schedules. A relay (:mod:`.relay`) brings ready jobs to the carrier, which hands
-them to workers. A worker that receives a message takes the lease in it from the store, and only
-then runs the job. The message is acknowledged later. After the worker has taken the lease, the
-store knows who runs the job. Raw messages are not carried; consumers take them from the store.
+them to workers. Each message names a lease. The worker that receives the message takes this lease
+from the store, and only then runs the job. From then on, the store knows the owner of the job. So
+the worker may acknowledge the message later. Raw messages are not carried; consumers take them from
+the store.
 
 | killed | left over | effect |
 |---|---|---|
 | the relay, before publishing | its leases | they go back, and are published again |
-| the relay, before handing over | a message, and its leases | they go back; the message is stale |
+| the relay, before hand-over | messages, and its leases | leases go back; messages are stale |
 | a worker, before taking | the message, with the carrier | another worker gets it |
 | a worker, after taking | its lease, in the store | as with any worker of that store |
 | the carrier, with all its messages | leases that no message brings | recalled within two minutes |

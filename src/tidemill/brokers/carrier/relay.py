@@ -53,8 +53,8 @@ LOOK_AGAIN, LOOKS = 2.0, 10
 checks in a row prove that messages are lost."""
 
 OVERTAKEN = 60.0
-"""Seconds. A lease counts as lost when a lease that was made this much later arrives first from the
-same queue. No worker holds a message so long before it takes the lease."""
+"""Seconds. A lease may be lost if a lease of the same sequence, made this much later, arrives first.
+No worker holds a message so long before it takes the lease."""
 
 _SAMPLES = 10_000
 
@@ -91,7 +91,7 @@ def _place(queue: str, lease: Lease) -> _Place:
 
 
 class Carrier(Store, Protocol):
-    """A broker that brings leases to its owners, which can wait for leases on a descriptor."""
+    """A broker that brings leases to its owners. An owner can wait for leases on a descriptor."""
 
     def carry(self, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
         """Publish jobs; jobs whose ids are in ``alone`` are brought one at a time.
@@ -117,7 +117,7 @@ class Carrier(Store, Protocol):
         ...
 
     def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Have the queues of these jobs checked again, since jobs were published there."""
+        """Let the owner check the queues of these jobs again: the relay published jobs there."""
         ...
 
 
@@ -197,13 +197,13 @@ class Relay:
         self._thread.start()
 
     def ask(self) -> int:
-        """Ask for a check of the store, after which the worker wakes; return the check's number."""
+        """Ask the relay to check the store and wake the worker; return the number of the check."""
         self._asked += 1
         self._store.wake(self.owner.id)
         return self._asked
 
     def has_looked(self, number: int) -> bool:
-        """True when all jobs that were ready at the request are with the carrier."""
+        """True when the carrier has all jobs that were ready at the request for this check."""
         return self._looked >= number
 
     def look_at_breakers(self) -> None:
@@ -236,7 +236,7 @@ class Relay:
             except (BrokerUnavailable, StoreFull, StoreMoved) as error:
                 self._say(error)
                 self._stopping.wait(_TRY_AGAIN)
-            except Exception:  # the thread must go on: without it, its leases would not go back
+            except Exception:  # if this thread ended, its leases would stay
                 if not self._stopping.is_set():
                     log.exception("the relay goes on after an error")
                     self._stopping.wait(_TRY_AGAIN)

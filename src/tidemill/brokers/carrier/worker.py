@@ -45,8 +45,8 @@ class CarriedWorker:
         self._kept: dict[int, tuple[int, float]] = {}
         """Token of a lease -> token of its message, and machine time at which the lease was taken.
         The oldest lease comes first."""
-        self._look = 0  # the check that the relay was asked for last, by number
-        self._did = True  # True when active since the relay was last asked to check
+        self._look = 0  # the number of the last check that the relay was asked for
+        self._did = True  # True when the worker was active since its last request for a check
         with contextlib.ExitStack() as undoing:
             carrier.attach(owner)
             undoing.callback(carrier.detach, owner.id)
@@ -64,7 +64,7 @@ class CarriedWorker:
         want = self._not_carried(step)
         reply = self._store.exchange(msgspec.structs.replace(step, want=want, take=take))
         brought, self._brought = self._brought, []
-        lost = len(reply.taken) < len(brought)  # the owner is lost: the store took none
+        lost = len(reply.taken) < len(brought)  # the owner was given up, and took no lease
         taken = [False] * len(brought) if lost else reply.taken
         now, since = wall_time(), machine_time()
         for one, mine in zip(brought, taken, strict=True):
@@ -87,7 +87,7 @@ class CarriedWorker:
             self._did, self._look = False, self.relay.ask()
         reply.more = more or self._did or not self.relay.has_looked(self._look)
         if self.relay.quiet and step.want is not None and step.want.count:
-            # Tell the worker: the store has not seen this want.
+            # The store has not seen this want, and so has not sent this command.
             reply.commands.append(Command("quiet"))
         return reply
 

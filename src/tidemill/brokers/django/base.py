@@ -1,4 +1,4 @@
-"""The state of the broker in this process, and its ways to the database."""
+"""The state of the broker in this process, and its access to the database."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ServerCalls:
 
     @property
     def identity(self) -> str:
-        """The name of this store; no other store has the same."""
+        """The name of this store; no other store has this name."""
         return f"django {self._store}"
 
     @property
@@ -81,7 +81,7 @@ class ServerCalls:
     ) -> T:
         """Change jobs in one transaction, and wake the sleepers that the changes concern.
 
-        ``also`` are statements that are read when the transaction begins.
+        ``also`` are queries that run when the transaction begins.
         """
 
         def run(connection: Connection) -> tuple[T, Transaction]:
@@ -145,10 +145,10 @@ class ServerCalls:
         return _facts.decode(bytes(found[0][0])) if found else Facts()
 
     def _found(self) -> str:
-        """Create the store's row with a name, unless another process was faster.
+        """Create the store's row with a name, unless another process was faster; return the name.
 
-        The name is empty if this thread's transaction prevents the creation. The first call after
-        the transaction creates the row.
+        If a transaction of this thread prevents the creation, return an empty name. The first call
+        after the transaction creates the row.
         """
 
         def work(connection: Connection) -> None:

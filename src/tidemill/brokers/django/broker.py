@@ -314,7 +314,7 @@ class DjangoBroker(
         delete_surplus(transaction.rows, transaction.jobs, numbers)
 
     def _counted(self) -> float:
-        """Seconds for which leases have counted; 0 until the database has answered for a lease."""
+        """Seconds for which the database has answered every call; 0 while shorter than a lease."""
         lasted = time.monotonic() - self._database.since
         return lasted if lasted >= self._alive else 0.0
 

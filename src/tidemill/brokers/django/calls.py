@@ -164,11 +164,11 @@ class AdminCalls(ServerCalls):
     def _in_pieces(self, queue: str, act: Callable[[Transaction], int]) -> Iterator[int]:
         """Act on the waiting, scheduled and ready jobs of a queue, one piece in each transaction.
 
-        Yields what ``act`` has returned for each piece.
+        Yields the result of ``act`` for each piece.
 
         The pieces follow the order of acceptance. A job that waits for other jobs was put before
-        these. So the waiting job is deleted first, and the deletion of the other jobs cannot cancel
-        it.
+        these other jobs. So the waiting job is deleted first. The later deletion of the other jobs
+        cannot cancel it.
         """
         self._check_open()
 

@@ -70,7 +70,7 @@ _FIRSTS = {
     "(PARTITION BY share, queue ORDER BY rank, seq) AS place FROM tidemill_job "
     "WHERE state = 2 AND share <> '') AS placed WHERE place <= %s",
 }
-"""The first ready jobs of each line. Only on MariaDB the query walks over all of them."""
+"""The first ready jobs of each key in each queue. Only MariaDB reads all jobs under limits."""
 _LIST = "state = 2 AND state <= 3 AND queue = %s AND kind = %s"
 _ORDER = "ORDER BY rank, seq LIMIT %s"
 
@@ -86,7 +86,8 @@ def read_ahead(
 ) -> None:
     """Read, in one message, the rows that most exchanges need: queues, numbers, first ready jobs.
 
-    ``held`` are jobs of the step, ``stored`` the names of queues with ready jobs, if known.
+    ``held`` are the running jobs that the step names. ``stored`` are the names of queues with ready
+    jobs, if these are known.
     """
     want = step.want or Want(0)
     queues = [*(want.queues or stored or ())] if want.count else []
@@ -109,7 +110,7 @@ def read_ahead(
 
 
 def _is_plain(jobs: StoredJobs, want: Want) -> bool:
-    """True when the next jobs are the first jobs of the lists."""
+    """True when the next jobs are simply the first jobs of the ready lists."""
     known = any(task in jobs.unknown_numbers for task in want.knows)
     return want.tasks and not known and not jobs.facts.has_limits
 
@@ -137,7 +138,7 @@ def lease(
 
 
 def _read_set_aside(rows: Rows, jobs: StoredJobs, want: Want) -> None:
-    """Read the first jobs set aside of the tasks that the owner knows, in each queue."""
+    """Read the first set-aside jobs of each task that the owner knows, in each queue."""
     text = f"{SELECT}unknown = 1 AND task = %s AND queue = %s {_ORDER}"
     for task in [task for task in want.knows if task in jobs.unknown_numbers]:
         queues = want.queues or [row[0] for row in rows.execute(_QUEUES_OF_TASK, [task, task])]
@@ -160,7 +161,7 @@ def _kinds(want: Want) -> list[int]:
 
 
 def _read(rows: Rows, jobs: StoredJobs, queue: str, want: Want) -> None:
-    """Read the first jobs of a queue whole."""
+    """Read the first ready jobs of a queue, with all their facts."""
     if queue == jobs.read_ahead:
         return
     for found in rows.execute_all(_asking_ready(jobs, queue, want)):
@@ -261,9 +262,11 @@ def _first_lost(
 def _heads(
     rows: Rows, jobs: StoredJobs, queue: str, kind: int, count: int, here: bool
 ) -> list[Ready]:
-    """The first entries of a ready list, in the table and as changed by this transaction."""
+    """The first entries of a ready list: from the table, with the changes of this transaction.
+
+    ``here`` is True when this transaction has read the first jobs of the queue.
+    """
     known = jobs.ready.get((queue, kind), [])
-    # In this case the first jobs of the queue are all in memory.
     if here:
         return known[:count]
     text = f"SELECT rank, seq, id FROM tidemill_job WHERE {_LIST} {_ORDER}"

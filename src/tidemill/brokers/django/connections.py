@@ -83,7 +83,7 @@ class Connection:
                 self.send(self.dialect.lock_limit(patience))
 
     def open(self) -> None:
-        """Connect, unless that has happened."""
+        """Connect, unless the connection is open."""
         if self._cursor is None:
             self._wrapper.close()
             with InterruptibleWait():
@@ -251,7 +251,7 @@ class Database:
 
         Raises:
             BrokerUnavailable: the database did not answer within ``patience``.
-            Unsure: the connection broke while it committed.
+            Unsure: the connection broke during the commit.
         """
         patience = self.address.patience if patience is None else patience
         if lock:

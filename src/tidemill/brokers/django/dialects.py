@@ -63,11 +63,11 @@ class Dialect(Protocol):
         ...
 
     def lock_limit(self, patience: float) -> str:
-        """The statement that changes how long a connection with joined statements may wait."""
+        """The statement that sets how long a connection with joined statements waits for locks."""
         ...
 
     def give_up(self, wrapper: Any) -> None:
-        """Give back the locks of a connection before its close, if the close does not."""
+        """Release a connection's locks before its close, where the close does not release them."""
         ...
 
     def is_idle(self, connection: Any) -> bool:
@@ -157,7 +157,7 @@ class SQLite:
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         cursor = wrapper.connection.cursor()
-        # SQLite waits without Python, so a wait is a series of short waits.
+        # During a wait in SQLite, Python handles no signal: so wait in short pieces.
         cursor.execute("PRAGMA busy_timeout = 250")
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
@@ -165,7 +165,7 @@ class SQLite:
         except Exception as error:
             if not self.is_locked(error):
                 raise
-            # Another connection writes now, perhaps of this thread. Try again later.
+            # Another connection, perhaps of this thread, writes now. The next connection tries it.
 
     def lock_limit(self, patience: float) -> str:
         return ""
@@ -247,7 +247,7 @@ class Postgres:
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         cursor = wrapper.connection.cursor()
-        # psycopg 2 waits without Python, so a wait is a series of short waits.
+        # During a wait in psycopg 2, Python handles no signal: so wait in short pieces.
         limit = patience if _is_psycopg_3(wrapper.connection) else min(patience, _SHORT_WAIT)
         cursor.execute(self.lock_limit(limit))
 
@@ -333,7 +333,7 @@ class MariaDB:
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         cursor = wrapper.connection.cursor()
-        # The drivers wait without Python, so a wait is a series of short waits.
+        # During a wait in these drivers, Python handles no signal: so wait in short pieces.
         cursor.execute("SET innodb_lock_wait_timeout = 1, lock_wait_timeout = 1")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
@@ -355,7 +355,7 @@ class MariaDB:
     def numbers(self, execute: Execute, count: int) -> list[int]:
         execute("INSERT INTO tidemill_number VALUES " + ", ".join(["(NULL)"] * count), [])
         first = int(execute("SELECT LAST_INSERT_ID()", [])[0][0])
-        # The counter of the table stays where it is, so the table need not grow.
+        # The deletion does not reset the table's counter, so the table can stay empty.
         between = "DELETE FROM tidemill_number WHERE n BETWEEN %s AND %s"
         execute(between, [first, first + count - 1])
         return list(range(first, first + count))

@@ -24,7 +24,7 @@ PIECE = 500
 def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
     """Move jobs whose time has come; True when more such jobs may be left.
 
-    ``alarm`` is the first time in the table.
+    ``alarm`` is the earliest alarm in the table.
     """
     now = jobs.now
     if jobs.sealed or alarm is None or alarm > now:
@@ -96,10 +96,10 @@ _KEPT = "prune IS NOT NULL AND linked IN (0, 2) AND state IN (4, 6, 7)"
 
 
 def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
-    """The numbers of finished jobs beyond the most to keep; read without a lock.
+    """The numbers of the finished jobs above the count to keep; read without a lock.
 
-    Failed and purged jobs do not count. Jobs without a result go first. One query names the jobs,
-    so that two processes never delete twice as many.
+    Failed and purged jobs do not count. Jobs without a result are deleted first. One query chooses
+    all the jobs, so two processes at the same time choose the same jobs, not twice as many.
     """
     keep = retention.count
     [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job WHERE prune IS NOT NULL", [])

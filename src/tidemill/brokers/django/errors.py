@@ -34,7 +34,7 @@ def translated(alias: str, dialect: Dialect, error: Exception) -> TidemillError:
 
 
 def full(alias: str, dialect: Dialect, error: Exception) -> StoreFull | None:
-    """The error of a full disk, for an error of Django that reports one."""
+    """The error of a full disk, for an error of Django that reports a full disk; else None."""
     cause = error.__cause__ or error
     if not dialect.is_full(cause):
         return None

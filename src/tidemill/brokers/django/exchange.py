@@ -79,9 +79,9 @@ def exchange(
 ) -> Reply:
     """Make one step. ``alive`` is the length of the owner's lease in seconds.
 
-    A step sends three messages to read rows, at most. The first begins the transaction
+    Most steps send two messages to read rows. The first begins the transaction
     (:func:`first_reads`). The second comes before the verdicts are settled
-    (:func:`~.claim.read_ahead`). A third follows if verdicts or jobs need further rows.
+    (:func:`~.claim.read_ahead`). More messages follow if verdicts or jobs need further rows.
     """
     rows, jobs, want = transaction.rows, transaction.jobs, step.want
     found_owner, queue_names, schedule, *running = transaction.also
@@ -183,7 +183,7 @@ _TIMES = (
 
 
 def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
-    """The reply to a step that finds nothing, without a lock; None when the step must be made."""
+    """The reply to a step that finds no work, read without a lock; None when a step is needed."""
     if step.verdicts or step.touch or step.notes or step.take or step.history:
         return None
     facts_now = _FACTS.format(now=rows.dialect.now or "0"), ()

@@ -134,9 +134,9 @@ class StoredJobs(Jobs):
         self._missing: set[str] = set()
         self._deleted: list[int] = []
         self._moved: list[Item] = []  # jobs that moved to another queue
-        self.alarm: float | None = None  # the first alarm in the table, at the beginning
+        self.alarm: float | None = None  # the table's earliest alarm, at the beginning
         self.alarm_passed = False  # True when the table no longer has this alarm
-        self.soonest: float | None = None  # the first alarm that was written here
+        self.soonest: float | None = None  # the earliest alarm that was written here
         self.read_ahead = ""  # the queue whose first jobs were read
         self.news = False  # True when sleeping owners must look for jobs
         self.ends = False  # True when a job has ended
@@ -147,7 +147,7 @@ class StoredJobs(Jobs):
         self.stats = self.rows_of.queues
         self.queue_limits, self.limits = self.rows_of.queue_limits, self.rows_of.limits
         self.partitions = self.rows_of.partitions
-        self._left: set[str] = set()  # tasks whose jobs set aside were removed here
+        self._left: set[str] = set()  # tasks that lost a set-aside job here
         self._take_over_facts()
 
     def _take_over_facts(self) -> None:
@@ -231,7 +231,7 @@ class StoredJobs(Jobs):
         return [self.enter_row(row) for row in self._rows.execute(text, parameters)]
 
     def need_beside(self, items: Sequence[Item]) -> None:
-        """Read the queues and keys of jobs, the successors, and the jobs that wait for them."""
+        """Read the queues, keys and successors of jobs, and the jobs that wait for these jobs."""
         envelopes = [item.record.envelope for item in items]
         self.rows_of.queues.need({envelope.queue for envelope in envelopes})
         keys = [envelope.key for envelope in envelopes if envelope.key]
@@ -244,7 +244,7 @@ class StoredJobs(Jobs):
         self.need_ids([job_id for key in keys if key for job_id in self.keys.get(key, ())])
 
     def need_flows(self, items: Sequence[Item]) -> None:
-        """Read the jobs that wait for these jobs, and the jobs that wait for their barriers."""
+        """Read the jobs that wait for these jobs, also through barriers."""
         while items:
             ids = {job_id for item in items for job_id in item.dependents}
             new = [job_id for job_id in ids if not self.knows(job_id)]
@@ -323,7 +323,7 @@ class StoredJobs(Jobs):
         stored.linked, stored.prune = False, None
 
     def number_unknown(self, task: str) -> None:
-        self.unknown.setdefault(task, [])  # only the jobs that were read here
+        self.unknown.setdefault(task, [])  # lists only the jobs that were read here
         if task not in self.unknown_numbers:
             self.unknown_numbers[task] = self.next_number()
             self.news = True
@@ -381,7 +381,7 @@ class StoredJobs(Jobs):
         self._flush_facts()
 
     def _note_alarm(self, before: float | None, after: float | None) -> bool:
-        """Record the change of an alarm; True when the new alarm is the first of all."""
+        """Record the change of an alarm; True when the new alarm is the earliest of all."""
         first = self.alarm
         if before is not None and before != after and first is not None and before <= first:
             self.alarm_passed = True
@@ -397,7 +397,7 @@ class StoredJobs(Jobs):
         self._deleted = []
 
     def _move(self) -> None:
-        """Write the queues of moved jobs, which no other step changes."""
+        """Write the new queues of moved jobs. :meth:`_update` leaves out these columns."""
         for item in self._moved:
             envelope = item.record.envelope
             text = "UPDATE tidemill_job SET queue = %s, envelope = %s WHERE seq = %s"

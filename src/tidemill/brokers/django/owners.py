@@ -1,10 +1,10 @@
 """The owners of this process: attaching, detaching, sleeping, and detecting deaths.
 
-An owner has two signs of life. First, the kernel hangs up the owner's FIFO when its process dies,
-so processes on the same machine see the death at once. Second, the owner renews its lease in the
-table; processes on other machines give up the owner when the lease is over. While the database is
-away, no owner can renew. So leases count only after the database has answered for the time of a
-lease.
+The death of an owner shows in two ways. First, the kernel hangs up the owner's FIFO, so processes
+on the same machine see the death at once. Second, the owner no longer renews its lease in the
+table. When the lease is over, processes on other machines give up the owner. While the database is
+away, no owner can renew its lease. So leases count only after the database has answered for as long
+as a lease lasts.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class AttachedOwner:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Give up the places to sleep when nobody sleeps there."""
+        """Close the pipe and the socket after all threads have left the owner's wait."""
         self.asleep.end(self.wake)
         self._pipe.close()
         self._bell.close()
 
     def after_fork_child(self) -> None:
-        """Close the copies in a forked child."""
+        """Close the copies of the pipe and the socket in a forked child."""
         self._pipe.after_fork_child()
         self._bell.after_fork_child()
 
@@ -200,7 +200,8 @@ class Owners:
     def reap(self, alive_for: float) -> int:
         """Give back the leases of dead owners; return the number of dead owners.
 
-        ``alive_for`` is 0, or the number of seconds for which leases have counted.
+        ``alive_for``: the seconds for which the database has answered every call. With 0, a lease
+        that is over proves no death.
         """
         self._liveness.keep()
         owners, now = self._list()

@@ -66,7 +66,7 @@ class StoredSchedules(ScheduleTable):
         self.records = self._stored
 
     def need(self, changes: Sequence[Change]) -> None:
-        """Read what these changes need, by few statements."""
+        """Read the rows that these changes need, by few statements."""
         self._stored.need(change.name for change in changes)
         jobs = self._jobs
         assert isinstance(jobs, StoredJobs)

@@ -1,4 +1,4 @@
-"""The offset to the database's clock. Only a test moves it, for the brokers of its own process."""
+"""The offset to the database's clock. Only a test changes the offset, for its own process."""
 
 from __future__ import annotations
 

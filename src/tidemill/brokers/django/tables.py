@@ -83,7 +83,7 @@ def select_in(text: str, values: Iterable[Any]) -> list[Statement]:
 
 
 def in_parts(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """The values in parts of a size at most."""
+    """The values in parts, each of ``size`` values or fewer."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 
@@ -187,7 +187,7 @@ class HeldKeys(MutableMapping[str, tuple[float, str]]):
         return [key for key in every if self.known.get(key) != self._before.get(key)]
 
     def clean(self) -> None:
-        """Forget the changes, which are written."""
+        """Forget the changes after they are written."""
         self._before = dict(self.known)
 
 
@@ -198,7 +198,7 @@ _QUEUE = ("name", "paused", "max_size", *_TOTALS)
 
 
 _SPARE = 1000
-"""Jobs beyond a queue's bound that are counted: more than one call replaces."""
+"""A count of jobs stops this far above the queue's bound. One call replaces fewer jobs."""
 
 
 class QueueRow:
@@ -247,12 +247,12 @@ class QueueRow:
         return sum(self.count(state) for state in STATES[:4])
 
     def values(self) -> tuple[Any, ...]:
-        """The values of its row, after the name."""
+        """The values of the queue's row, without the name."""
         totals = (getattr(self, name) for name in _TOTALS)
         return (int(self.paused), self.max_size, *totals)
 
     def flushed(self) -> None:
-        """Note that its jobs are written."""
+        """Record that the changes of the queue and its jobs are written."""
         for state in self._stored:
             self._stored[state] += self._since.get(state, 0)
         self._since = {}
@@ -304,7 +304,7 @@ class Queues(MutableMapping[str, Queue]):
         return len(self._read)
 
     def row(self, name: str) -> QueueRow:
-        """The row of a queue, which is made if it is new."""
+        """The row of a queue; a new queue gets a new row."""
         try:
             return self[name]
         except KeyError:

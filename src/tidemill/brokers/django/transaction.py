@@ -25,14 +25,15 @@ _OPEN = (
 
 
 def time_of(dialect: Dialect, now: float) -> float:
-    """The database's time, from its answer."""
+    """The time in the database's answer, or of this machine if the database uses its clock."""
     return (now if dialect.now else wall_time()) + server_clock.server_offset()
 
 
 class Transaction:
     """The state of the store in one transaction.
 
-    ``also`` are statements that are read with it; :attr:`also` has the rows of each.
+    The argument ``also`` has further queries to run at the beginning. The attribute :attr:`also`
+    has the rows of each.
     """
 
     def __init__(self, rows: Rows, database: Database, also: Sequence[Statement] = ()) -> None:

@@ -1,7 +1,7 @@
 """Wake-ups between the processes of one machine: a datagram socket for each sleeper.
 
 A sleeper binds a socket in a folder that all processes of the store on this machine share. To wake
-the sleepers, a process sends an empty datagram to each socket. Processes on other machines, or in
+the sleepers, a process sends a datagram to each socket. Processes on other machines, or in
 containers with another ``/tmp``, find new jobs only at their next poll.
 """
 
@@ -22,7 +22,7 @@ _LONGEST = 100  # the most bytes in the path of a socket
 
 
 class Bell:
-    """The socket of one sleeper; without one if the path is too long. Close it after use."""
+    """The socket of one sleeper, or no socket if its path is too long. Close it after use."""
 
     def __init__(self, folder: str, kind: str) -> None:
         self._socket: socket.socket | None = None
@@ -33,7 +33,7 @@ class Bell:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)  # an earlier process of this number left the socket
+            os.unlink(self._path)  # an earlier process with this pid left the socket
         self._socket.bind(self._path)
 
     @property
