@@ -150,7 +150,7 @@ class Schedules:
         self._of_tasks.discard(name)
 
     def declare_own(self, name: str, call: Call[Any], when: Timing) -> None:
-        """Declare the schedule of a task. Declaring the task again replaces it."""
+        """Declare the schedule of a task, which replaces an earlier schedule of the task."""
         if name in self._of_tasks:
             del self._declared[name]
         self.declare(name, call, when)

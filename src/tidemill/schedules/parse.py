@@ -72,8 +72,9 @@ class When:
             the month, if the month has this day.
         at: a single time: an aware datetime or epoch seconds.
         zone: the time zone of ``cron`` and of ``every`` in days or longer units, as
-            ``"Europe/Berlin"``. By default the zone of ``start`` if it has a named zone, else UTC.
-            A datetime without a zone gets the named zone; without a named zone it is refused.
+            ``"Europe/Berlin"``. The default is the named zone of ``start``, else UTC. A datetime
+            without a zone gets the zone that ``zone`` or ``start`` names. If neither names a zone,
+            this datetime is refused.
         start: the earliest time. ``every`` counts from ``start``, which is its first time. Without
             ``start`` the first time is one interval after the schedule is stored.
         end: the latest time.

@@ -72,22 +72,24 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The body of a schedule's record. Times are wall time, 0 for none.
 
     Attributes:
-        rule: the rule of its times. An interval or a calendar period without a ``start``
+        rule: the rule of the times. An interval or a calendar period without a ``start``
             (``unanchored``) counts from the moment when the schedule was first stored.
-        job: its job, without id and time.
-        repeats: the number of jobs after which it ends; 0 for no limit. Jobs that the broker left
-            out (``LeftOut``) do not count.
+        job: the job to put, without id and time.
+        repeats: the number of jobs after which the schedule ends; 0 for no limit. Jobs that the
+            broker left out (``LeftOut``) do not count.
         jitter: the most seconds by which a job is late.
         catch_up: True to put a job for each missed time.
         planned: the next time. The due time of the record is this time plus the jitter.
-        fired: the number of its jobs. Jobs that the broker left out count only if ``repeats`` is 0.
+        fired: the number of jobs so far. Jobs that the broker left out count only if ``repeats`` is
+            0.
         last: the time of the latest job.
-        paused: True while somebody has paused it.
-        app: the app whose code declares it, as in the worker's command line; only for display.
-        code: True when code declares it.
-        declarers: the workers that declared it; it fires only while one of them is alive. None when
-            it was declared without a worker: such a schedule always fires.
-        undeclared: the time since which it does not fire, because no declarer is alive.
+        paused: True when somebody has paused the schedule.
+        app: the app whose code declares the schedule, as in the worker's command line; only for
+            display.
+        code: True when code declares the schedule.
+        declarers: the workers that declared the schedule, which fires only while one of them is
+            alive. None for a schedule that no worker declared, which always fires.
+        undeclared: the time since which the schedule does not fire, because no declarer is alive.
         said: the time at which a user gave the ``start``, ``end`` or ``at`` of the rule; 0 for
             none.
     """
@@ -122,7 +124,7 @@ def decode(body: bytes) -> Stored:
     """Decode the body of a record.
 
     Raises:
-        CodecError: another version of tidemill wrote it.
+        CodecError: another version of tidemill wrote the record.
     """
     try:
         return _decode(body)
@@ -281,7 +283,7 @@ def due_of(stored: Stored) -> float:
 
 
 def _begin(stored: Stored, now: float) -> None:
-    """Begin at the first time from now on. Times before the schedule was stored were not missed."""
+    """Begin at the first time from now on. Earlier times do not count as missed."""
     if stored.rule.counts_from_start and not stored.rule.start:
         stored.rule, stored.unanchored = msgspec.structs.replace(stored.rule, start=now), True
     stored.planned = _finite(next_time(stored.rule, now))

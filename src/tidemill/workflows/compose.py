@@ -42,7 +42,7 @@ H = TypeVar("H")
 R = TypeVar("R")
 
 LOOK_AHEAD = 1000
-"""The members of an iterator that are read at first. The size of a smaller group is then known."""
+"""The most members that are read ahead from an iterator. A smaller group has a known size."""
 
 MOST_AFTER_PARENT = 10_000
 """The most members of a group that follows other jobs. Each of these jobs names all members."""
@@ -82,7 +82,7 @@ class Chain(Composition[JobChain[R]], Generic[R]):
 
 
 class _Members:
-    """The members of a group, shared with its copies. An iterator gives its members only once."""
+    """The members of a group. Copies of the group share them. An iterator gives them only once."""
 
     def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
@@ -334,7 +334,7 @@ def is_group(node: Node) -> bool:
 
 
 def calls_in(node: Node) -> Iterator[Call[Any]]:
-    """All calls of a node except hooks. Keeps the members of a group in memory."""
+    """All calls of a node except hooks. This keeps the members of a group in memory."""
     if isinstance(node, Call):
         yield node
     elif isinstance(node, Flow):

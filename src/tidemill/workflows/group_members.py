@@ -1,10 +1,10 @@
 """Cancel, alter or delete all jobs of a chain or a group: their ids begin with its id.
 
-Users choose ids, so another job may also have an id that begins with this id. The parts of a chain
-or a group also have links, and ids with the endings that :mod:`.planner` gives.
+Users choose ids, so another job may also have an id that begins with this id. So only jobs with
+links, and with the id endings that :mod:`.planner` gives, count as parts of a chain or a group.
 
-The store takes one page of jobs in one put. If the caller dies between two pages, the rest of the
-jobs stays as it is. The same call again completes the work.
+Each call of the store changes one page of jobs. If the caller dies between two pages, the other
+jobs stay unchanged. The same call again completes the work.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def delete_all(mill: Runtime, whole_id: str) -> bool:
 
 
 def pages_of_parts(mill: Runtime, whole_id: str) -> Iterator[list[Record]]:
-    """The jobs of a chain, a group or a flow in pages, without the job that has its id."""
+    """The jobs of a chain, a group or a flow in pages, without the job ``whole_id``."""
     cursor = ""
     while True:
         page = mill.job_store.find(Filter(id_prefix=f"{whole_id}."), PAGE, cursor)

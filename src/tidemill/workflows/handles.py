@@ -232,7 +232,7 @@ class JobGroup(GroupInNotebook, Generic[R]):
         def members() -> Iterator[Waited[Job[R]]]:
             for ids in member_ids(self.id, count):
                 for job_id in ids:
-                    # ``_member`` makes handles for each type of result.
+                    # ``_member`` may also return a JobGroup, which the annotation hides.
                     yield job_id, self._member  # type: ignore[misc]
 
         return Completed(self._mill, members, count, timeout, progress)

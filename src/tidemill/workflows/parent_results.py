@@ -63,9 +63,9 @@ class ParentResults:
         ends = [self._ends.get(job_id, Input(job_id)) for job_id in ref.ids]
         last = ends[-1]
         failed = None
-        # If the last step succeeded, no step counts as failed: a failed step was retried since.
+        # If the last step succeeded, no step counts as failed: a failed step was retried.
         if last.state != State.SUCCEEDED:
-            # The store no longer keeps a step without a state. A deleted step had succeeded.
+            # A step without a state was deleted, and had succeeded before.
             known = (end for end in ends if end.state not in ("", State.SUCCEEDED))
             failed = next(known, last)
         shown = failed or last

@@ -1,8 +1,8 @@
-"""The workflow planner: turn a composition into jobs that name their successors.
+"""The workflow planner: turn a composition into jobs that name the jobs after them.
 
-A job lists its successors in ``next``, and a successor must be in the store before the job. So a
-plan goes from the end of a composition to its start. The ids of the parts follow from the id of the
-whole:
+A job lists the jobs after it in ``next``. These jobs must be in the store first. So a plan goes
+from the end of a composition to its start. The ids of the parts follow from the id of the
+composition:
 
 - ``<id>.0000`` is the first step of a chain. The last step has the id of the chain.
 - ``<id>.0000000`` is the first member of a group, or the first node of a flow. The job that stands
@@ -109,9 +109,9 @@ class Plan:
     def _jobs(
         self, node: Node, job_id: str, next: tuple[str, ...], before: _Before
     ) -> Iterator[Envelope]:
-        """The jobs of a node, successors first, without group members that come in later pieces.
+        """The jobs of a node, from last to first, without group members that come in later pieces.
 
-        The last job of the node has the id ``job_id`` and the successors ``next``.
+        The last job of the node has the id ``job_id`` and the given ``next``.
         """
         if node is not self._node:
             _check_part(node)
