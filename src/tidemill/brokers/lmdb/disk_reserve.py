@@ -34,7 +34,7 @@ FOR_UPKEEP = 0.125
 """The fractions of the ballast that leases must leave, and that all other work must leave."""
 
 TIGHT_FOR = 1.0
-"""After a commit found no room, each commit within these seconds first makes pages usable."""
+"""For these seconds after a commit that found no room, each commit first makes pages usable."""
 
 _PAGES_OF_A_STEP, _PAGES_OF_A_JOB = 12, 2
 """The most pages that a step changes, and the most pages that each further job adds."""
@@ -100,7 +100,7 @@ class DiskReserve:
         Looks at the disk every 50 ms at most, or sooner after a put of many bytes.
 
         Raises:
-            StoreFull: with the disk or the map named.
+            StoreFull: the disk or the map is short of room.
             StoreGone: the store was deleted, or another was put in its place.
         """
         now = time.monotonic()
@@ -249,9 +249,8 @@ class DiskReserve:
     def free_pages(self, write: Callable[[Callable[[Any], None]], None]) -> bool:
         """Make pages usable that the latest commits have freed; False when no commit fits.
 
-        LMDB reuses pages that a commit has freed only in the commit after the next one. While no
-        commit fits, no page would become usable. So this function makes two commits that change
-        hardly any pages.
+        A page that a commit frees becomes usable in the commit after the next one. While no commit
+        fits, pages stay unusable. So this method makes two commits that change hardly any pages.
         """
         try:
             self._commit_twice(write)

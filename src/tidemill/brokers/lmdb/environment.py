@@ -162,7 +162,7 @@ class Environment:
         """Close the environment, unless it is the caller's."""
         busy = self.write_lock.busy
         self.write_lock.close()
-        # Do not close: LMDB would wait for our writer, which waits for other processes.
+        # Close in a thread: LMDB waits for our writer, which waits for other processes.
         if self.ours and busy:
             threading.Thread(target=self.env.close, name="tidemill-close", daemon=True).start()
         elif self.ours:
@@ -177,7 +177,7 @@ def folder_of(path: str) -> str:
 def _refused(text: str, path: str) -> BrokerUnavailable:
     """The error for a store that LMDB does not open, with the cause and a remedy."""
     pid = os.getpid()
-    # LMDB locks a byte whose place is the process id.
+    # Each process locks the byte of the lock file at the offset of its process id.
     if "Resource temporarily unavailable" in text:
         return BrokerUnavailable(
             f"another process with the process id {pid} has the store in {path} open, in another "

@@ -55,7 +55,8 @@ class Place:
         """Make the missing files, with ``mode`` or the folder's mode; return the identity.
 
         Raises:
-            BrokerUnavailable: a name belongs to something else, or this user may not write a file.
+            BrokerUnavailable: a name belongs to a link or a special file, the data file of a used
+                store is empty, or this user may not write a file.
         """
         found = self._found(self.data)
         if found is not None and not found.st_size and self.folder.stat("wake") is not None:
@@ -69,7 +70,8 @@ class Place:
                     os.close(self.folder.make(name, mode))
             self.folder.mend(name)
             self._check_access(name, os.R_OK | os.W_OK)
-        # An overlay copies a file of a lower layer when it is first opened to be written.
+        # Open the data file now: an overlay file system replaces a file of a lower layer by a copy
+        # when a process first opens the file for writing.
         os.close(self.folder.open(self.data, os.O_RDWR))
         return self.identity()
 
@@ -152,7 +154,7 @@ def make_folder(path: str, mode: int = 0) -> None:
 
 
 def make_copy(path: str, original: str) -> int:
-    """Make a file with the group and mode of ``original``, and its folder; return a descriptor."""
+    """Make a file, and its folder, with group and mode of ``original``; return a descriptor."""
     found = os.stat(original)
     mode = stat.S_IMODE(found.st_mode) & 0o666
     above = os.path.dirname(path)
@@ -174,10 +176,10 @@ def _share(fd: int, mode: int, group: int) -> None:
 
 
 def flush_folders(path: str) -> None:
-    """Flush the entry of a folder to disk: the folder itself, and the folders above it.
+    """Flush a folder, and the folders above it, to disk.
 
-    Commits flush only the content of the data file. After a power cut, the entry of the file in its
-    folder could be missing.
+    Commits flush only the content of the data file. Without this flush, a power cut could remove
+    the entry of the file in its folder.
     """
     device = os.stat(path).st_dev
     while True:
@@ -195,9 +197,9 @@ def flush_folders(path: str) -> None:
 
 
 def foreign_files(folder: str) -> list[str]:
-    """Files of a store that the store's users may not write, each with the file's owner.
+    """Describe the files of a store that the folder's owner, or this user, may not write.
 
-    A store's users are the owner of its folder and, where the group may write there, the group.
+    A file of another user counts as writable if the folder's group, or everybody, may write it.
     """
     above = os.stat(folder)
     found: list[str] = []

@@ -23,7 +23,7 @@ class Watch:
 
     def __init__(self, folder: str) -> None:
         self.fds: list[int] = []
-        # The system has no inotify, or no instance is left.
+        # Fails when the system has no inotify.
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None, use_errno=True)
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ can fail and undo the commit.
 Callers whose requests are done are woken together with the next leader. The next leader waits a
 moment for their next requests (:mod:`tidemill.core.commit_delay`). If the callers woke later, they
 would miss that commit. If they woke while the leader works, they would take the interpreter lock
-from the leader at each of its calls.
+from the leader at each call into LMDB.
 
 A caller that is interrupted while it waits takes its request back. If the caller has just got the
 lead, it passes the lead on. So no request waits for a thread that has gone. Nothing interrupts a
@@ -133,13 +133,15 @@ class GroupCommit:
         last: bool = False,
         patience: float | None = None,
     ) -> T:
-        """Run ``apply(make(txn))`` in a write transaction; return its result once it is durable.
+        """Commit ``apply(make(txn))``; return the result of ``apply`` when the commit is durable.
 
         ``apply`` may run again when the transaction was dropped. With ``last``, it runs after all
         other requests of the commit. ``patience``: seconds to wait for other writers.
 
         Raises:
-            whatever ``apply`` raises, having changed nothing; StoreFull; BrokerUnavailable.
+            Exception: an error of ``apply``; nothing was changed.
+            StoreFull: the disk or the map has no room.
+            BrokerUnavailable: the write lock was not free in time.
         """
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
@@ -153,7 +155,7 @@ class GroupCommit:
                 resume_signals()
         if request.error is not None:
             raise request.error
-        return request.result  # type: ignore[no-any-return]  # what its own function returned
+        return request.result  # type: ignore[no-any-return]  # the result of ``apply``
 
     def _take_part(
         self,
@@ -241,8 +243,7 @@ class GroupCommit:
     def _write_for_others(self) -> None:
         """In the writer thread: wait for the lock, then lead for all callers that came."""
         self.lock.wait()
-        # All callers have given up.
-        if not self.pending or self._make is None:
+        if not self.pending or self._make is None:  # all callers have given up
             self.lock.free()
             return
         self.lead.acquire()
@@ -314,8 +315,7 @@ class GroupCommit:
         error: Exception,
     ) -> None:
         """After a dropped transaction: a single request gets the error, several are replayed."""
-        # The transaction could not begin. Only one request gets this error.
-        if not batch:
+        if not batch:  # the transaction could not begin: only one request gets this error
             with contextlib.suppress(IndexError, ValueError):
                 own = own or self.pending[0]
                 self.pending.remove(own)
@@ -369,7 +369,7 @@ class GroupCommit:
                 self._wake()
             next_one = self._next()
             called = next_one is None and bool(self.pending) and self._writer.call()
-            # The writer thread was needed and cannot start: a waiting caller leads.
+            # If the writer thread is needed and cannot start, a waiting caller leads.
             if next_one is None and not called and self.pending:
                 with contextlib.suppress(IndexError):
                     next_one = self.pending.popleft()
@@ -383,7 +383,7 @@ class GroupCommit:
                 return
 
     def _next(self) -> Request | None:
-        """The request whose caller leads next; None without requests of other threads than main.
+        """The request whose caller leads next; None if no thread waits except the main thread.
 
         The main thread gets no lead while it waits: a signal handler may run inside the wait. The
         handler may last long, or enqueue a job and wait for this lead. So the writer thread leads

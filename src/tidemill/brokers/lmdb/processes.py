@@ -12,7 +12,7 @@ _STOPPED = ("T", "t")
 def process_of(thread: int, file: str) -> int:
     """The process of a thread that has a file mapped; 0 when no such process can be seen.
 
-    A thread id of another container may belong to an unrelated process of this one.
+    A thread id from another container may belong to an unrelated process of this container.
     """
     pid = 0
     try:

@@ -12,7 +12,7 @@ __all__ = ["Reading"]
 
 
 class Reading:
-    """A read transaction, as a context manager. An error of LMDB in it is raised as ``translated``.
+    """A read transaction, as a context manager; ``translated`` turns LMDB's errors into tidemill's.
 
     No caller holds a read transaction for long, since its pages cannot be reused meanwhile.
     """

@@ -118,8 +118,8 @@ class Store:
     def _begin(self, key: bytes) -> None:
         """Begin a new store, in folders of its own.
 
-        A process may still have an earlier store open, whose data file was deleted. This process
-        holds the old folders and touches nothing in the new ones.
+        Another process may still have an earlier store open, whose data file was deleted. That
+        process holds the old folders and touches nothing in the new folders.
         """
         flush_folders(self.folder)
 
@@ -159,7 +159,7 @@ class Store:
         return self.watch.fds
 
     def look_around(self) -> None:
-        """Check the store after a watched descriptor was ready; it stays so if the store is gone.
+        """Check the store when a watched descriptor is ready; do not drain it if the store is gone.
 
         Raises:
             StoreGone: the store was deleted, or another was put in its place.
@@ -226,7 +226,7 @@ class Store:
         return nested(self.env, self.tables.job, txn, self._translated)
 
     def _translated(self, error: Exception) -> Exception:
-        """Translate a driver's error; an error of no room makes the next put look at the disk."""
+        """Translate a driver's error; after StoreFull the next put looks at the disk again."""
         ours = translated(error, self.folder)
         if isinstance(ours, StoreFull) and hasattr(self, "room"):
             self.room.look_again()
@@ -290,7 +290,7 @@ _Place = tuple[int, int]  # device and inode of an environment's directory, or o
 
 _stores: weakref.WeakValueDictionary[tuple[_Place, str], Store] = weakref.WeakValueDictionary()
 _ours: set[Store] = set()  # in our own environments; open until the last broker closes them
-_unopened: dict[_Place, Environment] = {}  # nobody waits for their first commit any more
+_unopened: dict[_Place, Environment] = {}  # a failed opening left a thread that waits for the lock
 _lock = threading.Lock()
 
 
@@ -409,7 +409,7 @@ def close_store(store: Store) -> None:
             store.close()
 
 
-_forking = [False]  # signal handlers are deferred
+_forking = [False]  # True while a fork has deferred signal handlers
 
 
 def _before_fork() -> None:

@@ -59,7 +59,7 @@ class Waits:
         timeout: float,
         alarm: Alarm | None = None,
     ) -> bool:
-        """Sleep until ``over`` is true; check again at each hint of a kind.
+        """Sleep until ``over`` is true; check again at each hint of this kind.
 
         False when the time is over, or the alarm rings.
         """
@@ -122,7 +122,7 @@ class Waits:
                     self._store.wakeups.close_sleeper(sleeper)
 
     def after_fork_child(self) -> None:
-        """Drop the parent's places in a forked child, and close the copies."""
+        """Drop the parent's places in a forked child, and close the copied descriptors."""
         for sleeper in self._spare:
             os.close(sleeper.fd)
         self._spare = []

@@ -160,7 +160,7 @@ class WakeUps:
             if slot > high:
                 _HEAD.pack_into(self._map, 0, slot, _HEAD.unpack_from(self._map)[1])
             else:
-                # Open it again: a cached descriptor does not show that the reader is gone.
+                # Open the FIFO again: a cached descriptor does not show that the reader is gone.
                 self._forget_writer(slot)
                 if self._map[slot * _SIZE] and self._writer(slot) is not None:
                     continue
@@ -395,7 +395,7 @@ class WakeUps:
             os.close(fd)
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Unmap the file, and close the descriptors."""
         for slot in list(self._writers):
             self._forget_writer(slot)
         if self._spare >= 0:

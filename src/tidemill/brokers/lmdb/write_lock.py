@@ -3,20 +3,20 @@
 LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C until the
 holder frees the mutex: no timeout, Ctrl-C or signal handler ends the wait. A stopped holder
 (``SIGSTOP``) would stop every process for good. So each process first takes a record lock on a byte
-of the data file, far beyond the data. Only with the record lock does it ask LMDB for the mutex. The
+of the data file, far beyond the data. Then it asks LMDB for the mutex, which is normally free. The
 kernel frees a record lock when its process dies, and tells the holder's process id. Children do not
 inherit a record lock.
 
 - :meth:`WriteLock.take` never waits.
-- :meth:`WriteLock.wait` waits without limit; only a thread that nobody needs calls it
-  (:class:`tidemill.brokers.lmdb.group_commit.GroupCommit` has one).
+- :meth:`WriteLock.wait` waits without limit. A separate thread of
+  :class:`tidemill.brokers.lmdb.group_commit.GroupCommit` calls it, if a thread can start.
 
 A program without tidemill may write in the environment, and then holds only LMDB's mutex. The mutex
 itself contains the thread id of its holder. So this module also finds such a holder, in the mapped
 lock file.
 
-The record lock protects no data, since LMDB's mutex does. Without a record lock, waits have no
-limit: some file systems have no record locks, and a task may close all descriptors.
+LMDB's mutex protects the data; the record lock only bounds the waits. A record lock may be missing:
+some file systems have none, and a task may close all descriptors. Then waits have no limit.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class WriteLock:
     """The lock of one environment in this process."""
 
     def __init__(self, path: str, *, ours: bool) -> None:
-        """``path`` is the environment's path; unless ``ours``, it may be closed at any time."""
+        """Unless ``ours``, the caller may close the environment at ``path`` at any time."""
         alone = not os.path.isdir(path)
         self._data = path if alone else os.path.join(path, "data.mdb")
         self._locks = path + "-lock" if alone else os.path.join(path, "lock.mdb")
         self._ours = ours
         self._closed = False
-        # For threads, since a record lock belongs to the whole process.
+        # Keeps threads apart: a record lock belongs to the whole process.
         self._inside = threading.Lock()
         self._fd = _open(self._data)
         self.looked = False
@@ -75,7 +75,7 @@ class WriteLock:
             owner = word.value & _OWNER
         else:
             owner = self._owner() if self._memory >= 0 else 0
-        # This thread has a transaction of the caller, so LMDB refuses a second one at once.
+        # Do not refuse this thread: if it has a transaction open, LMDB itself refuses a second one.
         if owner and owner != threading.get_native_id():
             self.free()
             return False
@@ -128,7 +128,7 @@ class WriteLock:
     def close(self) -> None:
         """Give up the descriptors; the environment is closed after this."""
         self._closed = True
-        # If a thread has the lock, this thread closes the descriptors.
+        # If a thread has the lock, that thread closes the descriptors when it frees the lock.
         if self._inside.acquire(blocking=False):
             self.free()
 
@@ -144,7 +144,7 @@ class WriteLock:
                     os.close(fd)
         self._fd = self._memory = -1
 
-    # -- who has it -----------------------------------------------------------------------------
+    # -- the holder -----------------------------------------------------------------------------
 
     def look(self) -> None:
         """Find LMDB's mutex in memory, once, while this thread has a transaction open."""

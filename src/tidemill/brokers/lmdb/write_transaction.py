@@ -61,7 +61,7 @@ class Writing:
         return self._txn
 
     def note(self) -> None:
-        """Log that the transaction took long; all other processes waited for its end."""
+        """Log when the transaction took long: all other processes waited for its end."""
         took = time.monotonic() - self._begun
         if took > SLOW:
             log.warning(
