@@ -120,7 +120,7 @@ class StoreCalls:
         raise full
 
     def _act(self, apply: Callable[[Transitions], T], /) -> T:
-        """Commit, unless the jobs move to another store; then count down remaining dependents."""
+        """Commit, then count down all dependents; refuse while the jobs move to another store."""
         last: list[Transitions] = []
 
         def here(commit: Transitions) -> T:

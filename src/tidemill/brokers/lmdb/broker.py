@@ -70,7 +70,7 @@ class LmdbBroker(
 
     @classmethod
     def around(cls, env: lmdb.Environment, prefix: str = PREFIX) -> LmdbBroker:
-        """Make a broker in the caller's own environment; its URL opens it in another process."""
+        """Make a broker in the caller's own environment; other processes use the broker's URL."""
         store = store_around(env, prefix)
         return cls(store.url, store)
 
@@ -171,7 +171,7 @@ class LmdbBroker(
         local_owner = self._owners[owner_id]
         until_tick = max(0.0, self._next_tick - time.monotonic())
         ready = yield from self._owners.parked(local_owner, min(timeout, until_tick), fds)
-        # If this fails, the next housekeeping does this.
+        # If this tick fails, the next tick does its work.
         with contextlib.suppress(BrokerUnavailable):
             if time.monotonic() >= self._next_tick:
                 self.tick()

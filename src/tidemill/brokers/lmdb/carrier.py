@@ -32,8 +32,8 @@ def carry(commit: Transitions, lease: bytes, token: int) -> bool:
     charged = commit.now - commit.wall + leased
     if row.has_limit:
         commit.limiters.hold(row, charged)
-    # The key of this lease ends with a turn of the partition. The carrier has the job under its own
-    # sequence number.
+    # The key of this lease may end with the turn of the partition. The table of the carrier has the
+    # sequence number of the job instead.
     if flags & Flag.LIMITED:
         stored = Stored(job_id, data)
         commit.partitions.hold(stored, token, charged)

@@ -20,7 +20,7 @@ __all__ = ["carried_in", "is_carried", "leave_carrier"]
 
 
 def is_carried(state: CommitState, stored: Stored) -> bool:
-    """True when the carrier has the lease of a ready job; no line has such a job."""
+    """True when the carrier has the lease of a ready job; such a job is in no line."""
     head = stored.head
     if not state.row_of(head.line).carried:
         return False

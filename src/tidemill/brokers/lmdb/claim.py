@@ -1,6 +1,6 @@
 """Choose the jobs that an owner gets, and lease them.
 
-A *line* is the ready tasks of one queue, or its ready messages. A line has its jobs by priority,
+A *line* is the ready tasks of one queue, or its ready messages. A line sorts its jobs by priority,
 then by age. An owner that takes tasks and messages gets the jobs of both lines of a queue in one
 order.
 """
@@ -72,7 +72,7 @@ class Leasing:
         return self.leases
 
     def _wanted_lines(self, want: Want) -> list[list[int]]:
-        """The lines that may be served and have ready jobs, by queue."""
+        """The wanted lines with ready jobs, by queue; no lines of paused queues."""
         commit = self._transitions
         kinds = [kind for kind, asked in ((0, want.tasks), (1, want.messages)) if asked]
         queues: dict[int, list[int]] = {}

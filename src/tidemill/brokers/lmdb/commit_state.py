@@ -26,8 +26,8 @@ class CommitState:
     Attributes:
         now: the store's time, microseconds.
         wall: wall time, microseconds.
-        untimed: True when somebody must look at the next due time: a due time was added, or a
-            sleeper left.
+        untimed: True when this commit must ensure that a sleeper wakes at the next due time: a due
+            time was added, or a sleeper left.
         history: the sums that this commit adds to rows of history, by key.
     """
 

@@ -104,7 +104,7 @@ def _exchange(
     departure = departure_of(commit)
     if local_owner.owner.kind == "worker":
         reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
-    # Take leases after the fetch of handed-over jobs, which have the newest tokens.
+    # Take these leases after the fetch, which returns all leases with tokens above ``told``.
     if step.take:
         _hand_over(commit, step.take)
         reply.taken = take(

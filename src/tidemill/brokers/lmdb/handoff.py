@@ -37,7 +37,7 @@ def terms_of(commit: Transitions, local_owner: LocalOwner, want: Want, taken: in
     """The want by which a writer may lease to a sleeping owner that takes only tasks."""
     local_owner.asked = want
     if local_owner.owner.kind != "worker" or want.messages or local_owner.owner.lease:
-        return NOTHING  # never: a remote owner may die unnoticed with the jobs
+        return NOTHING  # no hand-off: a remote owner may die unnoticed with the jobs
     rows = [row for name in want.queues if (row := commit.existing_row(name))]
     numbers = tuple(row.number for row in rows) if want.queues else None
     return SleeperWant(want.count - taken, _MODES.index(want.mode), numbers)
@@ -83,7 +83,7 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
 
 
 def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
-    """Tokens of leases of which the owner does not know yet."""
+    """Tokens of the leases that the owner does not know yet."""
     cursor = commit.txn.cursor(commit.t.lease)
     found = cursor.set_range(LEASE_KEY.pack(local_owner.number, local_owner.told + 1))
     tokens = []

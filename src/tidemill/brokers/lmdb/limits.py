@@ -1,8 +1,8 @@
 """Limits of queues, and the settings of all limits, inside one commit.
 
 The limiter of a queue is one record in the main database. The row of the queue says whether there
-is such a record, and counts the running jobs. When a limiter is closed and only time opens it, the
-due table holds the time.
+is such a record, and counts the running jobs. If a limiter is closed and will open by time alone,
+the due table has an entry for that time.
 
 Changed settings of a named limit reach its partitions in pieces, in the order of their names. A
 partition keeps the older settings until its piece is done. The record of the limit has the name of
@@ -222,7 +222,7 @@ class Limiters:
         return limited
 
     def declare(self, job_limit: JobLimit, *, anew: bool = True) -> None:
-        """Declare the limit of a job that is stored; without ``anew``, only if it is unknown."""
+        """Declare the limit of a job; without ``anew``, only if the store has no such limit."""
         limited = self._named(job_limit.name)
         if limited is None or (anew and limited.declared != job_limit.terms):
             self.set_named(job_limit.name, job_limit.terms, declared=True)
@@ -274,7 +274,7 @@ class Limiters:
             self._call(name)
 
     def catch_up(self) -> bool:
-        """Continue the change of a limit whose entry an older release deleted; True if not done."""
+        """Continue a change whose due entry an older release deleted; False when no change is left."""
         if self.pieces:  # this commit has already changed a piece
             return True
         for name in names_of(self._state.store, self._state.txn, LIMITS):

@@ -116,7 +116,7 @@ class Owners:
         return list(self._owners)
 
     def as_waiting(self) -> None:
-        """Mark this process's workers as waiting: a worker that has fired schedules takes jobs."""
+        """Mark this process's workers as waiting, so that they can get jobs of fired schedules."""
         for local_owner in list(self._owners.values()):
             if local_owner.owner.kind == "worker":
                 local_owner.wakeups.set_waiting(local_owner.sleeper, True)
@@ -220,7 +220,7 @@ class Owners:
     # -- remote owners --------------------------------------------------------------------------
 
     def _remote_number(self, owner_id: str, *, new: bool) -> int:
-        """The number of a remote owner on the list; else a ``new`` number, or 0."""
+        """The number of a listed remote owner; for others a new number if ``new``, else 0."""
         with self._store.reading_txn() as txn:
             rows = owner_rows(txn, self._store.tables)
         listed = [n for n, owner in rows if owner.id == owner_id and owner.lease]
@@ -229,7 +229,7 @@ class Owners:
         return self._commit(lambda commit: commit.count_up("owners"))
 
     def _go_on(self, owner_id: str, owner: Owner | None = None) -> LocalOwner | None:
-        """Make the calls of a remote owner in this process from now on.
+        """Serve the calls of a remote owner in this process from now on.
 
         With ``owner`` the owner attaches, perhaps again. Without it, the owner must be on the list.
         """
@@ -250,7 +250,7 @@ class Owners:
                     list_owner(commit, number, owner)
                     note_attached(commit, number, owner)
                 current = owner_of(commit.txn, commit.t, number)
-                if not sleepers and current is not None:  # as in ``attach``
+                if not sleepers and current is not None:  # a replayed request has one
                     sleepers.append(wakeups.take(number))
                     commit.ring_rest()  # a hint may have gone to a process that died
                     commit.untimed = True
@@ -274,7 +274,7 @@ class Owners:
         return local_owner
 
     def anew(self, local_owner: LocalOwner) -> LocalOwner | None:
-        """The remote owner, read again if it was lost and attached again through another server."""
+        """A remote owner that was lost and has attached again through another server; else None."""
         if self._remote_number(local_owner.owner.id, new=False) in (0, local_owner.number):
             return None
         with self._turns.of(local_owner.owner.id):
@@ -367,7 +367,7 @@ class Owners:
         return ready
 
     def _watch(self, local_owner: LocalOwner) -> None:
-        """End the owner's sleep when a neighbour dies; make a new ring if the list has changed."""
+        """Watch the owner's neighbours for deaths; choose new ones if the list has changed."""
         with self._store.reading_txn() as txn:
             tables = self._store.tables
             epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
@@ -439,9 +439,9 @@ class Owners:
         sweep_scoreboards(boards, {os.path.basename(o.board) for _, o in rows})
 
     def after_fork_child(self) -> None:
-        """Drop all owners in a forked child: they belong to the parent. Close the copies at once.
+        """Drop all owners in a forked child: they belong to the parent.
 
-        A child that keeps these copies would make its dead parent seem alive.
+        Close the copied descriptors at once. An open copy would make a dead parent seem alive.
         """
         self._liveness.after_fork_child()
         self._watching, self._turns = threading.Lock(), Turns()

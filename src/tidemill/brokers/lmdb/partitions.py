@@ -143,7 +143,7 @@ class Partitions:
         self.stale(name)
 
     def is_parked(self, stored: Stored) -> bool:
-        """True when the job is ready, and not running."""
+        """True when a ready job of a partition neither runs nor lies with the carrier."""
         partition = self._partitions.get(_name_of(stored))
         txn, tables = self.state.txn, self.state.t
         return is_parked(txn, tables, stored, partition)
@@ -158,7 +158,7 @@ class Partitions:
             give_back(terms, partition.limiter, back, cost)
         self._dirty.add(name)
         if None in partition.lines.values() or not (partition.lines or partition.running):
-            self._stale.add(name)  # only a place that becomes free can change the first jobs
+            self._stale.add(name)  # a first job waits for a free place, or the partition is empty
 
     def hold(self, stored: Stored, token: int, charged: int) -> None:
         """Account for a lease, made at the time ``charged``, that goes to the carrier."""
@@ -178,7 +178,7 @@ class Partitions:
         self.stale(name)
 
     def goes_on(self, stored: Stored) -> None:
-        """Count a lease as running again: its attempt has ended, and the lease is held."""
+        """Count the lease of a stuck job as running again, after the end of its attempt."""
         self._partition(_name_of(stored)).running += 1
 
     # -- while jobs are leased: see partition_claim.py ------------------------------------------
@@ -368,7 +368,7 @@ def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partitio
 def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
 ) -> bool:
-    """True when a job of a partition with a ready header is not running."""
+    """True when a job whose header says ready neither runs nor lies with the carrier."""
     partition = partition or _read(txn, tables, _name_of(stored))
     if partition is None:
         return False

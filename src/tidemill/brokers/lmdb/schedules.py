@@ -3,7 +3,7 @@
 One table has the records, under ``n`` and the name, and an index by time, under ``d``. A record
 begins with its key in that index. The index has the wall time at which a schedule is due (clock 1).
 A schedule that was handed out has a store time in the index (clock 0). At this time it is handed
-out again if nobody has changed it. So a change of the wall clock cannot delay this.
+out again if nobody has changed it. So a change of the wall clock cannot delay a second hand-out.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _is_order(cursor: lmdb.Cursor[bytes]) -> bool:
 
 
 def next_due(commit: Transitions) -> float:
-    """Seconds until a schedule is to be handed out, at least 0; infinity when none will be."""
+    """Seconds until the next hand-out of a schedule, at least 0; infinity without one."""
     cursor = commit.txn.cursor(commit.t.schedule)
     seconds = float("inf")
     for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):

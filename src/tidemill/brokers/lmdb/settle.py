@@ -256,7 +256,7 @@ def _leased(commit: Transitions, owner: int, token: int) -> Stored | None:
     return commit.load(lease[LEASE_VALUE.size :]) if lease else None
 
 
-# -- without the owner's word --------------------------------------------------------------------
+# -- without a verdict of the owner --------------------------------------------------------------
 
 
 def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> None:

@@ -4,7 +4,7 @@ Keys of the table ``said``::
 
     j·task·line·rank·seq → id      the jobs; the task is a digest of its name
     t·task → number                the tasks that have jobs here
-    u·number → name                the same, in the order in which they came
+    u·number → name                the names of these tasks, in the order in which they came
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def unschedule(commit: CommitState, stored: Stored) -> None:
         commit.txn.delete(DUE_KEY.pack(0, head.due, DUE_UNKNOWN, head.seq), db=commit.t.due)
     head.flags, head.due = head.flags & ~Flag.UNKNOWN, 0
     cursor, prefix = commit.txn.cursor(commit.t.said), TASK.pack(JOB_PREFIX, task)
-    # No further job of the task is set aside.
     if not (cursor.set_range(prefix) and cursor.key().startswith(prefix)):
+        # No further job of the task is set aside.
         number = commit.txn.pop(TASK.pack(_TASK_PREFIX, task), db=commit.t.said)
         assert number is not None
         commit.txn.delete(NAME_PREFIX + number, db=commit.t.said)

@@ -43,11 +43,11 @@ def put_aside(commit: Transitions, stored: Stored, tail: Tail, until: int) -> No
         wakeups.ring(TASKS | UNKNOWN if new else UNKNOWN, ALL)
 
 
-# -- for a worker that knows ---------------------------------------------------------------------
+# -- for a worker that knows the task ------------------------------------------------------------
 
 
 def bring_back(commit: Transitions, want: Want, room: int) -> list[Back]:
-    """Make the first jobs of known tasks ready, in each queue up to the count of the want."""
+    """Make the first jobs of known tasks ready: up to ``room`` jobs in each queue."""
     lines: dict[int, list[tuple[int, int, bytes]]] = {}
     for name in dict.fromkeys(want.knows):
         for line, rank, seq, job_id in _first_of(commit, task_digest(name), want, room):
@@ -132,7 +132,7 @@ def undo(commit: Transitions, want: Want, back: list[Back]) -> None:
 
 
 def tell(commit: Transitions, want: Want, reply: Reply) -> None:
-    """Name the tasks with jobs set aside that the owner does not know from earlier replies."""
+    """Name the tasks that have jobs set aside, except tasks that earlier replies have named."""
     if want.told < 0:
         return
     cursor, reply.told = commit.txn.cursor(commit.t.said), want.told
