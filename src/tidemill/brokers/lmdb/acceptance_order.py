@@ -1,13 +1,13 @@
 """The order of acceptance, in which lists show jobs, newest first.
 
-The job table is sorted by id. Ids made by tidemill grow with time, so most jobs of the table are
-also in the order of their numbers. A job out of this order is *apart*. Such a job has an entry in
-the table ``said``::
+The store numbers the jobs that it accepts. The job table is sorted by id. Ids made by tidemill grow
+with time, so most jobs of the table are also in the order of their numbers. A job out of this order
+is *apart*. Such a job has an entry in the table ``said``::
 
     i·number → id
 
 Two walks downward give all jobs by number: one over the job table without the jobs apart, one over
-these entries. A put decides with one comparison. A new job is in order if its id is higher than all
+these entries. A put needs only one comparison: a new job is in order if its id is higher than all
 ids in order, and was made about now. A wrong clock, two producers at once, or a foreign id that
 looks like an id of tidemill costs an entry. The order is exact in any case.
 
@@ -79,7 +79,7 @@ class _Work(msgspec.Struct, array_like=True):
     """The progress of making missing entries.
 
     Attributes:
-        missed: the number of accepted jobs without the index when this pass began.
+        missed: the number of jobs that were accepted without the index before this pass began.
         number: the highest number of the jobs in order so far.
         first: the id of the first job in order.
         reached: the last id that the pass has looked at.
@@ -187,16 +187,16 @@ def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: byte
     return cursor.key() if found else b""
 
 
-# -- making what is missing ----------------------------------------------------------------------
+# -- making missing entries ----------------------------------------------------------------------
 
 
 def arrange(order: Order, most: int) -> bool:
-    """Look at up to ``most`` jobs for missing entries; True when there are more to look at.
+    """Make the missing entries of up to ``most`` jobs; True when further jobs are left.
 
     The pass stores the last id that it reached, and the next call goes on there.
     """
     store, txn, key = order.state.store, order.state.txn, order.state.store.key("ordering")
-    stored = read_mark(store, txn)  # the stored mark, since the rows below are also read as stored
+    stored = read_mark(store, txn)  # ``accepted_in`` counts stored rows, so compare a stored mark
     missing = accepted_in(store, txn) - (stored.counted if stored is not None else 0)
     mark, data = order.mark, txn.get(key)
     if stored is None:
@@ -208,7 +208,7 @@ def arrange(order: Order, most: int) -> bool:
     if not _arrange(order, mark, work, most):
         txn.put(key, _encode(work))
         return True
-    if missing != work.missed:  # since this pass began, an older release has put jobs
+    if missing != work.missed:  # an older release has put jobs since this pass began
         txn.put(key, _encode(_Work(missing)))
         return True
     txn.delete(key)
@@ -218,7 +218,7 @@ def arrange(order: Order, most: int) -> bool:
 
 
 def _arrange(order: Order, mark: Mark, work: _Work, most: int) -> bool:
-    """Walk upward by id, and make an entry for each job that is apart. True at the end."""
+    """Walk upward by id, and make an entry for each job that is apart; True when no job is left."""
     cursor = order.state.txn.cursor(order.state.t.job)
     found = cursor.set_range(work.reached + b"\0" if work.reached else b"\0")
     for _ in range(most):
@@ -265,7 +265,7 @@ def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) ->
 def _in_order(
     store: Store, txn: lmdb.Transaction[bytes], mark: Mark, below: int, at: bytes
 ) -> Rows:
-    """The jobs in order, the last one first; with ``at``, only those below this id."""
+    """The jobs in order, the highest id first; with ``at``, only jobs with lower ids."""
     cursor = txn.cursor(store.tables.job)
     start = min(at or mark.top, mark.top)
     if start == at:

@@ -37,7 +37,7 @@ _HASH = 16
 
 
 def add_history(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
-    """Add to rows. The sums are written once, at the end of the commit."""
+    """Add counts to rows of history; the end of the commit writes the sums."""
     for row in rows:
         key = _key(commit.store, row)
         commit.history[key] = added(commit.history.get(key), row)

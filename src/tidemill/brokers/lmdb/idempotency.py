@@ -1,4 +1,4 @@
-"""Puts that may be repeated: keeps the answer to each put with a nonce for at least ten minutes.
+"""Puts that may be repeated: the store keeps answers to puts with a nonce for at least ten minutes.
 
 The key of an answer is its time span and its nonce. The answers of an old span are deleted
 together, from the start of the table. Nonces that grow with time, like ids, are added at the end of
@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(list[Put]).decode
 def put_once(
     nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], Puts]
 ) -> Callable[[Transitions], Puts]:
-    """Put, or return the answer to an earlier put with this nonce. None is not remembered."""
+    """Put, or return the answer to an earlier put with this nonce. An answer None is not kept."""
     check_nonce(nonce)
     name = nonce.encode()
 

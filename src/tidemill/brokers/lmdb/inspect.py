@@ -54,7 +54,7 @@ _SCAN = 2000
 """The most jobs that one read transaction looks at. A long read transaction makes the file grow,
 and a file never shrinks."""
 
-_RANKS_MOST = 256  # priorities in which the oldest job is sought; people use -100 to 100
+_RANKS_MOST = 256  # the most priorities among which the oldest job is sought; tasks have 201
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 

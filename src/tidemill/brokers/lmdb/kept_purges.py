@@ -70,7 +70,7 @@ def _keep_some(commit: Transitions, queue: str, purge_id: str, unready: Sequence
     """Cancel some of the given unready jobs of a queue, or some ready jobs; return how many.
 
     Raises:
-        StoreFull: the disk has no room for them.
+        StoreFull: the disk has no room for the cancelled jobs.
     """
     row = commit.existing_row(queue)
     if row is None:
@@ -98,7 +98,7 @@ def _that_fit(commit: Transitions, ids: Sequence[bytes]) -> list[bytes]:
     """The first jobs, as many as one commit takes: the commit writes each whole job again.
 
     Raises:
-        StoreFull: the disk has no room for them.
+        StoreFull: the disk has no room for the cancelled jobs.
     """
     first, size = list[bytes](), 0
     for job_id in ids:
@@ -112,7 +112,7 @@ def _that_fit(commit: Transitions, ids: Sequence[bytes]) -> list[bytes]:
 
 
 def restore(commit: Transitions, ids: Sequence[str], purge_id: str) -> list[bool]:
-    """Bring jobs of a purge back as they were; False for a job that cannot come back."""
+    """Return jobs of a purge to their former states; False for a job that cannot return."""
     finish_falls(commit)
     done = []
     for job_id in ids:
@@ -148,5 +148,5 @@ def _restore(commit: Transitions, stored: Stored, purge_id: str) -> bool:
 
 
 def _may_take_key(commit: Transitions, stored: Stored) -> bool:
-    """False when another unfinished job has the key: a key has at most one."""
+    """False when another job, unfinished or succeeded, has the key of this job."""
     return not stored.head.flags & Flag.KEYED or find_key(commit, key_of(stored)) is None

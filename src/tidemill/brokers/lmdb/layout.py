@@ -3,7 +3,7 @@
     main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
            · bindings of queues to topics · rows of history (history.py)
     job    id → header, envelope, tail        see record.py
-    ready  line·rank·seq → id                 line is the queue's number, twice, +1 for messages;
+    ready  line·rank·seq → id                 line is twice the queue's number, +1 for messages;
                                               the top bit marks tasks that must run alone; of a
                                               partition, only the next job is here
     lease  owner·token → ready key, leased, deadline, id
@@ -15,7 +15,7 @@
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
-    wait   id → of a child: how many parents have not ended, and how many did not succeed
+    wait   id of a child → numbers of its parents that have not ended, and that did not succeed
     note   id → progress and log of a job that reported any
     partition   limit·0·key → record of one key of a limit; see partitions.py
     park   partition·line·rank·seq → cost, id      the ready jobs of a partition
@@ -25,8 +25,8 @@
                                               i: ids out of order, see acceptance_order.py
 
 A lease does not rewrite the header of its job, which still says ready. A job runs if it has a lease
-and no entry in the ready table. A carried job (it lies with the carrier) counts as ready, as its
-header says. Times are microseconds as unsigned 64-bit integers.
+and no entry in the ready table. People see a carried job (it lies with the carrier) as ready, as
+its header says. Times are microseconds as unsigned 64-bit integers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
 
 
 class Row:
-    """One queue: settings, jobs by state, totals. Kept exact by every transaction.
+    """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact.
 
     ``ready`` counts the jobs on its lines, ``running`` the leased jobs. Of the leased jobs,
     ``carried`` jobs lie with the carrier; users see these as ready.

@@ -29,10 +29,10 @@ OVERHEAD = 400
 
 
 def may_refuse(commit: Transitions, jobs: Sequence[Envelope]) -> bool:
-    """True when unfinished jobs may cause a refusal: they have a job's key, or fill a queue."""
+    """True when the put may be refused: a job has a key, or a queue has a ``max_size``."""
     if any(job.key for job in jobs):
         return True
-    # A dictionary keeps the order, in which new queues get their numbers.
+    # A dictionary keeps the order of the jobs: new queues get their numbers in this order.
     queues = dict.fromkeys([job.queue for job in jobs])
     return any(commit.row(queue).max_size for queue in queues)
 
@@ -178,7 +178,7 @@ def _insert(
 ) -> None:
     """Write one new job, and place it unless it waits for other jobs. The hot path.
 
-    If ``latest`` is not 0, the job is due at ``latest``, even with a longer delay.
+    Unless ``latest`` is 0, the job is due at this time or earlier, even with a longer delay.
     """
     row = commit.row(job.queue)
     job_id = job.id.encode()

@@ -1,8 +1,8 @@
 """Finding jobs: a walk from the newest on, or ids from the tables of some states.
 
-A walk from the newest job on soon finds frequent jobs. For a rare state the walk would look at all
-jobs. So the ids of jobs in rare states are gathered from the tables of these states, and sorted by
-number. Ids with a prefix are also gathered, unless there are many.
+A walk that begins at the newest job finds frequent jobs soon. For a rare state the walk would look
+at all jobs. So the ids of jobs in rare states are gathered from the tables of these states, and
+sorted by number. Ids with a prefix are also gathered, unless there are many.
 
 The walk is in :mod:`.acceptance_order`. A cursor has the number of the last listed job. It also has
 the id of the last job in order, at which the walk through the job table goes on.
@@ -44,7 +44,7 @@ from tidemill.core.job import State
 
 __all__ = ["Finding", "queue_rows"]
 
-_FEW = 5000  # up to this many ids are gathered without a walk before
+_FEW = 5000  # up to this many ids are gathered at once, without a walk
 _LOOK = 20_000  # the walk looks at this many jobs before ids are gathered
 _CURSOR = "n:"  # the beginning of a cursor
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys

@@ -169,7 +169,7 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
 
 
 def _take_key(commit: Transitions, record: Record) -> bool:
-    """Take the key, or wait for the key, as the job did in its store; False if the key is taken."""
+    """Take the key, or wait for it, as the job did in its old store; False if the key is taken."""
     name, job_id = record.envelope.key.encode(), record.envelope.id.encode()
     key = find_key(commit, name)
     if key is None:

@@ -74,7 +74,7 @@ _NEVER = float("inf")
 
 
 class Told(Protocol):
-    """An owner, by the highest token of a lease in its replies."""
+    """An owner, as far as a commit changes it."""
 
     told: int  # the highest token that the owner may know
 
@@ -96,7 +96,7 @@ class Transitions(CommitState):
         self._finished: list[bytes] = []
         self.fallen = 0  # the number of children that were counted down
         self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
-        self.lost: list[LostJob] = []  # jobs that failed in a request, lost with their worker
+        self.lost: list[LostJob] = []  # jobs that failed because they were lost with their workers
         self._shrunk: set[str] = set()
         self.limiters = Limiters(self)
         self.partitions = Partitions(self, self.limiters)
@@ -140,7 +140,7 @@ class Transitions(CommitState):
         self._rings[ring] = self._rings.get(ring, 0) + 1
 
     def place(self, stored: Stored, due: int, wall: int, tail: Tail | None = None) -> None:
-        """Make a job that is in no table scheduled or ready, by its due time, and save the job."""
+        """Schedule a job that is in no table, or make it ready if it is due; save the job."""
         head = stored.head
         row = self.row_of(head.line)
         head.due = due

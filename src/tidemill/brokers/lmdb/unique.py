@@ -126,7 +126,7 @@ def hold(commit: CommitState, name: bytes, stored: Stored, until: int) -> None:
 
 
 def forget_held(commit: CommitState, stored: Stored) -> None:
-    """Free the key that a finished job holds, as the job is deleted."""
+    """Free the key of a finished job that is deleted, if the job holds the key."""
     name = key_of(stored)
     key = find_key(commit, name)
     if key is not None and key.over == stored.id:

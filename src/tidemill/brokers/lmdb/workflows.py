@@ -187,7 +187,7 @@ def finish_falls(commit: Transitions) -> None:
 
 
 def count_down(commit: Transitions, job_id: bytes, number: int, failures: int, why: str) -> None:
-    """Count down a job by ``number`` parents, of which some did not succeed."""
+    """Count down a job by ``number`` parents; ``failures`` of them did not succeed."""
     data = commit.txn.get(job_id, db=commit.t.wait)
     if data is None:
         return
