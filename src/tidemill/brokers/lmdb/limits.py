@@ -274,7 +274,7 @@ class Limiters:
             self._call(name)
 
     def catch_up(self) -> bool:
-        """Continue a change whose due entry an older release deleted; False when no change is left."""
+        """Continue a change whose due entry an older release deleted; False when none is left."""
         if self.pieces:  # this commit has already changed a piece
             return True
         for name in names_of(self._state.store, self._state.txn, LIMITS):
