@@ -9,8 +9,8 @@
     @mill.task(retries=5)
     def send_receipt(order_id): ...
 
-Each of these names is made at its first use. So an import of this package opens no store and reads
-no setting.
+Each of the attributes below is made at its first use. So an import of this package opens no store
+and reads no setting.
 
 Attributes:
     mill: the project's app, made from the setting ``TIDEMILL``.

@@ -26,7 +26,7 @@ def check_settings(
 
 
 def _of_cluster() -> list[checks.CheckMessage]:
-    """Warnings about keys of ``Q_CLUSTER`` that tidemill ignores; none beside django-q."""
+    """Warnings about keys of ``Q_CLUSTER`` that tidemill ignores; none if django-q is installed."""
     if "django_q" in settings.INSTALLED_APPS:
         return []
     return [

@@ -41,7 +41,7 @@ def develop(site: Sequence[str], worker: Sequence[str], environment: Mapping[str
     signals = Signals()
     undo = signals.install()
     started: list[tuple[subprocess.Popen[bytes], float]] = []
-    guarded, held = os.pipe()  # the guard reads the end of the pipe when this process is gone
+    guarded, held = os.pipe()  # the guard reads end-of-file when this process is gone
     try:
         beside = subprocess.Popen(
             [*worker, "--ends-with", str(os.getpid())],

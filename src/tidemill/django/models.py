@@ -47,7 +47,8 @@ class Job(models.Model):
 
     Attributes:
         seq: the number of the job in the order of acceptance, which orders jobs of one priority.
-        kind: 0 for tasks, 1 for messages, 2 for tasks that were lost with their worker.
+        kind: 0 for tasks, 1 for messages, 2 for tasks that were lost with their worker; 4 more for
+            a job under a limit.
         state: the index of the state in ``tidemill.core.job.State``.
         alarm: the next time at which the broker must act on an unfinished job: epoch seconds.
         prune: the time at which a finished job is deleted.
@@ -183,7 +184,7 @@ class HistoryRow(models.Model):
 
 
 class Number(models.Model):
-    """The numbers that databases without sequences draw from this table."""
+    """The table from which databases without sequences draw numbers."""
 
     n = models.BigAutoField(primary_key=True)
 

@@ -56,7 +56,7 @@ class DjangoMill(Tidemill):
 
     @property
     def commit(self) -> CommitRule:
-        """The rule when puts are made: at once, after the commit, or in the transaction."""
+        """The rule for the time of puts: at once, after the commit, or in the transaction."""
         alias, join, own = self.settings.on_commit, self.settings.join, database_of(self.url)
         if join and not self.url.startswith("postgres"):  # in tests the jobs are in another store
             alias, join = join, ""

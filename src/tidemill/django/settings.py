@@ -4,7 +4,7 @@ TIDEMILL = {
     "URL": "redis://localhost/0",       # where the jobs live
     "TEST_URL": "memory://",            # where they live while tests run
     "ENQUEUE_ON_COMMIT": True,          # or the alias of a database, or False
-    "ROBUST": False,                    # True: after a commit, log what the store refuses
+    "ROBUST": False,                    # True: after a commit, log the puts that fail
     "JOIN_ATOMIC": "default",           # PostgreSQL: store the jobs in this database's atomic
     "RETRIES": 3,                       # each option of a task, in capitals
 }

@@ -1,7 +1,7 @@
 """The first program of the site's process group. It starts a guard, and becomes the site.
 
-``manage.py tidemill dev`` runs this file by its path. The guard is a second process, which waits
-for the end of a pipe. Only the command has the other end of this pipe. So the pipe ends when the
+``manage.py tidemill dev`` runs this file by its path. The guard is a second process, which reads a
+pipe. Only the command has the writing end of this pipe. So the guard reads end-of-file when the
 command dies, even by ``kill -9``. The guard then kills the process group: the reloader of
 ``runserver``, the server, and itself.
 

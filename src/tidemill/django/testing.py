@@ -33,7 +33,8 @@ __all__ = ["TidemillTestCase", "TidemillTestMixin", "immediate", "run_jobs"]
 def run_jobs(mill: DjangoMill | None = None, *, scheduled: bool = False) -> None:
     """Run jobs, one after the other, until no job is ready; see :func:`tidemill.testing.run_all`.
 
-    The jobs use the caller's database connections. So they see the rows of its open transaction.
+    The jobs use the caller's database connections. So the jobs see the rows of an open
+    transaction of the caller.
 
     Args:
         mill: the app; by default the project's.

@@ -53,8 +53,8 @@ LOOK_AGAIN, LOOKS = 2.0, 10
 checks in a row prove that messages are lost."""
 
 OVERTAKEN = 60.0
-"""Seconds. A lease may be lost if a lease of the same sequence, made this much later, arrives first.
-No worker holds a message so long before it takes the lease."""
+"""Seconds. A lease may be lost if a lease of the same sequence, made this much later, arrives
+first. No worker holds a message so long before it takes the lease."""
 
 _SAMPLES = 10_000
 

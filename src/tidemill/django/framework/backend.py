@@ -47,7 +47,7 @@ _Given = dict[str, Any]
 
 
 class _Declared(NamedTuple):
-    """A task of the framework as the app has it, and the options of its declaration."""
+    """A task of the framework: its function, the app's task for it, and the declared options."""
 
     func: Any
     task: Any  # a tidemill.Task
@@ -79,7 +79,7 @@ class _Backend:
 
     @property
     def _rule(self) -> CommitRule:
-        """The rule when the puts of this alias are made."""
+        """The rule for the time of puts of this alias."""
         rule = self.mill.commit
         if "URL" in self.options or not _RULE & self.options.keys():
             return rule
@@ -155,7 +155,7 @@ class _Backend:
             raise self.framework.InvalidTask(str(error)) from error
 
     def declared(self, task: Any) -> _Declared:
-        """The app's task for a task of the framework, which is declared at its first use."""
+        """The app's task for a task of the framework. The first use declares the app's task."""
         name = task.module_path
         known = self._declared.get(name)
         if known is None or known.func is not task.func:

@@ -18,7 +18,7 @@ _SHARE = ["share", "state", "rank", "seq"], "share <> ''"
 
 
 def make_indexes(apps: Any, editor: Any) -> None:
-    """Make the indexes. MariaDB has no partial indexes, and too short keys for ``limited``."""
+    """Make the indexes. MariaDB has no partial ones, and its keys are too short for ``limited``."""
     mariadb = editor.connection.vendor == "mysql"
     for name, (columns, where) in _INDEXES.items():
         if mariadb and name == "limited":

@@ -145,7 +145,7 @@ def hook(ended: Ended, func: str) -> None:
 
 
 def ungroup(*task_ids: str) -> None:
-    """Do nothing. The arguments of this task name the tasks that have left their group."""
+    """Do nothing. The arguments record which tasks have left their group."""
 
 
 def declare(mill: DjangoMill) -> None:

@@ -33,7 +33,7 @@ KEPT_FOR = 30 * 86400.0
 
 
 def async_iter(func: Func, args_iter: Iterable[Any], **kwargs: Any) -> str:
-    """Enqueue a call for each item, and return one id, whose result is the list of results."""
+    """Enqueue a call for each item; return the id of a task whose result lists all results."""
     options, kwargs = split_options(kwargs)
     own = {name: value for name, value in options.items() if name not in ("hook", "task_name")}
     calls = [call_of(func, _tuple(args), kwargs, own) for args in args_iter]

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 UNGROUP = "tidemill.django.q.ungroup"
-"""The task of the jobs whose arguments name the tasks that have left their group."""
+"""The task of jobs that only record, in their arguments, which tasks have left their group."""
 
 POLL = 0.05
 """Seconds between two reads of a group whose tasks are not all enqueued yet."""
@@ -44,7 +44,7 @@ def group_tag(name: str) -> str:
 
 
 def ungrouped_tag(name: str) -> str:
-    """The tag of the jobs that name the tasks that have left a group."""
+    """The tag of the jobs that record which tasks have left a group."""
     return f"left:{name}"
 
 
@@ -78,7 +78,7 @@ class Task:
 
     @classmethod
     def of(cls, mill: DjangoMill, task_id: str) -> Task | None:
-        """The task of a job that has ended; None for another job."""
+        """The task of a job that has ended; None for an unfinished or missing job."""
         record = mill.job_store.get(task_id)
         if record is None or not record.state.finished:
             return None

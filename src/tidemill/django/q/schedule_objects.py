@@ -81,7 +81,7 @@ class Objects(Some):
         return project_mill().schedules.get(name)
 
     def get_or_create(self, defaults: Any = None, **values: Any) -> tuple[Stored, bool]:
-        """The schedule of this name or function, made if it is missing; True if it was made."""
+        """The schedule of this name or function, and True if this call has made the schedule."""
         found = self._like(values)
         if found is not None:
             return found, False
@@ -91,7 +91,7 @@ class Objects(Some):
             return self.get(name=values["name"]), False
 
     def update_or_create(self, defaults: Any = None, **values: Any) -> tuple[Stored, bool]:
-        """The schedule of this name or function, made again with the values; True if it is new."""
+        """Make the schedule of this name or function again; return it, and True if none existed."""
         found = self._like(values)
         given = {**values, **(defaults or {})}
         if found is not None:

@@ -58,7 +58,7 @@ def schedule(func: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Decla
     name = own.get("name") or f"{path_of(func)}-{new_id()[-8:]}"
     mill = project_mill()
     if options.get("hook"):
-        # A schedule makes one call. This call enqueues the call of the function with its hook.
+        # The call of a schedule has no hook. So this call enqueues the real call with the hook.
         options["hook"] = path_of(options["hook"])
         arguments = (path_of(func), list(args), dict(kwargs), options)
         call = call_of(enqueue_with_hook, arguments, {}, {})
