@@ -103,7 +103,7 @@ def _check(argument: Argument, arguments: Arguments | None) -> None:
 
 
 def _how(arguments: Arguments | None) -> str:
-    """The advice how to make the type of an argument known, as a part of an error."""
+    """The part of an error that says how to tell the worker the type of an argument."""
     if arguments is None:
         return "the task is another app's, so its annotations are not known here; "
     if arguments.unresolved:
@@ -205,7 +205,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
     return None
 
 
-# -- does its type come back? --------------------------------------------------------------------
+# -- does the type come back? --------------------------------------------------------------------
 
 
 def _compare(value: Any, back: Any, annotated: bool, how: str) -> None:

@@ -23,7 +23,7 @@ TEXT_MOST = 120
 """The most characters of the text that shows a job's arguments."""
 
 TEXT_OF_BODY = 2000
-"""The most bytes of a body whose arguments get a text: for a larger body this takes too long."""
+"""The most bytes of a body whose arguments get a text. Larger bodies would take too long."""
 
 Convert = Callable[[Any], Any]
 
@@ -197,7 +197,7 @@ _ANYTHING = inspect.Signature(
 def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     """The needed and the allowed keywords of a call, by its number of positional arguments.
 
-    Calls with another number of arguments are checked by ``inspect``. So are functions with
+    ``inspect`` checks calls with another number of arguments. It also checks functions with
     ``*args`` or ``**kwargs``.
     """
     try:
@@ -225,7 +225,7 @@ def _named_places(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _stars(signature: inspect.Signature) -> tuple[str, str]:
-    """The names of the parameters ``*args`` and ``**kwargs``; empty if the function lacks one."""
+    """The names of the parameters ``*args`` and ``**kwargs``; an empty name if one is missing."""
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     positional, keyword = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return kinds.get(positional, ""), kinds.get(keyword, "")

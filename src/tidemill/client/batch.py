@@ -40,7 +40,7 @@ class Batch:
             return self._pending.add(envelopes)
 
     def publish(self, made: Publication) -> bool:
-        """Add a publication; False when the batch has ended. Its queues are found at the end."""
+        """Add a publication; False when the batch has ended. The commit finds the queues."""
         with self._lock:
             if self._open:
                 self._pending.publish(made)

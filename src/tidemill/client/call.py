@@ -22,8 +22,8 @@ class PartialCall(Hooked, Generic[R]):
     Only type checkers tell the two classes apart: at run time each call is a :class:`Call`.
 
     Attributes:
-        missing: the error of a call without all its arguments. A step of a chain gets its first
-            argument later.
+        missing: the error of a call that lacks an argument, or None. A step of a chain gets its
+            first argument later.
     """
 
     __slots__ = ("args", "kwargs", "missing", "options", "task")

@@ -10,10 +10,10 @@ from tidemill.core.job import GROUP, Record, RunOn, State
 __all__ = ["cause_of", "cause_text", "jobs_before", "parents_of"]
 
 MOST_LOOKED_AT = 5
-"""How many parents of a job, or members of a group, a search for the cause reads at most."""
+"""The most parents of a job, or members of a group, that a search for the cause reads."""
 
 _FLOW_JOBS = 500
-"""How many jobs of a flow a search for the jobs before a job reads."""
+"""The most jobs of a flow that :func:`jobs_before` reads."""
 
 
 def cause_of(store: JobStore, record: Record) -> Record | None:
@@ -37,7 +37,7 @@ def cause_text(cause: Record) -> str:
 
 
 def parents_of(store: JobStore, record: Record) -> list[Record]:
-    """The first of the jobs that a job waited for, as far as the store still has them."""
+    """Up to :data:`MOST_LOOKED_AT` jobs that a job waited for, and that the store still has."""
     links = record.envelope.links
     if links is None:
         return []
@@ -49,8 +49,8 @@ def parents_of(store: JobStore, record: Record) -> list[Record]:
 def jobs_before(store: JobStore, record: Record) -> list[Record]:
     """The jobs that a job of a flow waits for by ``after=``, in the order of acceptance.
 
-    The job does not name them, because it does not get their results. They name the job. The search
-    reads a bounded number of the flow's jobs. Jobs whose results the job gets are left out.
+    The job names only the jobs whose results it gets; these jobs are left out. The other jobs name
+    the job as their next job. The search reads a bounded number of the flow's jobs.
     """
     job_id, links = record.envelope.id, record.envelope.links
     whole = job_id.rpartition(".")[0]

@@ -59,7 +59,7 @@ class Session:
 
     Attributes:
         over: True once the app is closed. Then waits end, and no call takes a message.
-        waiting: the threads inside ``get``: the id of the thread, by the id of its owner.
+        waiting: the id of the thread in each call of ``get``, by the id of the owner.
         held: the messages that were handed to their consumers.
     """
 
@@ -139,7 +139,7 @@ class Session:
 
 
 class Consumers:
-    """The owners of one process: one for each call of ``get`` that waits at a time."""
+    """The owners of one process. Each running call of ``get`` has an owner of its own."""
 
     def __init__(self, mill: Runtime) -> None:
         self.mill = mill
@@ -168,9 +168,9 @@ class Consumers:
     ) -> list[Message]:
         """See :meth:`tidemill.Tidemill.get_many`. Empty when the ``session`` is over.
 
-        A store with fewer messages than ``count`` records that the owner waits for more messages.
-        So the first exchange asks for no wake-up. Only when the queues are empty, the next exchange
-        asks for a wake-up.
+        If an exchange asks for a wake-up, a store with fewer messages than ``count`` records that
+        the owner waits. So for several messages, the first exchange asks for no wake-up. The next
+        exchange asks for a wake-up if the queues were empty.
         """
         if isinstance(queues, str) or not queues:
             raise InvalidOption("queues must be a list of at least one queue name")
@@ -294,7 +294,7 @@ class Consumers:
         except asyncio.CancelledError:
             messages = stop.stop()
             if not messages:
-                call.cancel()  # a call that has not begun never begins
+                call.cancel()  # if the call has not begun, this drops the call
                 raise
             if not any(message.at_most_once for message in messages):
                 call.add_done_callback(self._release_later)

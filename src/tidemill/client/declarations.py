@@ -31,7 +31,7 @@ FRESH = 10.0
 """Seconds for which a producer uses a declaration that it has read."""
 
 ABSENT = 1.0
-"""Seconds for which a producer remembers a task without a declaration, and the list of tasks."""
+"""Seconds for which a producer remembers missing declarations, and names of declared tasks."""
 
 AHEAD = 0.5
 """An event loop reads declarations again this many seconds before they get too old for use."""

@@ -17,7 +17,7 @@ __all__ = ["envelope_of", "seal"]
 
 
 def envelope_of(mill: Runtime, call: Call[object], job_id: str, links: Links | None) -> Envelope:
-    """The envelope of a call's job. An empty ``job_id`` leaves the id to the call's options."""
+    """The envelope of a call's job. If ``job_id`` is empty, the call's options may give the id."""
     if call.missing is not None:
         raise call.missing
     options = call.options

@@ -121,7 +121,7 @@ def _scheduled(record: Record) -> str:
 
 
 def _after(record: Record) -> str:
-    """The failed attempt, or delivery of a message, after which a job is tried again."""
+    """The last failed attempt or delivery of the current run, as text; empty without a failure."""
     if not record.attempts or not record.attempt:
         return ""
     attempt = attempt_text(record, record.run, record.attempt)

@@ -1,8 +1,9 @@
 """Profiles for people: a flame graph as one HTML file, collapsed stacks, and the top functions.
 
-The page loads nothing and works without scripts. A script inside the page zooms, searches, and says
-the numbers of a box, for screens without a pointer. Each box is a function. Its width is the part
-of the samples in which the function was on a stack. The box above it is the caller.
+The page loads nothing and works without scripts. A script inside the page zooms and searches. It
+also shows the numbers of a chosen box, because touch screens show no tooltips. Each box is a
+function. The width of the box is the part of the samples in which the function was on a stack. The
+box above is the caller.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 __all__ = ["collapsed", "flame_graph", "top_functions"]
 
 _LEAST = 0.001
-"""The least part of all samples that gets a box."""
+"""A function gets a box if it has at least this part of all samples."""
 
 _DEEPEST = 150
 """The most boxes below each other; browsers limit how deep elements nest."""

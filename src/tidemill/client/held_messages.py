@@ -31,7 +31,7 @@ class HeldMessages:
             for message in list(self._by_id.values()):
                 if message.is_over:
                     self.discard(message)
-            self._most = max(_FEW, 2 * len(self._by_id))  # searches stay cheap for each message
+            self._most = max(_FEW, 2 * len(self._by_id))  # search again at twice this size
 
     def discard(self, message: Message) -> None:
         """Forget a message. A later lease of the same message stays."""

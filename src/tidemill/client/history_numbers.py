@@ -51,7 +51,7 @@ class Times(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, total: int, buckets: Sequence[int]) -> Times:
-        """The times of buckets, and of their sum in milliseconds."""
+        """Make the times from the counts of the buckets and the sum in milliseconds."""
         kept = tuple([max(0, count) for count in buckets])
         parts = [percentile(kept, part) for part in (0.5, 0.95, 0.99)]
         return cls(sum(kept), max(0, total) / 1000, kept, *parts)
@@ -133,7 +133,7 @@ class FailureNumbers(msgspec.Struct, frozen=True, kw_only=True):
         fingerprint: a hash of class, place and message without values. A worker tells 200 failures
             apart in an hour. All further failures have the fingerprint ``"other"``.
         task: the task that failed.
-        error: the class of the exception; empty without one.
+        error: the class of the exception; empty without an exception.
         message: the first line of the latest message.
         place: ``file:function`` of the innermost frame of your code.
         failed, retried: attempts after which the job failed for good, or was tried again.
@@ -171,8 +171,8 @@ class QueuePoint(msgspec.Struct, frozen=True):
         accepted: jobs that were put.
         succeeded, failed, cancelled, expired, purged: jobs that ended this way.
         retried: failed attempts that another attempt follows.
-        waiting, scheduled, ready, running: jobs in this state at its end.
-        oldest: the age in seconds of the oldest ready job at its end.
+        waiting, scheduled, ready, running: jobs in this state at the end of the minute or hour.
+        oldest: the age in seconds of the oldest ready job at the end of the minute or hour.
     """
 
     at: int

@@ -43,7 +43,7 @@ KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=T
 FIRST_POLL, LONGEST_POLL = 1.0, 30.0
 """Seconds of the shortest and the longest wait of a thread on behalf of an event loop.
 
-After each wait the thread checks whether the event loop still needs it.
+A wait that has ended frees its thread. The event loop starts another wait if it needs one.
 """
 
 
@@ -243,7 +243,7 @@ class Job(JobInNotebook, Generic[R]):
     def cancel(self, terminate: bool = False) -> bool:
         """Ask the store to cancel the job; False for a finished job.
 
-        True means that the request was stored. A job that has not started then never starts. A
+        True means that the request was stored. A job that has not started by then never starts. A
         running job may still succeed or fail: its task sees ``current_job().cancelled`` and may
         stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended.
         """
@@ -399,5 +399,5 @@ def _warn_in_loop() -> None:
     """
     if is_in_event_loop() and not hasattr(builtins, "__IPYTHON__"):
         text = "this wait blocks the running event loop; use `await job`"
-        # The caller of wait or result, which call _wait.
+        # Level 4 is the code that calls wait or result, which call _wait.
         warnings.warn(text, RuntimeWarning, stacklevel=4)

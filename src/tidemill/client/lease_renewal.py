@@ -18,7 +18,7 @@ __all__ = ["LEASE", "LeaseRenewal"]
 log = logging.getLogger("tidemill")
 
 LEASE = 60.0
-"""Seconds by which each renewal extends a lease. When the process stops, the lease runs out."""
+"""Seconds that a lease lasts after each renewal. When the process stops, the lease runs out."""
 
 
 class LeaseRenewal:

@@ -77,7 +77,7 @@ class Holds:
 
 
 class LimitHold:
-    """A place of a limit for the length of a block, sync or async. Make one for each block.
+    """A place of a limit for the length of a block, sync or async. Each block needs its own hold.
 
     Raises:
         LimitTimeout: no place was free in time.

@@ -20,7 +20,7 @@ __all__ = ["job_name", "logged_as", "mark_records", "trace_ids_from"]
 TraceIds = Callable[[JobContext | None], tuple[str, str]]
 """Returns the ids of trace and span for a log record of the running job; empty without a trace."""
 
-_find_trace: list[TraceIds] = []  # one function, once an app of this process is traced
+_find_trace: list[TraceIds] = []  # empty, or one function if an app of this process is traced
 
 
 class _Factory:
@@ -60,7 +60,7 @@ def job_name(envelope: Envelope) -> str:
 
 @contextlib.contextmanager
 def logged_as(context: JobContext) -> Iterator[None]:
-    """Make the records of this block name a job, also after the job has ended."""
+    """Make the log records of this block name a job, even if the job has ended."""
     token = running_job.set(context)
     try:
         yield

@@ -38,8 +38,9 @@ class Queue(QueueInNotebook, PurgedQueue, BoundQueue):
 
     ``max_size`` bounds the unfinished jobs; 0 means no bound. ``rate burst window concurrency``
     limit the starts of the queue's messages and tasks, over all workers, as in :class:`Limit`.
-    ``breaker`` is a :class:`Breaker` or a number of failures. Settings of several calls add up. A
-    change at run time (:meth:`limit`) overrides them until ``mill.limits.reset_queue``.
+    ``breaker`` is a :class:`Breaker` or a number of failures. A later call keeps the settings that
+    it does not give. A change at run time (:meth:`limit`) overrides the settings of the code until
+    ``mill.limits.reset_queue``.
     """
 
     def __init__(self, mill: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:

@@ -60,8 +60,8 @@ class Messaging:
                 :meth:`Queue.put`. All copies have them.
 
         Returns:
-            The handles of the copies; an empty list when no queue is bound. Inside a batch the
-            queues are found at its end, and the list is filled then.
+            The handles of the copies; an empty list when no queue is bound. Inside a batch, the
+            end of the batch fills the list.
 
         Raises:
             Unroutable: ``mandatory``, and no queue is bound; nothing was stored.

@@ -13,7 +13,7 @@ A middleware has one of four forms. The first two serve sync and async tasks ali
         async with session() as context.state["session"]:
             yield
 
-    def again(call_next, context):           # a function that calls on, once or more often
+    def again(call_next, context):           # a function that calls call_next once or more
         return call_next()
 
     async def aagain(call_next, context):    # its async form, for async and sync tasks
@@ -193,7 +193,11 @@ def _raised(steps: Any, error: BaseException) -> Any:
 
 
 async def _async_around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
-    """Run an async generator around a call. It cannot return a value: the result is then None."""
+    """Run an async generator around a call.
+
+    An async generator cannot return a value. If it ends early or catches the exception, the result
+    is None.
+    """
     steps = layer(context)
     try:
         await anext(steps)

@@ -176,7 +176,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return changed
 
     def envelope(self) -> Envelope:
-        """A new envelope with these options, without the parts that each job has for itself."""
+        """A new envelope with these options, without the parts that differ between jobs."""
         return msgspec.structs.replace(self._template)
 
     @property
@@ -242,7 +242,7 @@ def _later(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_together(options: Options, changes: Mapping[str, Any]) -> None:
-    """Refuse an option about keys without the option that it needs, or against another option."""
+    """Refuse an option about keys that lacks a needed option, or contradicts another option."""
     if "on_conflict" in changes and not options.key:
         raise InvalidOption("on_conflict is for a second job with the same key; give key= with it")
     if options.unique_for and not options.key:

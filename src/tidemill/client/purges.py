@@ -41,7 +41,7 @@ log = logging.getLogger("tidemill")
 
 _KIND = "purge"
 _PAGE = 250
-"""Jobs that one call restores."""
+"""The most jobs that one call restores."""
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class PurgedQueue:
     name: str
 
     def purge(self, *, now: bool = False) -> int:
-        """Remove from the queue all jobs that neither run nor have finished; return their number.
+        """Remove all waiting, scheduled and ready jobs of the queue; return their number.
 
         The jobs are kept for some time, so that :meth:`restore` can bring them back. With ``now``
         they are deleted for good. When the store has no room to keep them, they are deleted, too,
@@ -108,7 +108,9 @@ class PurgedQueue:
         return list_purges(self._mill, self.name)
 
     def restore(self, purge_id: str = "") -> Restored:
-        """Bring back the jobs of the latest purge, or of the named purge, as they were.
+        """Bring back the jobs of the latest purge, or of the named purge.
+
+        The jobs get back their priority, due time, attempts and key.
 
         Raises:
             TidemillError: there is no purge to restore.
@@ -134,7 +136,7 @@ def purge(mill: Runtime, queue: str, *, now: bool = False) -> Purged:
         kept = broker.purge_kept(queue, purge_id)
     except StoreFull:
         kept = KeptPurge(0, is_whole=False)
-    with contextlib.suppress(StoreFull):  # the first note stays: an unknown number of jobs
+    with contextlib.suppress(StoreFull):  # the first note stays, without the number of jobs
         _note(mill, queue, purge_id, kept.jobs or None)
     deleted = 0
     if not kept.is_whole:
@@ -193,7 +195,7 @@ def restore_pieces(
 ) -> Iterator[tuple[list[bool], str]]:
     """Bring back the jobs of a purge in pieces, from a place in the list of cancelled jobs.
 
-    For each piece, tell for each job whether the job is back, and where the next piece begins.
+    Yields for each piece a list, with True for each restored job, and the cursor of the next piece.
     """
     broker, what = mill.broker, Filter(states=frozenset({State.CANCELLED}), queue=queue)
     # The newest job comes first. The first job of a flow is its newest job. So each job of a flow

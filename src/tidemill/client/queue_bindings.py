@@ -1,4 +1,4 @@
-"""The patterns of topics that a queue is bound to (:mod:`.topics` publishes to them)."""
+"""Bind queues to patterns of topics (:mod:`.topics` publishes the messages)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class BoundQueue:
     name: str
 
     def bind(self, pattern: str) -> bool:
-        """Bind the queue to a pattern of topics: it gets a copy of each message published to them.
+        """Bind the queue to a pattern: the queue gets a copy of each message to a matching topic.
 
         In a pattern ``*`` stands for exactly one word of a topic, and ``#`` for any number of
-        words. False: the queue is bound to the pattern already.
+        words. Returns False if the queue is already bound to the pattern.
         """
         return self._topics("bind()").bind(self.name, check_pattern(pattern))
 

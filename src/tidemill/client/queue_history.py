@@ -1,4 +1,4 @@
-"""The history of queues from snapshots: differences of totals, and the states at each end."""
+"""The history of queues from snapshots: differences of totals, and states at a period's end."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 A snapshot stores the queues that have changed since the previous snapshot. For such a queue it
 stores a row by minute, a row by hour, and a row without a period. The row without a period has the
-latest numbers, followed by their minute. The next snapshot compares with these rows.
+latest numbers, followed by their minute. The next snapshot compares its numbers with these rows.
 
 If the queue did not change in the previous minute, the snapshot also stores the old numbers as a
-row of that minute. A reader takes the first row that it finds as the numbers from before. So a
-reader needs no older row, and an idle queue costs no rows.
+row of that minute. A reader starts from the numbers of the first row that it finds. So a reader
+needs no older row, and an idle queue costs no rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOTHING: Counts = (0,) * WIDTH
 """The numbers of a queue that does not exist."""
 
 ALL_QUEUES = join_name("", "")
-"""The name of the row that sums all queues, which no queue can have. Every snapshot has the row."""
+"""The name of the row that sums all queues. Every snapshot has the row; no queue has the name."""
 
 _RAN = slice(1, 4)  # succeeded, failed, retried
 

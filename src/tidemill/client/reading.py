@@ -47,7 +47,7 @@ class Reading:
 
     @property
     def history(self: Runtime) -> History:
-        """What happened, by minute and hour: see :class:`History`. This call reads nothing."""
+        """The history of the store: see :class:`History`. This call reads nothing."""
         return History(self)
 
 

@@ -1,8 +1,8 @@
-"""Protocols of the app: what tasks, handles, batches, workflows and workers need of their app.
+"""Protocols of the app, for the modules of tasks, handles, batches, workflows and workers.
 
-The app (:class:`tidemill.Tidemill`) imports the modules of these parts, so these modules cannot
-import the app. They use :class:`Runtime` instead, and import it from here. So this module cannot
-import the classes of tasks, job handles or batches.
+The app (:class:`tidemill.Tidemill`) imports these modules, so they cannot import the app. They
+import :class:`Runtime` from here instead. So this module cannot import the classes of tasks, job
+handles or batches.
 """
 
 from __future__ import annotations

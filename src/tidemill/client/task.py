@@ -141,7 +141,7 @@ class Task(Generic[P, R]):
     def __init__(
         self, mill: Runtime, function: Callable[..., Any], name: str, options: Options
     ) -> None:
-        functools.update_wrapper(self, function)  # first: it copies the function's own attributes
+        functools.update_wrapper(self, function)  # first, so that copied names are replaced below
         self.mill = mill
         self.function = function
         self.name = name
@@ -217,7 +217,7 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """An async function as a task: a plain call returns a coroutine, and a job has its value."""
+    """An async function as a task: a plain call returns a coroutine, a job has the return value."""
 
     # A plain call still returns a coroutine, so the type differs from the base class.
     def __call__(  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 The default pool of an event loop is small and belongs to the user. The threads are daemons, so a
 program can end while a thread waits for a job. An app has two pools: one for calls that wait, and
-one for calls that act. So many waits do not delay other calls.
+one for calls that act. So waits never delay other calls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Threads:
         self._over = False
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Make the call in a thread and return its value. A call that waits can be cancelled."""
+        """Make the call in a thread and return its value.
+
+        A call that still waits for a thread can be cancelled.
+        """
         return await self.begin(function, *args)
 
     async def in_transaction(self, txn: Any, put: Callable[[], T]) -> T:
@@ -100,7 +103,7 @@ class Threads:
                 self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start another thread. If the pool has no thread at all, give up the latest call.
+        """Start another thread. If that fails and the pool has no thread, drop the latest call.
 
         Raises:
             RuntimeError: the system refuses a thread, and the pool has none to make the call.

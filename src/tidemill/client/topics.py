@@ -27,10 +27,10 @@ from tidemill.core.topics import check_topic
 __all__ = ["TOPIC", "Publication", "Topics"]
 
 TOPIC = "topic"
-"""The header of each copy that tells the topic."""
+"""The header in each copy that holds the topic."""
 
 _MOST_TOPICS = 10_000
-"""Topics whose queues an app remembers."""
+"""The most topics whose queues an app remembers."""
 
 _ONE_QUEUE_ONLY = ("id", "key", "on_conflict", "unique_for", "max_wait", "limit")
 
@@ -56,7 +56,7 @@ class Publication:
 
 
 class _Known:
-    """The bindings that the app read last, and the queues of topics by these bindings."""
+    """The bindings that the app read last, and a cache of the queues of each topic."""
 
     def __init__(self, bindings: Bindings) -> None:
         self.bindings = bindings

@@ -108,7 +108,9 @@ def encode_report(report: Report) -> bytes:
 
 
 def find_worker(broker: Store, name: str = "") -> Owner:
-    """The worker with a name, an id or a beginning of one of these; the only one without a name.
+    """Find a worker by its name or id, or by the beginning of its name or id.
+
+    Without a ``name``, find the only worker.
 
     Raises:
         InvalidOption: there is no such worker, or several.
