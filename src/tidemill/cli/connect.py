@@ -36,7 +36,7 @@ _READS_ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("schedule list", "schedule next", "workers list", "alerts list"), ()),
     "limit": ("rate", "burst", "window", "concurrency", "breaker", "declared"),
 }
-"""Verbs that only read, each with the options with which the verb also writes.
+"""Verbs that only read. Each of the options listed with a verb makes that verb write, too.
 
 A verb that only reads makes no file in the store's folder, and changes no job.
 """

@@ -45,8 +45,8 @@ _STYLES = {
     "paused": "yellow",
 }
 _PIPE_WIDTH = 10_000  # columns of a pipe, wide enough that no line is cut
-_LEAST = 12  # the least width to which a column is cut before other columns are left out
-_CUT_LEAST = 4  # the least width to which a column is cut when no column can be left out
+_LEAST = 12  # a column is cut to this width before other columns are left out
+_CUT_LEAST = 4  # a column is cut to this width when no column can be left out
 
 
 def console(stderr: bool = False) -> Console:

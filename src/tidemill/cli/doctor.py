@@ -33,7 +33,7 @@ OLD = 300.0
 """Seconds after which a ready job counts as old."""
 
 _SAMPLE = 50
-_UNKNOWN_MOST = 10  # the most tasks that no worker knows in the report
+_UNKNOWN_MOST = 10  # the most unknown tasks that the report lists
 
 
 @click.command()

@@ -254,10 +254,10 @@ def _chosen(
 
 
 def _follows(mill: Tidemill, record: Record, what: Filter, verb: str) -> bool:
-    """True for a group or a hook that the verb leaves out: its end follows from the members.
+    """True for a group or a hook that the verb leaves out.
 
-    A filter by group selects only members. A group never runs. It ends with its members, except
-    when its producer died before all members were stored.
+    A filter by group selects only members. A group never runs. A group ends with its members,
+    except when its producer died before all members were stored.
     """
     is_group = record.envelope.task == GROUP
     if what.id_prefix:

@@ -22,7 +22,7 @@ __all__ = ["every", "failed_job", "filter_options", "whole_group", "whole_id"]
 
 _PAGE = 500
 _PART_LEAST = 4
-"""The least characters of a part of an id, as in git.
+"""The least number of characters in a part of an id, as in git.
 
 A shorter text counts as a whole id, because users may choose short ids that are parts of other ids.
 """

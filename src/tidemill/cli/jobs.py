@@ -109,7 +109,7 @@ def _state(record: Record) -> Text:
 
 
 def _print_tracebacks(out: Console, records: list[Record]) -> None:
-    """Print the error and the last traceback of each job that has one."""
+    """Print the error and the last traceback of each job with a traceback."""
     seen: dict[str, str] = {}
     for record in records:
         trace = next((a.traceback for a in reversed(record.attempts) if a.traceback), "")
@@ -120,7 +120,7 @@ def _print_tracebacks(out: Console, records: list[Record]) -> None:
 
 
 def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) -> None:
-    """Print a traceback, or the name under which the same lines of code were printed before."""
+    """Print a traceback, or only the name of an earlier traceback with the same lines of code."""
     from rich.text import Text
 
     frames = "".join(line for line in trace.splitlines() if line.startswith('  File "'))
@@ -239,7 +239,7 @@ def _aside(record: Record) -> str:
 
 
 def _attempts(record: Record) -> str:
-    """How many attempts of its current run a job has used: ``run 2, attempt 1 of 4``."""
+    """The attempts that a job has used in the current run: ``run 2, attempt 1 of 4``."""
     if record.current_attempt:
         return attempt_text(record, record.run, record.current_attempt)
     most = f" of {record.max_attempts}" if record.max_attempts else ""

@@ -15,7 +15,7 @@ __all__ = ["log_options"]
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options. The command gets ``logs``, which it passes to its processes."""
+    """Give a command the options, as ``logs``. Child processes find them in the environment."""
 
     @click.option("-v", "--verbose", is_flag=True, help="Log in detail: --log-level debug.")
     @click.option("-q", "--quiet", is_flag=True, help="Log trouble only: --log-level warning.")

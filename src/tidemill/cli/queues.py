@@ -27,7 +27,7 @@ __all__ = ["delete_queue", "pause", "public", "queues", "queues_table", "recall"
 
 
 _MOST_PATTERNS = 3
-"""Patterns of a queue that a table shows; more are counted."""
+"""The most patterns of a queue that a table names. If there are more, the table counts them."""
 
 
 def public(mill: Tidemill, rows: list[QueueStats]) -> list[dict[str, Any]]:

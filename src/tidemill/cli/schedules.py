@@ -253,7 +253,7 @@ def _print_all(rows: list[Schedule], as_json: bool) -> None:
 
 
 def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names. A missing schedule raises an error before any schedule is changed."""
+    """Return the names. If a schedule is missing, raise an error before any change."""
     for name in names:
         mill.schedules.get(name)
     return names

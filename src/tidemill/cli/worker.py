@@ -140,7 +140,7 @@ def worker(
     from tidemill.worker.supervisor import Settings, Supervisor, install
 
     with log_output(logs):
-        mark_records()  # the supervisor imports no app, which would do this
+        mark_records()  # for the supervisor; worker processes do the same
     names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     if ends_with:

@@ -16,10 +16,10 @@ from tidemill.core.scoreboard import read_runs
 __all__ = ["LATE", "STRAY", "clocks", "leases", "server_clock"]
 
 LATE = 60.0
-"""Seconds past its timeout after which a running job counts as stuck."""
+"""A running job counts as late when its timeout passed this many seconds ago."""
 
 STRAY = 30.0
-"""A lease older than this counts as unknown to its worker, if the worker has free slots."""
+"""A worker with free slots has a scoreboard row for each lease older than this many seconds."""
 
 SKEW = 1.0
 """Seconds by which the clock of a server may differ from the clock of this machine."""

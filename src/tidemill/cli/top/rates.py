@@ -116,6 +116,6 @@ class Meter:
 
 
 def _points(totals: Iterable[_Totals]) -> tuple[float, ...]:
-    """The rate of ended jobs between each two moments, the latest last."""
+    """The rates of ended jobs between successive moments, the latest last."""
     rates: Sequence[float] = [b.since(a).out or 0.0 for a, b in itertools.pairwise(totals)]
     return tuple(rates[-POINTS:])

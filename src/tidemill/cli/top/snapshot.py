@@ -1,7 +1,7 @@
 """One look at a store for ``tidemill top``: queues, running jobs and workers of one moment.
 
-A look is one read of the queues, one of the owners, and one page of running jobs. A look never
-reads jobs one by one, and writes nothing.
+A look is one read of the queues, one of the owners, and one page of running jobs. Once a minute, a
+look also reads the history. A look never reads jobs one by one, and writes nothing.
 """
 
 from __future__ import annotations
@@ -172,5 +172,5 @@ def _running(record: Record, runs: dict[int, tuple[int, float]] | None) -> Runni
 
 
 def _longest(job: RunningJob) -> tuple[bool, float, str]:
-    """Jobs that run before jobs that wait for a slot; the longest first."""
+    """The sort key: running jobs before jobs that wait for a slot, the longest run first."""
     return job.waits, job.since, job.id

@@ -103,7 +103,7 @@ def _sparkline(points: Sequence[float], chars: str) -> str:
 
 
 def _note(row: QueueRow) -> Text | str:
-    """The reason why no job of a queue runs, if there is one."""
+    """The reason why no job starts; else, on a message broker, the number of consumers."""
     if row.stats.paused:
         return console.styled("paused")
     if row.stats.ready and not row.workers:

@@ -1,4 +1,4 @@
-"""The terminal of ``tidemill top``: its own screen, single keys, and lines that replace lines.
+"""The terminal of ``tidemill top``: a screen of its own, single keys, and frames of lines.
 
 At the end of the block, the terminal gets back its settings, its cursor and its screen. The same
 happens after an exception, after TERM, HUP and Ctrl-C, and while Ctrl-Z stops the program. Only
@@ -23,7 +23,7 @@ __all__ = ["Terminal"]
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # show the alternate screen, hide the cursor, clear
 _LEAVE = "\x1b[?25h\x1b[?1049l"
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # terminals with this feature show a frame at once
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: a frame appears as a whole
 _REST_OF_KEY = 0.05  # seconds after ESC within which the rest of a key arrives, also over ssh
 
 _KEYS = {
@@ -154,7 +154,7 @@ class Terminal:
 
     def show(self, lines: Sequence[str], size: tuple[int, int]) -> None:
         """Show a frame made for a terminal of this size. A frame of an outdated size is skipped."""
-        stale, self._stale = self._stale, False  # reset first: a signal may set it during the rest
+        stale, self._stale = self._stale, False  # reset first: a signal may set it again
         if size != self.size:
             self._stale = True
             self.wake()

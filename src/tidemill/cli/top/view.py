@@ -1,4 +1,4 @@
-"""The screen of ``tidemill top``: what a frame shows, and what each key changes."""
+"""The screen of ``tidemill top``: the contents of a frame, and the effect of each key."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class View:
         return self.snapshot.jobs if self.snapshot is not None else []
 
     def _selected_id(self) -> str:
-        """The selected job, or the first one when the selected job has ended."""
+        """The id of the selected job, or of the first job when the selected job has ended."""
         ids = [job.id for job in self._jobs()]
         return self._selected if self._selected in ids else ids[0] if ids else ""
 
@@ -127,7 +127,7 @@ class View:
         return [_plain(line, width) for line in lines[self._top :]]
 
     def _body(self, snapshot: Snapshot, out: Console, room: int) -> list[str]:
-        """Three tables; at least half of the room is for the table of jobs."""
+        """Three tables: queues get up to a third of the room, workers a fifth, jobs the rest."""
         queues = tables.sorted_queues(snapshot, self._sort)
         most = max(2, room // 3 - 2)
         shown = queues[:most] if len(queues) > most else queues
@@ -177,7 +177,7 @@ def _plain(text: str, width: int, style: str = "") -> str:
 
 
 def console_of(width: int) -> Console:
-    """A console that collects lines of a terminal."""
+    """A console that collects the lines for a terminal in memory."""
     from rich.console import Console
 
     return Console(
@@ -191,7 +191,7 @@ def console_of(width: int) -> Console:
 
 
 def render(out: Console, *things: Any) -> Sequence[str]:
-    """The lines of text, as a console of :func:`console_of` shows the things."""
+    """The things as lines of text; ``out`` is a console of :func:`console_of`."""
     file = out.file
     assert isinstance(file, io.StringIO)
     file.seek(0)
