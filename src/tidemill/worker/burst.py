@@ -17,7 +17,7 @@ ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
 
 
 class Burst:
-    """One burst of a worker that serves ``queues``, or all queues if it is empty."""
+    """One burst of a worker that serves ``queues``. Empty ``queues`` stand for all queues."""
 
     def __init__(
         self,

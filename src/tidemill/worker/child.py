@@ -133,7 +133,7 @@ class Child:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Release, for ``local``, what the kernel frees at the end of a real process."""
+        """With ``local``, release the resources that the kernel frees when a real process ends."""
         self.loop.stop()
         ended = self.threads.join()
         self.socket.close()
@@ -201,7 +201,7 @@ class Child:
         self.out.conclude(verdicts.refused(job.lease, reason), job.lease, job.envelope)
 
     def give_back(self, token: int) -> None:
-        """Return a job that was not started to the supervisor."""
+        """Return an unstarted job to the supervisor."""
         self.out.returned.append(token)
 
     def after_fork_child(self) -> None:
@@ -301,7 +301,7 @@ class Child:
 
 
 def _kill_group() -> None:
-    """Kill this process and its tasks' programs, but no process group that a task has joined."""
+    """Kill this process, and its group unless a task has moved the process to another group."""
     if getpgrp() == getpid():
         killpg(0, signal.SIGKILL)
     kill(getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
 """The frames of msgpack that a supervisor and a worker process exchange over a socket pair.
 
-``Down`` frames carry leases and commands to the process. ``Up`` frames carry verdicts, and how many
-leases the process would like to hold. A lease's envelope stays encoded: the supervisor decodes
-it only to log a job, or to settle a stuck or unknown job.
+``Down`` frames carry leases and commands to the process. ``Up`` frames carry verdicts, and the
+number of leases that the process would like to hold. A lease's envelope stays encoded: the
+supervisor decodes it only to log a job, or to settle a stuck or unknown job.
 
 A process may block when it sends, since the supervisor always reads. The supervisor never blocks
 (:meth:`MessageSocket.post`). A process whose task holds the interpreter lock does not read, and the
@@ -63,8 +63,8 @@ class Hello(msgspec.Struct, array_like=True):
 
     ``schedules`` are the declared schedules, each as its name and the body of its record. ``names``
     are the names of the app's tasks, ``imports`` the patterns of ``allow_imports``. ``declared``
-    are the options of the tasks, each as its name and the body of its record. ``unreachable`` is
-    True when the app could not be loaded because its store does not answer.
+    are the options of the tasks: for each task its name and the body of its record.
+    ``unreachable`` is True when the app could not be loaded because its store does not answer.
     """
 
     url: str = ""

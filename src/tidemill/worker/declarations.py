@@ -92,7 +92,7 @@ class TaskDeclarations:
 
 
 def _store(broker: Store, declared: list[tuple[str, bytes]], *, change: bool) -> None:
-    """Store some declarations. Without ``change`` only renew these, whoever stored them last."""
+    """Store some declarations. Without ``change``, renew stored ones but keep their content."""
     while declared:
         records = broker.schedules([f"{DECLARATION}{name}" for name, _ in declared])
         due = wall_time() + KEEP

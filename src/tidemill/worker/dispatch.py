@@ -1,7 +1,7 @@
 """Give leases to processes, and pass on the leases that a process has given back.
 
-A job whose worker died while it ran is *suspect*: it may have brought the worker down
-(``Lease.losses``). A suspect job gets a process that runs nothing else.
+A job is *suspect* if its worker died while the job ran (``Lease.losses``): the job may have killed
+the worker. A suspect job gets a process that runs nothing else.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Dispatch:
         if processes:
             _deal_out(leases, processes)
         else:
-            # Since the worker asked for the leases, all processes with room have gone.
+            # All processes with room went away while the worker asked for the leases.
             self.spare += leases
 
     def place_spare(self) -> list[Verdict]:
         """Give spare leases to processes with a free slot; send the rest back to the store."""
         back, kept = [], []
         for lease in self.spare:
-            if lease.token in self.unwanted:  # back in the store, the job is cancelled
+            if lease.token in self.unwanted:  # the store then cancels the job
                 self.unwanted.discard(lease.token)
                 back.append(unstarted(lease.token))
             elif lease.losses and not self._pool.closing:

@@ -57,7 +57,7 @@ class LoopHost(Protocol):
         ...
 
     def give_back(self, token: int) -> None:
-        """Return a job that was not started to the supervisor."""
+        """Return an unstarted job to the supervisor."""
         ...
 
     def refuse(self, job: WaitingJob, reason: str) -> None:

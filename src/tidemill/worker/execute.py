@@ -42,7 +42,7 @@ class Refused(Exception):
 class Executor:
     """Runs jobs of one app. Subclasses define ``start``, ``call`` and ``report``.
 
-    ``queues`` are the queues in the order in which the worker serves them strictly, if it does.
+    If the worker serves its queues in strict order, ``queues`` are its queues in this order.
     """
 
     def __init__(self, mill: Runtime, queues: Sequence[str] = ()) -> None:

@@ -5,7 +5,7 @@ It also has the frames of the pool below the task. A child of ``multiprocessing`
 never returns to those frames. A child of a plain ``os.fork`` does, as soon as the child leaves the
 task. So a child
 
-- gets back the signal handlers from before the worker's, so that ``terminate()`` ends the child;
+- gets back the signal handlers that the worker has replaced, so ``terminate()`` ends the child;
 - closes its copies of the worker's descriptors: it can neither read leases nor send verdicts;
 - does not run the event loop it was forked in;
 - ends when it leaves the task, with the exit code that a separate program would have.

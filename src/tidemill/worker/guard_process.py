@@ -72,7 +72,7 @@ class GuardProcess:
         return True
 
     def reap(self, pid: int) -> bool:
-        """Reap the process if it is the guard; return True then."""
+        """If the process is the guard, reap the process and return True."""
         if self._process is None or self._process.pid != pid:
             return False
         self._process.wait()

@@ -22,7 +22,7 @@ class Heartbeat:
         self._seen = 0.0
 
     def note(self, beat: float, now: float) -> None:
-        """Take the time on the scoreboard. Only a change counts, since each process may be late."""
+        """Note the time that the scoreboard shows. Only a new time counts as a heartbeat."""
         if beat != self._beat or not self._seen:
             self._beat, self._seen = beat, now
 

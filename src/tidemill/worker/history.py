@@ -30,7 +30,7 @@ from tidemill.worker.counting import Concluded, Counting
 __all__ = ["Numbers", "WorkerHistory"]
 
 FAILURES_MOST = 200
-"""The most different failures that a worker counts in an hour; the rest count as ``OTHER``."""
+"""At most this many different failures count in an hour; all others count as ``OTHER``."""
 
 PAUSE = 30.0
 """Seconds without numbers after the store has refused a step."""
@@ -140,11 +140,11 @@ class WorkerHistory:
         self.again(numbers)
 
     def lost(self, numbers: Numbers, verdicts: Sequence[Verdict]) -> None:
-        """Take back the numbers of verdicts of a refused step whose leases are lost."""
+        """Take back the numbers of these verdicts of a refused step: their leases are lost."""
         self._uncount(verdicts, numbers.leases)
 
     def settled(self, numbers: Numbers, verdicts: Sequence[Verdict]) -> None:
-        """Forget the leases of verdicts of a refused step that the store has now answered."""
+        """The store has now answered these verdicts of a refused step: forget their leases."""
         tokens = {verdict.token for verdict in verdicts}
         numbers.leases = [lease for lease in numbers.leases if lease.token not in tokens]
 
@@ -156,7 +156,7 @@ class WorkerHistory:
                 self._counting.count([(stored, lease, None)])
 
     def _uncount(self, verdicts: Sequence[Verdict], leases: Sequence[Lease]) -> None:
-        """Take back numbers of verdicts that no step has sent."""
+        """Take back the numbers of these verdicts, which the store has not taken."""
         of = {lease.token: lease for lease in leases}
         self._counting.count([(one, of.get(one.token), None) for one in verdicts], sign=-1)
 

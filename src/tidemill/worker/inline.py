@@ -122,7 +122,7 @@ class InlineExecutor(Executor):
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """Keep the exception for the caller."""
-        # Ctrl-C: asyncio makes a KeyboardInterrupt of the cancellation
+        # Ctrl-C: asyncio turns the cancellation into a KeyboardInterrupt
         if isinstance(error, CancelledError):
             raise error
         if isinstance(error, Skip):

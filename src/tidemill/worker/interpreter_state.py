@@ -1,8 +1,8 @@
 """Put back after each job the interpreter state that the worker needs.
 
-A task may change state that all threads of a process share. The worker does not touch most of this
-state, as the current folder, the environment and warnings. It restores only state that would harm
-later jobs, as it was after the app was loaded:
+A task may change state that all threads of a process share. The worker leaves most changes, such as
+a new current folder, environment or warning filter. It undoes only changes that would harm later
+jobs, and restores the state from after the load of the app:
 
 - a longer switch interval: a thread that computes would keep all other threads from running
 - a lower recursion limit: the worker's own code would fail

@@ -26,7 +26,7 @@ def surplus(processes: Sequence[WorkerProcess], most: int) -> list[WorkerProcess
 
 def end_lingering(process: WorkerProcess, now: float) -> None:
     """Kill a process that runs no job and has not ended in time."""
-    # Jobs still run although the process is to end: a task closed its descriptors.
+    # Jobs still run although the process is to end: a task closed the process's descriptors.
     if process.running():
         process.kill(by_us=False)
         return

@@ -23,15 +23,15 @@ class LostJobs:
 
     A job that ran when its process ended by itself used an attempt. If the supervisor killed the
     process, a job that ran goes back and counts no attempt. A job that had not started also goes
-    back. A stuck job can be retried only now that the process is dead.
+    back. A stuck job can be retried only after the process is dead.
     """
 
     def __init__(self, process: WorkerProcess, *, closing: bool) -> None:
         self.verdicts: list[Verdict] = []
         self.concluded: list[Concluded] = []  # the verdicts on jobs that ran
         self.notes: list[Note] = []
-        self.culprit = False  # a job ran when the process ended by itself
-        self.interrupted = False  # a job ran when the supervisor killed the process
+        self.culprit = False  # True if a job ran when the process ended by itself
+        self.interrupted = False  # True if a job ran when the supervisor killed the process
         self._hand = process
         self._cause = process.cause()
         self._why = "its worker was stopped" if closing else process.stuck.reason or self._cause

@@ -1,7 +1,7 @@
-"""Notes of running jobs on their way to the store, without those that the store would not keep.
+"""Notes of running jobs on their way to the store: only the notes that the store will keep.
 
 A task may log faster than a worker can send. The store keeps the last 100 lines of a job and its
-last report of progress, so earlier ones need not travel, and wait nowhere in memory.
+last report of progress. So earlier notes are dropped before they are sent, and take up no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINES_MOST = 100
 """Log lines of a job that the store keeps."""
 
 _LOOK_AT = 1000
-"""Notes at which the waiting notes are looked through."""
+"""If more notes than this wait, the notes that the store would not keep are dropped."""
 
 
 def latest_notes(notes: Sequence[Note]) -> list[Note]:
@@ -37,7 +37,7 @@ def latest_notes(notes: Sequence[Note]) -> list[Note]:
 
 
 def add_notes(waiting: list[Note], notes: Sequence[Note]) -> None:
-    """Add notes to those that wait for the store, whose number stays bounded."""
+    """Add notes to the notes that wait for the store; if too many wait, drop earlier notes."""
     waiting += notes
     if len(waiting) > _LOOK_AT:
         waiting[:] = latest_notes(waiting)

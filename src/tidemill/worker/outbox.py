@@ -60,7 +60,7 @@ class Outbox:
     def conclude(
         self, verdict: Verdict, lease: Lease | None = None, envelope: Envelope | None = None
     ) -> None:
-        """Add the verdict on a job, and wake the timekeeper. Other arguments are for history."""
+        """Add the verdict on a job; wake the timekeeper. The other arguments are for history."""
         self.concluded.append((verdict, lease, envelope))
         if not self._rung:
             self.ring()

@@ -9,7 +9,7 @@ from tidemill.core.job import Verdict
 __all__ = ["MOST", "TICK", "Prefetch"]
 
 TICK = 0.05
-"""Seconds of work that a process holds in advance, and between two looks while it is busy."""
+"""Seconds from one tick of a busy process to the next. Prefetched jobs are work for one tick."""
 
 MOST = 4000
 """Leases that a process holds in advance at most."""
@@ -23,7 +23,7 @@ class Prefetch:
         self.ahead = slots
 
     def measure(self, verdicts: Sequence[Verdict]) -> None:
-        """Adapt to the duration of these jobs. Growth is slow, since an average may mislead."""
+        """Adapt to the duration of these jobs. Growth is limited, since an average may mislead."""
         timed = [it.ended - it.started for it in verdicts if it.ended >= it.started > 0]
         if not timed:  # the verdicts of snoozed and released jobs have no times
             return

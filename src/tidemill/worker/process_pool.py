@@ -35,16 +35,16 @@ __all__ = ["ProcessPool"]
 log = logging.getLogger("tidemill.worker")
 
 STUCK_MOST = 3
-"""The most stuck processes, for each process of the worker, that may run on for their other
-jobs."""
+"""The largest number of stuck processes that may run on for their other jobs, for each process of
+the worker."""
 
 DUMP_PATIENCE = 1.0
 """Seconds that a process has to report its own stacks."""
 
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
-"""Seconds: the longest pause before a start. A process that dies without jobs before this age has
-crashed."""
+"""Seconds: the longest pause before a start, and the age up to which a death without jobs is a
+crash."""
 
 
 class ProcessPool(ProcessStarter):
@@ -170,7 +170,7 @@ class ProcessPool(ProcessStarter):
     def reap(self) -> None:
         """Reap dead children that this process has inherited; look after dead worker processes."""
         for process in self.processes:
-            # Look at its exit, too: a child that a task has forked may keep the socket open.
+            # Do not wait for the end of the socket: a task's forked child may keep the socket open.
             if process.exited():
                 process.closed_at = process.closed_at or machine_time()
         reap_orphans(self._reap_own)
@@ -193,7 +193,7 @@ class ProcessPool(ProcessStarter):
         if first:
             reason = process.stuck.reason
             log.warning("worker process %d is stuck and is replaced: %s", process.pid, reason)
-            # Ask from here: a task may keep the interpreter lock from the timekeeper.
+            # The timekeeper cannot do this while a task keeps the interpreter lock.
             process.be_quiet()
             self._bound_stuck()
             self.replace()
@@ -282,7 +282,7 @@ class ProcessPool(ProcessStarter):
         process.timed = any(lease.timeout for lease in process.held.values())
 
     def next_look(self, *, exact: bool = False) -> float:
-        """Machine time of the next look at the processes, since some changes send no signal."""
+        """Machine time of the next look at the processes. A look finds changes without a signal."""
         now, grace = machine_time(), self.settings.stuck_grace
         times = [process.next_look(grace, now) for process in self.processes]
         if exact:
@@ -337,7 +337,7 @@ class ProcessPool(ProcessStarter):
         self.news = True
 
     def _gone(self, process: WorkerProcess) -> None:
-        """Settle the jobs of a dead process. Running jobs used an attempt unless we killed it."""
+        """Settle a dead process's jobs. Running jobs used an attempt, unless we killed the process."""
         if process not in self.processes:
             return
         for up in process.socket.rest():  # the last frames may still be in the socket
@@ -400,7 +400,7 @@ class ProcessPool(ProcessStarter):
             process.be_quiet()
 
     def end_all(self) -> None:
-        """Kill all processes and settle their jobs; waits five seconds for their deaths."""
+        """Kill all processes and settle their jobs; waits up to five seconds for their deaths."""
         self.closing = True
         processes = [process for process in self.processes if not process.unkillable]
         for process in processes:

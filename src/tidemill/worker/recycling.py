@@ -104,9 +104,10 @@ class ProcessStarter:
         )
 
     def open_board(self, owner_id: str, folder: str) -> str:
-        """Make the scoreboard, in the broker's folder if it has one, and show it to all processes.
+        """Make the scoreboard, and show the scoreboard to all processes.
 
-        When the disk of that folder is full, the scoreboard lies in the worker's temporary folder.
+        The scoreboard lies in ``folder``, the broker's folder. If the broker has no folder, or the
+        disk of this folder is full, the scoreboard lies in the worker's temporary folder.
         """
         try:
             board = self.shares.open(os.path.join(folder or self._folder, owner_id), owner_id)

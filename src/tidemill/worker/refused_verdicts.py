@@ -3,7 +3,7 @@
 A full store keeps the outcome of a job that succeeded, but no large result. All large results of
 the step are dropped at once. Then the verdicts are handed in by parts, and a refusal halves the
 size of the parts. So a full store has to refuse only a few parts a second, however many jobs end.
-The reason of any other refusal is one of the verdicts, which must not hold up the other verdicts.
+The reason of any other refusal may be a single verdict, which must not hold up the other verdicts.
 So each verdict is handed in by itself, and a job whose verdict cannot be stored fails.
 """
 

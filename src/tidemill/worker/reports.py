@@ -28,7 +28,7 @@ KEPT = 600
 """Seconds after which a note that nobody has fetched is deleted."""
 
 _PATIENCE = {"dump": 1.0, "profile": 3.0}
-"""Seconds beyond the length of a profile that a process has to answer."""
+"""Seconds that a process has to answer, on top of the length of a profile."""
 
 
 class _Open:

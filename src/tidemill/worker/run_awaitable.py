@@ -21,7 +21,7 @@ def run_awaitable(awaitable: Awaitable[Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run())
-    # The event loop of this thread cannot run a second loop: another thread runs the awaitable.
+    # A thread cannot run two event loops, so another thread runs the awaitable.
     return _in_thread(lambda: asyncio.run(run()))
 
 

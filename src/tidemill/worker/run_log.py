@@ -57,9 +57,10 @@ def _wait_of(run: Run) -> float:
 class RunLog:
     """Logs ended runs at INFO. The threads of jobs call :meth:`ended`, the timekeeper the rest.
 
-    After ``most`` lines within a second the other runs of this second are only counted. If more
-    than ``most`` runs were only counted, the next second has no lines of single runs. No lock
-    guards the numbers, so a race of threads may write a few lines more.
+    Each process may write an equal part of the ``LINES_MOST`` lines. After these lines, the process
+    only counts the runs of the rest of the second. If it counts more runs than it has lines, the
+    next second has no lines of single runs. No lock guards the numbers, so a race of threads may
+    write a few lines more.
     """
 
     def __init__(self, processes: int, slow: float = 0.0) -> None:

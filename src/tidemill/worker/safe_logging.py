@@ -37,7 +37,7 @@ class SafeLog:
         self._write(level, line, args, **options)
 
     def _write(self, level: int, line: str, args: tuple[object, ...], **options: Any) -> None:
-        """Log a line in the name of the caller of a public method."""
+        """Log a line. Its record names the caller of the public method as the source."""
         try:
             with Unkilled():
                 self._log.log(level, line, *args, stacklevel=3, **options)

@@ -89,11 +89,10 @@ class Scheduling:
             _tell(change, changed, now)
 
     def _lives_by(self, broker: Store) -> kept.Lives:
-        """A function that tells whether one of some owners lives; it asks the broker once.
+        """A function that tells whether any of the given owners lives; it asks the broker once.
 
-        This worker reads the records first, then the owners. Another worker attaches before it
-        declares. So a worker whose declaration this worker has read is among the owners while it
-        lives.
+        Every worker attaches before it declares. This worker reads the records first, then the
+        owners. So the owners include each living worker whose declaration is in the records.
         """
         alive: set[str] = set()
 
@@ -179,7 +178,7 @@ class Scheduling:
         return again
 
     def _tell_others(self, name: str, old: Schedule | None, alive: Mapping[str, str]) -> None:
-        """Log that a living worker with another version or app declares another schedule."""
+        """Log that a living worker, with another version or app, declares ``name`` differently."""
         others = kept.decode(old.body).declarers if old is not None else None
         names = [alive[o] for o in others or () if o in alive and o != self._owner]
         if names:

@@ -230,7 +230,7 @@ class Slots:
         with self._lock:
             finished, self._finished = self._finished, 0
             started, self._started = self._started, 0
-            # No job has started or ended. Another process may have a free slot for the waiting
-            # jobs.
+            # If no slot is free and no job has started, another process may have a free slot for
+            # the waiting jobs.
             stalled = self._empty() if self.free == 0 and not started else []
             return bool(finished), stalled

@@ -1,7 +1,7 @@
 """Read the stacks of a worker process without any risk for the process.
 
-``faulthandler`` with all threads walks the frames of running threads without the interpreter lock,
-which ends a busy process in SIGSEGV. So this module reads stacks in two ways:
+For the stacks of all threads, ``faulthandler`` walks the frames of running threads without the
+interpreter lock. That may end a busy process in SIGSEGV. So this module reads stacks in two ways:
 
 - If the timekeeper of the process gets the interpreter lock, :func:`own_stacks` walks the frames of
   all threads in Python.

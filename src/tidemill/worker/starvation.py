@@ -1,8 +1,8 @@
 """Starvation: all slots of a worker hold jobs that wait for other jobs.
 
-A task that waits for the result of another job keeps its slot. If all slots of a worker waited, and
-no other worker could run the jobs they wait for, nothing would go on. So the job that would take
-the last slot gets an error when it begins to wait.
+A task that waits for the result of another job keeps its slot. Suppose that the jobs in all slots
+of a worker wait, and no other worker can run the awaited jobs. Then all these jobs would wait for
+ever. So the last job that begins to wait gets an error.
 """
 
 from __future__ import annotations

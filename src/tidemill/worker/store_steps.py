@@ -1,7 +1,7 @@
 """The steps that a supervisor makes with the store, and the handling of failed steps.
 
-A step hands in verdicts and notes and asks for leases. If a step fails, the next step hands in its
-verdicts again, so no verdict is lost.
+A step hands in verdicts and notes and asks for leases. If a step fails, the next step hands in the
+same verdicts again, so no verdict is lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The supervisor: the only part of a worker that talks to the broker. It imports no user code.
 
-It is the broker's *owner*: it leases jobs, gives them to its processes (:mod:`.process_pool`), and
-collects their verdicts. When a process dies, the supervisor knows which jobs ran there. The
-processes never call the store. A step holds the lock of the store. In a process whose tasks compute
-or are in C calls, a step would take long, and every other process would wait for the lock.
+For the broker, the supervisor is an *owner*. The supervisor leases jobs, gives them to its
+processes (:mod:`.process_pool`), and collects their verdicts. When a process dies, the supervisor
+knows which jobs ran there.
+
+The processes never call the store. A step holds the lock of the store. In a process whose tasks
+compute or are in C calls, a step would take long, and every other process would wait for the lock.
 
     exchange ──► give out ──► wait (broker, processes, signals) ──► collect ──► …
 
@@ -185,7 +187,7 @@ class Supervisor:
             self.pool.keep_history()
 
     def _await_first(self) -> int | None:
-        """Wait until the first process names the broker of its app; return an exit code if not."""
+        """Wait until the first process names the broker. Return an exit code if the worker ends."""
         process = self.pool.processes[0]
         while True:
             self._poll([process.fileno()], 3600.0)
@@ -379,7 +381,7 @@ class Supervisor:
 
     def _take_signal(self, signum: int, now: float) -> None:
         gently = signum in (signal.SIGTERM, signal.SIGINT)
-        # Not the time of this line: a slow disk may have held up the log line of the first order.
+        # ``now`` is the time before the log line of the first order, which a slow disk may delay.
         if gently and now - self._told_at < SAME_SIGNAL:
             return
         if gently and self._stopping in (0.0, float("inf")):
@@ -425,5 +427,5 @@ def _what_goes_back(running: int) -> str:
 
 
 def install(supervisor: Supervisor) -> Callable[[], None]:
-    """Route this process's signals to the supervisor; return a function that ends this."""
+    """Route this process's signals to the supervisor; return a function that undoes this."""
     return supervisor.signals.install()

@@ -1,9 +1,9 @@
 """Suspects: the jobs of a process that gave up. Any of these may have broken the process.
 
-A job that ended as the process gave up may have broken the process, too.
+A job that ended while the process gave up may have broken the process, too.
 
-Next, each suspect runs alone. The first run counts no attempt. The job at fault breaks its process
-again, and the attempt of this second run counts.
+Next, each suspect runs alone. Its interrupted run counts no attempt. If the job breaks a process
+again, this second run counts an attempt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def set_aside(
     if not process.gave_up:
         return False
     suspects = [token for token in running if token in process.held and token not in process.lost]
-    # Verdicts that no longer went through the socket.
+    # Jobs that had run, with verdicts in the last words: the socket no longer took them.
     ended = sum(bool(verdict.started) for up in process.socket.words for verdict in up.verdicts)
     if not suspects or len(suspects) + ended < 2:
         return process.socket.left_words

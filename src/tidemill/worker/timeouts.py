@@ -3,8 +3,8 @@
 A running job is in the dictionary ``running``. The worker thread takes the job out at its end, and
 the timekeeper takes the job out to interrupt it. Both use ``dict.pop``, which is atomic: the first
 pop decides. An exception sent to a thread (``PyThreadState_SetAsyncExc``) arrives a little later.
-So a thread that comes second waits for the lock ``sent`` inside the job. Then a late exception
-lands in the job and not in other code.
+So a worker thread that comes second stays inside the job until the lock ``sent`` is free. Then a
+late exception lands in the job and not in other code.
 
 A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when the shield
 ends.
@@ -71,7 +71,7 @@ class Timeouts:
     # -- in the thread of the job ---------------------------------------------------------------
 
     def guarded(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
-        """Call the function. Only from here to its return can an interruption land."""
+        """Call the function. An interruption can land only during this call."""
         try:
             run.sent = Lock()
             run.sent.acquire()
@@ -117,7 +117,7 @@ class Timeouts:
         if run is None or run.token not in self.running:
             return
         if not aim(self.main, self._ring):
-            # True in a section that defers signals. Its end calls this handler again.
+            # In a section that defers signals, the end of the section calls this handler again.
             if handle_again(signum):
                 self._alarm = run
                 take_off(self.main)
@@ -290,7 +290,7 @@ def _is(error: BaseException, kind: Interrupt | None) -> bool:
 
 
 def _patience(run: Run) -> float:
-    """Seconds after which a run that was asked to end and still runs counts as stuck."""
+    """Seconds that an interrupted run has to end before it counts as stuck."""
     return math.inf if run.wanted is WorkerStopping else PATIENCE
 
 

@@ -21,7 +21,7 @@ PART_MOST = 2_000
 
 NOTES_MOST = 20
 LINKS_MOST = 100
-"""The most notes of an exception, and exceptions of a chain or group, that are formatted."""
+"""At most this many notes of an exception, and this many linked exceptions, are formatted."""
 
 
 def format_traceback(error: BaseException, trace: TracebackType | None) -> str:

@@ -37,7 +37,7 @@ class KnownTasks:
     """
 
     def __init__(self, grace: float | None) -> None:
-        self.names: tuple[str, ...] = ()  # the tasks with jobs set aside that this worker knows
+        self.names: tuple[str, ...] = ()  # tasks that this worker knows, with jobs set aside
         # The highest number of a name in the replies of the store; -1 to ask for no names.
         self.told = -1
         self._grace = grace
@@ -49,7 +49,7 @@ class KnownTasks:
         self._logged: set[str] = set()
 
     def begin(self) -> None:
-        """Ask for tasks with jobs set aside from now on, since the broker can set jobs aside."""
+        """From now on, ask for tasks with jobs set aside: the broker can set jobs aside."""
         self.told = 0
 
     def load(self, hellos: list[Hello]) -> None:

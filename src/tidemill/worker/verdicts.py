@@ -65,7 +65,7 @@ def success(run: Run, value: Any) -> Verdict:
 
 
 def failure(run: Run, error: BaseException) -> Verdict:
-    """The verdict on a job whose task raised an error; safe from code of the error's class."""
+    """The verdict on a job whose task raised an error, even if the error's own code fails."""
     try:
         return _failure(run, error)
     except BaseException as inner:
@@ -168,7 +168,7 @@ def _failed(
     error: BaseException | None = None,
     expected: bool = False,
 ) -> Verdict:
-    """The verdict on a run that did not succeed, which is logged here.
+    """Log a run that did not succeed, and return its verdict.
 
     ``trace`` is the traceback of ``error``. Without an error, ``trace`` is the stack of a stuck
     thread.
@@ -212,7 +212,7 @@ def _report(
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """The error as one line, and its traceback; safe from the code of the error's class."""
+    """The error as one line, and its traceback, even if the error's own code fails."""
     name = name_of(error)
     try:
         text = str.__str__(str(error))  # a subclass of str may have code of its own
@@ -244,7 +244,7 @@ def name_of(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback from the first frame outside the worker, the middleware and the wrappers on."""
+    """The traceback without its first frames: the worker, the middleware, ``tidemill.django``."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
         ("tidemill.worker", "tidemill.client.middleware", "tidemill.django")

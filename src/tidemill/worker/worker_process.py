@@ -73,7 +73,7 @@ class WorkerProcess:
         self.dump_at = 0.0  # machine time at which its stacks are read from outside
         self.exit_patience = 0.0  # seconds that the process may take to exit after its last job
         self.closed_at = 0.0  # machine time at which its socket ended
-        # The process is to end; the machine time since which it runs no job.
+        # Machine time since which a process that is to end runs no job; 0 for other processes.
         self.idle_at = 0.0
         self._examined = 0.0  # machine time of the last check for a kill by somebody else
         self.born = machine_time()
@@ -165,7 +165,7 @@ class WorkerProcess:
         return self.alone in self.held
 
     def give(self, leases: Sequence[Lease]) -> None:
-        """Send leases. When the process dies, the pool settles the leases that it still holds."""
+        """Send leases. The pool settles the leases that the process still holds when it dies."""
         for lease in leases:
             self.held[lease.token] = lease
             if lease.timeout:
@@ -231,7 +231,7 @@ class WorkerProcess:
         return self.stuck.is_over(neighbours, grace, now)
 
     def next_look(self, grace: float, now: float) -> float:
-        """Machine time of the next look at the process, since some changes send no signal."""
+        """Machine time of the next look at the process. A look finds changes without a signal."""
         if self.urgent:
             return now
         if self.killed_at:

@@ -18,7 +18,7 @@ _LOOKS, _PAUSE = 30, 0.01
 
 
 def is_orphan(parent: int) -> bool:
-    """True when the parent of this process, whose end of the socket was closed, has died.
+    """True when the parent of this process has died. The parent's end of the socket is closed.
 
     The kernel closes the descriptors of a killed process a moment before its children get another
     parent. So the function waits up to 0.3 seconds before it returns False.
