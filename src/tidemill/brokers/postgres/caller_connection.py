@@ -1,8 +1,8 @@
 """The driver's connection behind the ``txn`` of a caller: a connection, a cursor or a session.
 
-SQLAlchemy and Django begin a transaction before their first statement. The statements of a put go
-directly to the driver. So this module first makes SQLAlchemy or Django begin, and their commit or
-rollback then covers the put.
+SQLAlchemy begins a transaction before its first statement, but the statements of a put go directly
+to the driver. So this module first makes SQLAlchemy begin: its commit or rollback then covers the
+put. A connection of Django must be in ``transaction.atomic()``, or have autocommit off.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def driver_connection(txn: Any) -> Any:
 
 
 def is_of(library: str, value: object) -> bool:
-    """True for an object of a class, or of a subclass of a class, of a library."""
+    """True when the class of an object, or one of its base classes, belongs to a library."""
     return any(kind.__module__.partition(".")[0] == library for kind in type(value).__mro__)
 
 

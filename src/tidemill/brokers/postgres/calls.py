@@ -156,8 +156,8 @@ class AdminCalls(ServerCalls):
         self._check_open()
         given, there = 0, sum(row.carried for row in inspect.stats(self._session))
         while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
-            # Bounded by the count at the start: the relay may give returned jobs to the carrier
-            # again.
+            # The count at the start bounds the loop: the relay may give returned jobs to the
+            # carrier again.
             given += batch
         return given
 

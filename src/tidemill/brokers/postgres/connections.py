@@ -41,7 +41,7 @@ _LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accept
 
 
 class ServerConnection:
-    """A session with the server over one TCP connection at a time, which numbers its calls."""
+    """A client of the server, over one TCP connection at a time. The client numbers its calls."""
 
     __slots__ = ("conn", "id", "serial")
 
@@ -230,7 +230,7 @@ class Connections:
         self._drop_free()
 
     def after_fork_child(self) -> None:
-        """Leave the connections to the parent, in a forked child: drop the copies unclosed."""
+        """Leave the connections to the parent, in a forked child, without ending their sessions."""
         for connection in self._free:
             if connection.conn is not None:
                 leave_to_parent(connection.conn)

@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Parts(msgspec.Struct):
-    """The verdicts of a step, by the way of settling them."""
+    """The verdicts of a step, in three groups: each group is settled in its own way."""
 
     plain: list[Verdict]
     carried: list[Verdict]
@@ -229,7 +229,7 @@ def _is_plain(verdict: Verdict) -> bool:
 
 
 def _goes_over(verdict: Verdict) -> bool:
-    """True for a lease that only goes to the carrier: such verdicts are settled in bulk, too."""
+    """True when a lease only goes to the carrier: such verdicts are settled in bulk, too."""
     return verdict.outcome == Outcome.CARRY and not verdict.followers
 
 

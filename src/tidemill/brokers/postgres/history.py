@@ -1,4 +1,7 @@
-"""Rows of history; ``sql/52_history.sql`` is the server's side, :mod:`.folded_history` the rest."""
+"""The store's calls for rows of history; ``sql/52_history.sql`` is the server's side.
+
+:mod:`~tidemill.brokers.shared.folded_history` sums the rows.
+"""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
 
 
 def _last_below(session: Session, below: int) -> int:
-    """The highest number of a job below a number; 0 without such a job."""
+    """The highest job number below a number; 0 if there is none."""
     text = f'SELECT coalesce(max(seq), 0) FROM "{session.address.schema}".job WHERE seq < %s'
     [(number,)] = session.query(text, [below])
     return int(number)

@@ -42,7 +42,7 @@ def set_limit(
 
 
 def all_limits(session: Session) -> list[LimitStats]:
-    """Return every limit in numbers, by name, queues first."""
+    """Return the figures of every limit: first the queues, then the other limits, by name."""
     _empty_inbox(session)
     rows = [
         LimitStats(

@@ -78,7 +78,7 @@ class AttachedOwner:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the pipe of the owner's sleep when nobody sleeps there."""
+        """End the owner's sleep, and close its pipe."""
         self.asleep.end(self.wake)
         self._pipe.close()
 

@@ -160,7 +160,7 @@ class Owners:
     # -- remote owners --------------------------------------------------------------------------
 
     def _go_on(self, owner_id: str) -> AttachedOwner | None:
-        """Take over the calls of a remote owner, if the list has one with this id."""
+        """Take over the calls of the remote owner with this id, if the list has that owner."""
         with self._joining:
             if owner_id in self._by_id:  # another thread was faster
                 return self._by_id[owner_id]
@@ -219,7 +219,7 @@ class Owners:
     # -- going ----------------------------------------------------------------------------------
 
     def detach(self, owner_id: str) -> None:
-        """Take an owner off the list; its leases go back without an attempt or a loss."""
+        """Take an owner off the list; its jobs go back uncounted."""
         attached = self._by_id.get(owner_id)
         if attached is None:
             if any(row.id == owner_id and row.lease for row in self.rows()):
@@ -258,7 +258,7 @@ class Owners:
         return held
 
     def _held_by(self, owner_id: str) -> list[str]:
-        """The ids of the jobs of an owner: those that may fail when the owner is given up."""
+        """The ids of an owner's jobs. These jobs may fail when the owner is given up."""
         schema = self._session.address.schema
         rows = self._session.query(
             f'SELECT j.id FROM "{schema}".owner AS o '
@@ -319,10 +319,9 @@ class Owners:
     def renewed(self, attached: AttachedOwner, step: Step) -> None:
         """Go on after an exchange has renewed the owner's lease.
 
-        A local owner also renews its lock. From now on this process gets the notifications of a
-        remote owner.
-
-        A step without a want does none of this, since its owner may now sleep in another process.
+        A local owner also renews its lock. After a step with a want, this process gets the
+        notifications of a remote owner. After another step, the remote owner may sleep in another
+        process.
         """
         attached.renewed = time.monotonic()
         if attached.owner.lease:
@@ -406,7 +405,7 @@ class Owners:
     def after_fork_child(self) -> None:
         """Leave the owners to the parent, in a forked child, and close the copies at once.
 
-        If the child kept the copies, its parent would seem alive after its death.
+        If the child kept the copies, a dead parent would seem alive.
         """
         self._liveness.after_fork_child()
         for attached in list(self._by_number.values()):

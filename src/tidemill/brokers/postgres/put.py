@@ -95,9 +95,9 @@ def put(
 def call(
     session: Session, statement: bytes, jobs: Sequence[Envelope], more: tuple[Any, ...], nonce: str
 ) -> Any:
-    """Call, once, a procedure that accepts jobs, and return its answer.
+    """Call a procedure that accepts jobs, and return its answer. A retry has no second effect.
 
-    ``more`` are its arguments after the jobs.
+    ``more`` are the procedure's arguments after the jobs.
     """
     queues = session.queues
     packed = *_pack(session, jobs), *more

@@ -81,7 +81,7 @@ VERSION = len(_migrations())
 """The version of the tables of this code. A release that changes a function adds a migration."""
 
 SERVES = 17
-"""The oldest version whose calls the functions answer: the previous release, or an older one.
+"""The oldest version whose calls the functions answer: that of the previous release, or older.
 
 So workers of two releases work side by side while one replaces the other.
 """
@@ -158,7 +158,7 @@ def migrate(
     steps = _migrations() if migrations is None else migrations
     functions, digest = _functions()
     with conn.transaction():
-        # A process that waited for the lock sees what its holder has migrated.
+        # A process that waited for the lock sees the migration of the lock's holder.
         conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         conn.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT}".encode())
         conn.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_LOCK, schema])

@@ -1,4 +1,4 @@
-"""The offset to the server's clock. Only a test moves it, for the brokers of its own process."""
+"""The offset to the server's clock. Only tests change the offset, for brokers in their process."""
 
 from __future__ import annotations
 

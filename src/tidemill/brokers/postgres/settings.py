@@ -25,7 +25,7 @@ _LEAST = 2.0
 """Seconds: the shortest time limit of an answer, and the time limit of a new connection."""
 
 OVER = 0.25
-"""Seconds that a call waits longer than the limit, which is also the server's limit for locks."""
+"""Seconds that a call waits after its limit. The server ends waits for locks at the limit."""
 
 CANCEL = 0.5
 """Seconds that the server has to take a request to cancel."""

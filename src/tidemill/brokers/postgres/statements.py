@@ -85,7 +85,7 @@ class Session:
         self.connections = Connections(address, self._look_for_queues)
         self.statements = Statements(address.schema)
         self.queues: dict[str, int] = {}  # queue numbers; replaced when the server has lost queues
-        # Connections of callers that were checked.
+        # Callers' connections that ``meet`` has checked.
         self._met: weakref.WeakSet[object] = weakref.WeakSet()
         self.wake_ups: WakeUps | None = None
         self._heard, self._back = heard, back
@@ -207,7 +207,7 @@ class Session:
         return self.connections.run(work, patience=self.address.patience)
 
     def known(self, names: Iterable[str]) -> dict[str, int]:
-        """Make missing queues; return queue numbers by name, of at least these names."""
+        """Make missing queues; return the queue numbers of these names, and maybe of others."""
         new = [name for name in names if name not in self.queues]
         if new:
             text = f'SELECT * FROM "{self.address.schema}".queue_numbers(%s)'
@@ -247,16 +247,17 @@ class Session:
     def meet(self, txn: object) -> None:
         """Check the known queue numbers before the first use of a caller's connection.
 
-        The broker's own connections break when the server does, and each new connection is checked.
+        The query uses a connection of the broker. If the server has failed, the broker connects
+        again, and a new connection checks the numbers (``_look_for_queues``).
         """
         if txn not in self._met:
             self.query("SELECT 1")
-            # Fails for proxies of pools without weak references.
+            # The proxies of some pools do not support weak references.
             with contextlib.suppress(TypeError):
                 self._met.add(txn)
 
     def outgrown(self) -> bool:
-        """True when the store has a newer version, or another version than at opening."""
+        """True when the store has a newer version than this code, or has changed since opening."""
 
         def look(_: object, conn: Connection) -> bool:
             found = installed(conn, self.address.schema)
@@ -282,7 +283,7 @@ class Session:
             self.unserved = error
 
     def chores(self, settled: int) -> int:
-        """Return the most finished jobs that the next call may prune; 0 until chores are due."""
+        """Return how many finished jobs the next call may prune; 0 until chores are due."""
         self._settled += settled
         now = time.monotonic()
         if now < self._next_chores:

@@ -102,7 +102,7 @@ def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
 
 
 def leave_to_parent(conn: Connection) -> None:
-    """Close the descriptor but not the session; keep the object, or it would end the session."""
+    """Close the descriptor but not the session. Keep the object: its end would end the session."""
     _inherited.append(conn)
     try:
         os.close(conn.fileno())

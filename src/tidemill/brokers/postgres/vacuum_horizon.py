@@ -18,7 +18,7 @@ _OLD = 60.0
 """The age in seconds from which a transaction is named."""
 
 _FAR = 50_000
-"""The age in transactions, where no time is known: standbys, slots, hidden users."""
+"""The age in transactions, for holders whose time is unknown: standbys, slots, hidden users."""
 
 _HOLDERS = """
 SELECT kind, pid, who, app, state, seconds, far FROM (

@@ -43,7 +43,7 @@ class Waits:
             self._news.notify_all()
 
     def for_jobs(self, ids: Sequence[str], timeout: float) -> None:
-        """Wait until all jobs have finished or the time is over, in pieces from the last ids on."""
+        """Wait until all jobs have finished, or the time is over. Wait for the last ids first."""
         deadline = time.monotonic() + timeout
         left = [job_id for job_id in ids if "\0" not in job_id]
         while left and self._until([texts(left[-_KNOWN:]), None], deadline):
@@ -71,7 +71,7 @@ class Waits:
     def _until(
         self, what: list[Any], deadline: float, enough: int = 1, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until a check finds fewer than ``enough`` jobs, or full queues, to wait for.
+        """Sleep until fewer than ``enough`` jobs are unfinished; a full queue counts as one.
 
         Return False when the time is over, or the alarm rings.
         """

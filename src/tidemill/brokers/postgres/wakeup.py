@@ -40,7 +40,7 @@ class WakeUps:
         self._conninfo = address.direct or address.conninfo
         self._where = address.where
         self._limit = address.limit
-        self._table = table  # the oid of "owner": the first half of each lock
+        self._table = table  # the oid of table "owner": the first key of each lock
         # Seconds within which the server must notice that a connection is dead.
         self._lease = int(address.owner_lease)
         self._heard = heard
@@ -198,7 +198,7 @@ class WakeUps:
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Leave the connection to the parent, in a forked child: drop the copy unclosed."""
+        """Leave the connection to the parent, in a forked child, without ending its session."""
         if self._conn is not None:
             leave_to_parent(self._conn)
             self._conn = None
