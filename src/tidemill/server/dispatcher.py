@@ -172,7 +172,7 @@ class Dispatcher:
         want, first = self._next_want()
         reply, answers = self._exchange(want)
         served = self._hand_out_reply(reply, want, first)
-        # Before the answers: the next request of a quick client must not count twice.
+        # ``expect`` comes before the answers: a quick client's next request must not count twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(deliver_answers, answers)
         self._answer(served)
@@ -315,8 +315,8 @@ class Dispatcher:
         """Hand out jobs before their commit, and return the verdicts that clients send meanwhile.
 
         A message with ttr=0 is withheld until the commit, since it must not be delivered twice.
-        The broker calls this method again when it repeats the step. Then the jobs of the call
-        before are lost.
+        The broker calls this method again when it repeats the step. Then the jobs of the earlier
+        call are lost.
         """
         self._lose_commit()
         self._withheld.clear()

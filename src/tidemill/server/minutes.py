@@ -1,7 +1,7 @@
 """The server's work at the end of each minute: it keeps the totals of its store's queues.
 
-The clients of a server store no snapshots of queues, as workers do. So the server reads the queues
-once a minute, and stores a snapshot if they have changed.
+Workers store snapshots of the queues; the clients of a server do not. So the server reads the
+queues once a minute, and stores a snapshot if the queues have changed.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         max_memory: the memory for all large bodies and answers together.
         rate: requests a second for each token or address; 0 for no bound.
         burst: requests that a client may send at once.
-        max_connections: the number of open connections.
+        max_connections: the most open connections.
         header_timeout: the time for the head of a request, also on a new connection.
         body_timeout: the time for the body of a request, and for the client to read an answer.
         keep_alive: the time after which an idle connection is closed.
-        longest_poll: the longest time of a long poll, whatever the client requests.
+        longest_poll: the longest time of a long poll, even if the client requests more.
         shutdown_timeout: the time for open requests to finish at a shutdown.
         access_log: log one line for each request; with ``log_json`` as JSON. With ``log_steps``
             also for each step of a remote worker.

@@ -109,7 +109,7 @@ class Waiter:
         self.size = 0  # bytes of its jobs
         self.looked = False  # True after its first look: the store had no more jobs in its queues
         self.joined = False  # True if it came during a sleep of the dispatcher
-        self.late = False  # True when its time is over before its first look, which will answer it
+        self.late = False  # True: the time is over, but the first look must still answer
 
     def is_plain(self, merged: Mode) -> bool:
         """Whether a look for many clients gives this client the same job as its own look."""
@@ -121,7 +121,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[Waiter, None]] = {}
-        self._room: dict[str, int] = {}  # by queue: jobs that clients which looked can take
+        self._room: dict[str, int] = {}  # by queue: jobs that clients can take after their looks
         self._first: dict[Waiter, None] = {}  # clients whose first look is under way
         self._new: dict[tuple[tuple[str, ...], Mode], dict[Waiter, None]] = {}
         # By bit length of ``room``: the queues of clients that want more than one job.
@@ -166,8 +166,8 @@ class Waiters:
     def want(self, merged: Mode, kinds: JobKinds, told: int) -> tuple[Want, list[Waiter]]:
         """The next request to the store, and the clients for which it is the first look.
 
-        The request never leases more jobs than clients can take, whichever queues the jobs come
-        from. The jobs go to clients whose first look this is, and to clients that looked before. A
+        The request never leases more jobs than clients can take, even if all jobs come from one
+        queue. The jobs go to clients whose first look this is, and to clients that looked before. A
         client whose first look is still to come gets none: another queue may have a better job.
 
         When all clients have looked, the request covers all queues and announces the sleep.
@@ -196,10 +196,10 @@ class Waiters:
         return want, list(self._first)
 
     def _queues_without_new(self) -> tuple[str, ...]:
-        """The queues that no client before its first look names; every second call returns none.
+        """The queues that no new client waits for; every second call returns none.
 
-        New clients may arrive faster than they leave. So in turn the other clients have a request
-        of their own, and do not starve.
+        A client is new until its first look. New clients may arrive faster than they leave. So the
+        other clients have every second request to themselves, and do not starve.
         """
         self._turn = not self._turn
         if self._turn:
@@ -208,7 +208,7 @@ class Waiters:
         return tuple(name for name in self._by_queue if name not in looked_at)
 
     def _queues_of_large(self) -> tuple[str, ...]:
-        """The queues of the clients that want the most jobs; the next call returns smaller counts.
+        """The queues of the clients that want the most jobs; the next call is for smaller counts.
 
         After the smallest counts, one call returns nothing. A look for all clients leases no more
         jobs than the clients of any one queue can take. Each look is an exchange, so counts with

@@ -1,6 +1,7 @@
 """The effect of each command, except those that reserve jobs (:mod:`.reserve`).
 
-A command returns its reply, or a coroutine of it. Every change is stored before its reply is sent.
+A command returns its reply, or a coroutine that returns the reply. Every change is stored before
+the reply is sent.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ AHEAD = 200
 """When so few numbers are left, the port takes the next block from the store."""
 
 FOREIGN = 100_000
-"""How many jobs of other producers keep their numbers in memory: the jobs seen last."""
+"""The most jobs of other producers whose numbers stay in memory: the jobs seen last."""
 
 _OWN = re.compile(r"#([0-9]{12}|[1-9][0-9]{12,19})")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 __all__ = ["HANG_UP", "LINE_MOST", "Command", "PutJob", "Reader", "Refused"]
 
 LINE_MOST = 224
-"""Bytes of a line, with its CR LF."""
+"""The most bytes of a line, with its CR LF."""
 
 TUBE_MOST = 200
 
@@ -187,7 +187,7 @@ class _Malformed(Exception):
 
 
 def _tags(text: bytes) -> tuple[str, str]:
-    """The extensions `` id=…`` and `` key=…`` in the line of a put, which beanstalkd lacks."""
+    """The tags `` id=…`` and `` key=…`` in the line of a put. beanstalkd has no such tags."""
     try:
         tags = text.decode()
     except UnicodeDecodeError:
@@ -238,7 +238,7 @@ def _id_and_more(*most: int) -> Callable[[bytes, int], tuple[int | str, ...]]:
 
 
 def _count(line: bytes, at: int) -> tuple[int | str, ...]:
-    """A number as C's strtoul reads it, cut to 32 bits. A sign and text after it are allowed."""
+    """A number as C's strtoul reads it, cut to 32 bits; it may have a sign, and text after it."""
     found = _LIKE_STRTOUL.match(line, at)
     if found is None or abs(value := int(found[1])) > _U64:
         raise _Malformed

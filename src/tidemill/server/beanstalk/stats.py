@@ -1,6 +1,6 @@
 """Statistics in YAML, with every field of beanstalkd.
 
-Counters of commands, connections and single jobs count in memory, from the opening of the port on.
+Counters of commands, connections and single jobs are in memory, and begin at 0 with the port.
 Urgent and buried jobs are counted up to ``COUNTED`` in each tube.
 """
 

@@ -30,7 +30,7 @@ _STEPS = {PATH + name for name in ("exchange", "wait", "present", "tick")}
 
 
 class AccessLog:
-    """Writes a line for each request. Steps of workers that succeed have lines with ``steps``."""
+    """Writes a line for each request; ``steps`` adds the successful steps of workers."""
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, steps: bool = False) -> None:
         self._stream = stream

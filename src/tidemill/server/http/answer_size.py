@@ -1,6 +1,4 @@
-"""Limits the size of an answer to a remote owner.
-
-An answer to the request ``reserve`` of a client has the same bound.
+"""Limits the size of an answer to a remote owner, or to the request ``reserve`` of a client.
 
 A job may have 1 MiB, so an answer with 1,000 jobs would have a gigabyte. An owner gets fewer jobs
 when its jobs are large. Jobs that do not fit go back to their queues, and no attempt is counted.

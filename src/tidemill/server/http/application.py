@@ -3,10 +3,10 @@
 /v1/…          the JSON API (:mod:`.api`)
 /v1/broker/…   the broker contract, for workers on other machines (:mod:`.broker_rpc`)
 /health        200 while the process serves
-/ready         200 while the store answers; the body tells when the store refuses puts
+/ready         200 while the store answers; the body says why the store refuses puts, if it does
 /metrics       metrics for Prometheus
 /v1/docs       the documentation page of the API
-/…             the dashboard (:mod:`.dashboard_mount`); without it / is the documentation page
+/…             the dashboard (:mod:`.dashboard_mount`); if it is off, / is the documentation page
 """
 
 from __future__ import annotations

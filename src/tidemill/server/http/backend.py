@@ -41,9 +41,9 @@ _OUTCOMES = {
 }
 
 LEASE = 30.0
-"""Seconds after which the store counts the shared owner of a server that has ended as dead.
+"""Seconds of silence after which the store gives up the shared owner of a server.
 
-A shared owner stays in the store when its server is killed, or when its clients hold jobs.
+A shared owner stays in the store when its server is killed, or ends while clients hold jobs.
 """
 
 
@@ -110,7 +110,7 @@ class Backend:
         return error if time.monotonic() - when < REFUSED else ""
 
     async def settle(self, receipt: Receipt, verdict: Verdict) -> bool:
-        """Settle a job, also when the request is repeated; False when its lease was lost.
+        """Settle a job; False when its lease was lost. A repeated request gets the same answer.
 
         Raises:
             Problem: the receipt has settled the job with another outcome.

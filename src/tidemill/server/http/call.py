@@ -1,4 +1,4 @@
-"""A call of an endpoint: its request, the server's parts, and where its work is done."""
+"""A call of an endpoint: its request, the server's parts, and its work, perhaps in a thread."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class BufferedTransport:
         self._parts.append(data)
 
     def close(self) -> None:
-        """Send the buffer and close. A client that still sends a body gets a moment, once."""
+        """Send the buffer and close. A client that still sends a body may send a little longer."""
         answers = bool(self._parts) and not self.is_closing()
         self.flush()
         self._over = True

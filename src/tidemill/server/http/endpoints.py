@@ -1,7 +1,8 @@
 """Endpoints: how a part of the JSON API is declared, found by its path, and read.
 
 An :class:`Endpoint` names a method, a path and a function. The annotations of the function declare
-its parameters and its result. The OpenAPI description (:mod:`.openapi`) is made from them:
+its result and its parameters. The OpenAPI description (:mod:`.openapi`) is made from the
+annotations. The parameters are:
 
     a name in braces in the path   text, one segment of the path (``%2F`` is not a separator)
     ``query``                      a struct, one field for each query parameter

@@ -1,7 +1,7 @@
-"""Lists of jobs, which have a bound of their bytes besides the bound of their number.
+"""Lists of jobs, with a bound on their number and a bound on their bytes.
 
 A job may have 1 MiB, so a list of 1,000 jobs could take a gigabyte. The server asks the broker for
-some jobs at a time. A list of large jobs ends early, and its cursor continues it.
+some jobs at a time. A list of large jobs ends early, and its cursor continues the list.
 """
 
 from __future__ import annotations

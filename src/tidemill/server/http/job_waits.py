@@ -118,7 +118,7 @@ class JobEndWaits:
         return self._ends is not None
 
     async def until_ended(self, ids: Sequence[str], timeout: float, *, first: bool = False) -> None:
-        """Wait until all jobs have ended, with ``first`` until one job has; at most ``timeout``.
+        """Wait until all jobs have ended (with ``first``, one job), at most ``timeout`` seconds.
 
         Raises:
             BrokerUnavailable: the store cannot be reached.

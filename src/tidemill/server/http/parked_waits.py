@@ -4,8 +4,8 @@ A few threads take the steps of a wait, which may block
 (:mod:`tidemill.brokers.contract.parked_waits`).
 
 A sleeping owner sends a request. The server answers when something may have happened, or when the
-time is over. The request stays open while the owner works, so a hint between two of its sleeps
-answers it at once. A hint whose answer nobody received is kept until the owner's next exchange.
+time is over. The request stays open while the owner works, so a hint between two sleeps answers the
+request at once. A hint whose answer nobody received is kept until the owner's next exchange.
 """
 
 from __future__ import annotations

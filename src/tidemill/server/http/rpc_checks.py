@@ -1,4 +1,4 @@
-"""Checks of the arguments of broker calls, which a client of another release may not make."""
+"""Checks of the arguments of broker calls. A client of another release may lack these checks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_target(rank: int | None, queue: str | None) -> None:
 
 
 def check_noted(act: NotedAct, before: HistoryRow, after: HistoryRow) -> None:
-    """Refuse an act that one commit cannot take, and a note that does not replace the other."""
+    """Refuse too many jobs for one commit, and a note ``after`` that cannot replace ``before``."""
     check_rows([before, after])
     if len(act.job_ids) > MOST_NOTED:
         raise InvalidOption(

@@ -30,7 +30,7 @@ _OF_ONE_CONNECTION = frozenset(
         *(errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
 )
-"""Errors of accept(2) that concern a single connection. The next one is accepted at once."""
+"""Errors of accept(2) that concern a single connection. The next connection is accepted at once."""
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:

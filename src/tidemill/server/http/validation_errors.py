@@ -45,7 +45,7 @@ def lone_surrogate(data: bytes) -> str:
 def validation_message(error: Exception, shape: Any = None) -> str:
     """The message for invalid input, with the name of the field in front.
 
-    ``shape`` is the struct that the input should be.
+    ``shape`` is the struct that describes valid input.
     """
     found = _PLACE.match(str(error))
     text = found[1] if found else str(error)

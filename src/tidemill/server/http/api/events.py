@@ -80,7 +80,8 @@ async def watch_queues(call: Call) -> Stream:
 async def watch_job(call: Call, job_id: str) -> Stream:
     """Stream the state of a job whenever it changes, until it has ended.
 
-    The events have the name ``job``, the last event ``end``. Their data is a job of ``/v1/jobs``.
+    The events have the name ``job``; the last event has the name ``end``. Their data is a job as in
+    ``/v1/jobs``.
     """
     job = call.backend.mill.job(job_id)
     record = await job.arefresh()

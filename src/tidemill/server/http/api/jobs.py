@@ -199,7 +199,7 @@ def job_out(record: Record) -> JobOut:
 async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     """List matching jobs, newest first.
 
-    A list of large jobs ends before ``limit``; its cursor continues it.
+    A list of large jobs may end before ``limit``. Continue the list with its cursor.
     """
     what, mill = filter_of(call, query), call.backend.mill
     mill.features.need(Feature.FAILED, "a list of jobs")
@@ -224,7 +224,7 @@ def _listed(mill: Tidemill, record: Record) -> JobListed:
 
 
 def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
-    """The filter of a query. Without a queue, a token for one queue means this queue."""
+    """The filter of a query. It has the token's only queue if the query names no queue."""
     queue, known = query.queue, allowed_queues(call.exchange)
     if not queue and len(known) == 1:
         queue = known[0]

@@ -101,7 +101,7 @@ async def _change(
 async def purge_queue(call: Call, queue: str, query: PurgeQuery) -> Number:
     """Delete all jobs of a queue that are neither running nor finished.
 
-    They are kept for a while, so that they can be restored, unless ``now`` is given.
+    Unless ``now`` is given, the jobs are kept for a while and can be restored.
     """
     purged = await call.backend.run(lambda: call.backend.mill.queue(queue).purge(now=query.now))
     return Number(purged)
@@ -114,7 +114,7 @@ async def list_purges(call: Call, queue: str) -> PurgesOut:
 
 
 async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
-    """Restore the jobs of a purge, as they were.
+    """Restore the jobs of a purge, with their order, due times and attempts.
 
     A job stays purged when another job has its key by now, or when a job that it waits for did not
     succeed.
@@ -135,8 +135,8 @@ async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
 async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
     """Delete a queue with its counters and settings; get the number of deleted jobs.
 
-    A queue with running jobs is refused. Without ``force`` a queue with any jobs is refused, also
-    finished jobs.
+    A queue with running jobs is refused. Without ``force``, a queue with any jobs is refused, even
+    if all its jobs have finished.
     """
     mill = call.backend.mill
 

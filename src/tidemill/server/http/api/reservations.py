@@ -47,7 +47,7 @@ _ERROR_MOST, _TRACE_MOST, _LINE_MOST = 2000, 20_000, 2000
 def verdict_of(
     token: int, outcome: Outcome, *, error: str = "", traceback: str = "", **more: Any
 ) -> Verdict:
-    """A verdict that ends now, with texts cut to what stores keep."""
+    """A verdict on an attempt that ends now; long texts are cut."""
     error, traceback = storable(error)[:_ERROR_MOST], storable(traceback)[-_TRACE_MOST:]
     return Verdict(token, outcome, error=error, traceback=traceback, ended=wall_time(), **more)
 
@@ -130,7 +130,7 @@ async def touch_many(call: Call, body: TouchMany) -> Done:
 
 
 async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
-    """Act on each receipt; for each, whether that succeeded. All actions share commits."""
+    """Act on each receipt, and return which actions succeeded. The actions share commits."""
 
     async def one(receipt: str) -> bool:
         try:
@@ -148,7 +148,7 @@ async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
 async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut:
     """Extend the ttr of a task, and report its progress.
 
-    The answer tells when the worker must stop. A job beyond its timeout gets no more time. The
+    The answer says whether the worker must stop. A job beyond its timeout gets no more time. The
     receipt of a message is refused.
     """
     it = _task(call, receipt)

@@ -20,7 +20,8 @@ async def publish(call: Call, topic: str, query: PublishQuery, body: Raw) -> Pla
     """Put a copy of the request's body into each queue that is bound to the topic.
 
     The body is a message as for a queue: JSON if its Content-Type is JSON, else bytes. All copies
-    are put, or none. The list is empty when no queue is bound; ``?mandatory=true`` makes that 404.
+    are put, or none. When no queue is bound, the list is empty; with ``?mandatory=true`` the answer
+    is 404.
     """
     value = await call.compute(lambda: value_of(body), len(body.data))
     jobs = await call.backend.publish(topic, value, query.mandatory, query.options())

@@ -265,7 +265,7 @@ class CancelMany(Ids):
 
 
 class KickQuery(Struct, forbid_unknown_fields=True):
-    """With ``force`` a succeeded job runs again, and so does a job whose key such a job holds."""
+    """With ``force`` a succeeded job runs again; a job may take its key from a succeeded job."""
 
     force: bool = False
 

@@ -25,7 +25,7 @@ class PublishQuery(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     mandatory: bool = False
 
     def options(self) -> dict[str, Any]:
-        """The options that are given, but for ``mandatory``."""
+        """The options that are given, except ``mandatory``."""
         fields = msgspec.structs.asdict(self)
         del fields["mandatory"]
         if self.retries is not None:

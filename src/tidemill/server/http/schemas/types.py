@@ -95,7 +95,7 @@ Interval = Annotated[float, Meta(extra_json_schema={"minimum": 0.01, "maximum": 
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Priority = Annotated[float, Meta(ge=-100, le=100)]
 
-# Whole numbers are declared as float: a client may send 3 as 3.0, and msgspec takes no 3.0 as int.
+# Whole numbers are declared as float: a client may send 3 as 3.0, and msgspec refuses 3.0 as int.
 Count = Annotated[float, Meta(ge=1, le=10_000, multiple_of=1)]
 Thousand = Annotated[float, Meta(ge=1, le=1000, multiple_of=1)]
 Retries = Annotated[float, Meta(ge=0, le=65_000, multiple_of=1)]
