@@ -87,7 +87,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
             or ``.git``, in the current folder or a folder above. Without such a file it is in the
             current folder.
         env: an ``lmdb.Environment`` of the caller to store the jobs in, instead of a URL. The
-            ``max_dbs`` of the environment must leave room for 16 databases, whose names begin with
+            ``max_dbs`` of the environment must leave room for 15 databases, whose names begin with
             ``prefix``.
         secret_keys: keys that sign jobs: the first key signs, all keys verify. Without keys no job
             is signed.
@@ -282,8 +282,8 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
     def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """A call of a task, by its name or a dotted path, as a value: see ``task.call(…)``.
 
-        This call reads nothing. The options of another app's task are in the store, and are read
-        when the call is enqueued.
+        This method does not read the store. The options of another app's task are in the store, and
+        ``enqueue`` reads these options.
 
         Raises:
             TypeError: this app has the task, and the task does not take these arguments.
@@ -386,7 +386,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         return seal(self, envelope)
 
     def group(self, group_id: str) -> JobGroup[Any]:
-        """A handle on the group, or flow, with this id. This call reads nothing."""
+        """A handle on the group, or flow, with this id. This method does not read the store."""
         return JobGroup(self, check_name("id", group_id))
 
     def worker(
@@ -394,8 +394,8 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
     ) -> AbstractContextManager[object]:
         """Run a worker in threads of this process while the block lasts: ``with mill.worker():``.
 
-        At the end of the block running jobs have 30 s to finish; other jobs stay in the store. This
-        is for scripts and notebooks. A service runs the command ``tidemill worker``.
+        At the end of the block, running jobs have 30 s to finish; other jobs stay in the store. Use
+        this method in scripts and notebooks. A service runs the command ``tidemill worker``.
 
         Raises:
             TidemillError: raised at the end: the worker could not serve, or a job did not end.

@@ -58,7 +58,7 @@ def load_app(spec: str) -> Tidemill:
 
 
 def _no_app(module: str, name: str, found: Any, apps: Collection[str]) -> InvalidOption:
-    """The error for a name that is no app: the name is missing, a factory, or another value."""
+    """The error when no app is found: the name is missing, or names a function or another value."""
     if isinstance(found, types.FunctionType):
         return InvalidOption(
             f"{module}.{name} is a function and no Tidemill; add a line such as "
@@ -87,7 +87,7 @@ def _import(name: str, folder: str, spec: str) -> types.ModuleType:
 
 
 def _nearest(name: str, folder: str) -> str:
-    """A hint in place of a missing module: the nearest module; empty without a near module."""
+    """A hint about a missing module, such as a module with a similar name; may be empty."""
     if os.sep in name:
         return f"write {name.strip(os.sep).replace(os.sep, '.')!r}, or the path of a .py file"
     parent, _, last = name.rpartition(".")
@@ -101,7 +101,7 @@ def _nearest(name: str, folder: str) -> str:
 def _not_importable(spec: str, error: BaseException) -> InvalidOption:
     """The error of a failed import, with the lines of the user's code from its traceback."""
     lines = traceback.format_exception_only(error)
-    if isinstance(error, SyntaxError):  # the text of this error names the file and the line
+    if isinstance(error, SyntaxError):  # put the message before the file and the line
         lines = [lines[-1], *lines[:-1]]
     frames = traceback.format_list(_users_frames(error))
     text = "".join([lines[0], *frames, *lines[1:]]).rstrip()

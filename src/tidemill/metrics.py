@@ -8,8 +8,8 @@ collector, which reads the store at each scrape::
 
     REGISTRY.register(Collector(mill))
 
-Each number is about the whole store, so scrape one process, not each worker. Each counter counts
-since the store, or its history, was made. They survive restarts of every process.
+Each number is about the whole store, so scrape one process, not each worker. Counters count from
+the creation of the store or of its history. They survive restarts of every process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One number of a family. ``suffix`` follows the name of the family, as ``_total`` does."""
+    """One number of a family. ``suffix``, such as ``_total``, follows the family's name."""
 
     suffix: str
     labels: Labels

@@ -11,7 +11,7 @@ the ids of its trace.
 
 A raw message carries the context of its span ``send``. The step that leases messages is a span
 ``receive QUEUE``. The step that settles messages is a span ``settle QUEUE``. Both have links to the
-spans of the producers. The package is ``opentelemetry-api``: ``pip install 'tidemill[otel]'``.
+spans of the producers. This module needs ``opentelemetry-api``: ``pip install 'tidemill[otel]'``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _EXPECTED = (Retry, Skip, Snooze, WorkerStopping)
 """Exceptions by which a task decides the end of its job. A span does not count them as errors."""
 
 _WRAPPED: list[Callable[[], None]] = []
-"""Holds one function after an app was instrumented: it undoes the wrapping of brokers."""
+"""After an app is instrumented, the function that undoes the wrapping of brokers."""
 
 # The conventions want histograms in seconds. Without these bounds the first bucket ends at 5 s.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -84,7 +84,8 @@ def instrument(
     """Trace and measure the jobs of an app; returns the app.
 
     Call this where the app is made, before its first use, so that workers and producers are traced.
-    The first call in a process decides the providers of all its ``send`` spans.
+    The first call in a process decides the providers of the process's spans ``send``, ``receive``
+    and ``settle``.
 
     Args:
         mill: the app.
@@ -174,7 +175,7 @@ class _Telemetry:
         more: dict[str, Any] | None = None,
         links: Sequence[Link] = (),
     ) -> Any:
-        """Make a call of the store in a span, and measure it; the span has ``more`` attributes."""
+        """Call the store in a span, and measure the call. The span also gets ``more``."""
         began = time.perf_counter()
         try:
             with self._tracer.start_as_current_span(

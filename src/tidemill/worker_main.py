@@ -51,9 +51,9 @@ def main(fd: int) -> int:
 
 
 def _load(app: str) -> tuple[Tidemill | None, ProcessEvents | None, Hello]:
-    """Load the app, and call its handlers of ``process_start``. Also return the report on both.
+    """Load the app, and call its handlers of ``process_start``. Return the report, too.
 
-    The app is None when a step failed.
+    The report goes to the supervisor. The app is None when a step failed.
     """
     try:
         mark_records()  # the app may log while it is imported

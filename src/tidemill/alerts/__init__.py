@@ -1,1 +1,1 @@
-"""Alerts: measure rules about a store, and tell a webhook or a command when one is broken."""
+"""Alerts: measure a store, and tell a webhook or a command when a value breaks a rule."""

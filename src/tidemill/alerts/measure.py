@@ -35,7 +35,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
-    """Refuse rules that this store cannot answer.
+    """Refuse rules about values that this store does not know.
 
     Raises:
         FeatureMissing: the broker does not know a value that a rule measures.

@@ -33,8 +33,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One rule. Without ``queue`` the rule measures each queue separately.
 
     Attributes:
-        name: what the alert is called.
-        when: what is measured, one of :data:`KINDS`.
+        name: the name of the alert.
+        when: the measured value, one of :data:`KINDS`.
         above: the alert lasts while the value is greater than this number.
         queue: only this queue.
         within: ``failures`` counts jobs that ended in this many seconds before now.
@@ -144,7 +144,10 @@ def _target(where: str, row: object) -> Target:
 
 
 def _expanded(where: str, text: str) -> str:
-    """A header, with ``$NAME`` at its end replaced by this variable: the file needs no secret."""
+    """A header. A ``$NAME`` at its end becomes the value of the environment variable ``NAME``.
+
+    So the file needs no secret.
+    """
     before, mark, name = text.rpartition("$")
     if not mark:
         return text

@@ -33,7 +33,7 @@ class Watch:
         """Check the rules.
 
         Raises:
-            FeatureMissing: the store cannot answer a rule.
+            FeatureMissing: the store does not know a value that a rule measures.
         """
         check_measurable(mill, rules.rules)
         self._mill = mill
@@ -55,7 +55,7 @@ class Watch:
             thread.start()
 
     def close(self) -> None:
-        """Stop both threads; waits until the current try to send has ended."""
+        """Stop both threads, and wait until the current try to send has ended."""
         self._stop.set()
         self._outbox.put(None)
         for thread in self._threads:
@@ -115,7 +115,7 @@ class Watch:
                 told_at=alert.told_at if alert is not None else 0.0,
             )
             state.keep(self._mill, began)
-            if not began.told:  # a new alert, not one whose end is still to be sent
+            if not began.told:  # the beginning of this alert was not sent before
                 log.warning("alert: %s", began.text)
                 self._tell("begin", began)
 

@@ -22,10 +22,10 @@ class Report(msgspec.Struct, kw_only=True):
     Attributes:
         jobs: the number of jobs for the folder as it is now.
         late_ms: milliseconds from the due time of the delayed job to its start.
-        executions: all executions in all runs of the demo, also for files that have changed or gone
-            since. ``ran`` of them were first executions, ``retried`` followed an error, and
-            ``interrupted`` were repeated after a kill.
-        redone: the number of jobs that ran again although they had finished, which must be 0.
+        executions: all executions in all runs of the demo, also for files that have changed since
+            or are gone. ``ran`` executions were the first of a job, ``retried`` followed an error,
+            and ``interrupted`` were repeated after a kill.
+        redone: the ids of jobs that ran again although they had finished; must be empty.
     """
 
     folder: str

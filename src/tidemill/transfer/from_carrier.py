@@ -3,7 +3,7 @@
 A message broker cannot be closed, so its queues may change during the move. Each piece is stored in
 the target, and then deleted from the source. After a kill in between, the next call reads these
 jobs again, and skips them because the target has them. A message broker as the target cannot look
-up jobs, so these jobs are then in it twice.
+up jobs, so the target then has these jobs twice.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The target may have rows already, and its workers may add more meanwhile. So a step adds the counts
 of the source to the counts in the rows of the target. The same step stores the last copied row in a
-row of the kind ``move``. After a kill, the next call continues behind that row. Some kinds of rows
-are replaced, not added. Such a row is copied only if the target lacks it.
+row of the kind ``move``. After a kill, the next call continues after the last copied row. Some
+kinds of rows are replaced, not added. Such a row is copied only if the target lacks it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAGE = 500
 
 _NOTE = "move"
 _WINDOWS = {MINUTE: HOUR, HOUR: 24 * HOUR}
-"""Seconds of rows that are read at a time."""
+"""Seconds of history that one read covers, by the span of the rows."""
 
 _Place = tuple[str, int, int, str]
 """The last row that was copied: its kind, span, time and name."""

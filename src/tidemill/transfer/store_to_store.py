@@ -5,7 +5,7 @@ Then the source is sealed, so that nothing in it changes, and copied page by pag
 each page together with the cursor in one commit. After a kill, the next call continues at the
 stored cursor, and no job moves twice. The source keeps its copy and stays closed.
 
-Moves into a message broker are in :mod:`.to_carrier`, moves out of it in :mod:`.from_carrier`.
+See :mod:`.to_carrier` for moves into a message broker, and :mod:`.from_carrier` for moves out.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _has_schedules(source: Store) -> bool:
 
 
 def _copy_schedules(source: Store, target: Store, departure: Departure, progress: Moved) -> None:
-    """Copy the schedules. This step is the last, so new jobs of schedules come after moved jobs."""
+    """Copy the schedules after the jobs, so that new jobs of schedules come after moved jobs."""
     number, _, after = target.adopted(departure.mark).partition(":")
     if int(number) > len(PASSES):
         return  # an earlier call copied the schedules, and some may have ended meanwhile
