@@ -211,7 +211,7 @@ def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply
         only = digest(want.queues[0]) if len(want.queues) == 1 else 0
         terms = terms_of(commit, local_owner, want, len(reply.leases))
         wakeups.mark(local_owner.sleeper, kinds, bits, until, only, terms)
-        # A sleeper that takes jobs wakes at the next due time, so somebody watches the due time.
+        # A sleeper that takes jobs wakes at the next due time, so no other sleeper has to.
         commit.untimed = commit.untimed and not kinds & (TASKS | MESSAGES)
     else:
         wakeups.mark(local_owner.sleeper, 0, 0)

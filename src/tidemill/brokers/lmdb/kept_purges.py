@@ -78,7 +78,7 @@ def _keep_some(commit: Transitions, queue: str, purge_id: str, unready: Sequence
     commit.sync()
     ids = still_unready(commit, row, unready) if unready else ready_ids(commit, row, _MOST)
     ids = _that_fit(commit, ids)
-    # Read each job after the end of the previous one, which may change it.
+    # Read each job as late as possible: the end of an earlier job may change it.
     jobs = (commit.load(job_id) for job_id in ids)
     number = 0
     for stored in jobs:

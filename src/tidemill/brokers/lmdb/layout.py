@@ -95,7 +95,7 @@ class Named(Protocol):
 
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
-"""The totals in a row. They begin when the store was made or the queue was forgotten."""
+"""The totals in a row, since the store was made or the queue was last forgotten."""
 
 
 def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
@@ -186,7 +186,7 @@ class Row:
         return not self.forgotten or any(used)
 
     def forget(self) -> None:
-        """Reset the counters and settings; finished jobs and limits still use the number."""
+        """Reset the totals and settings; keep the queue's number, which other records use."""
         for total in TOTALS:
             setattr(self, total, 0)
         self.paused = self.max_size = 0

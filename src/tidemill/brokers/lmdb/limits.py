@@ -294,7 +294,7 @@ class Limiters:
 
 
 def _no_partitions(name: str, limited: Limited) -> bytes:
-    """The placeholder for ``Partitions.change_some`` until a commit has made its partitions."""
+    """The placeholder for ``Partitions.change`` until a commit has made its partitions."""
     return b""
 
 

@@ -83,12 +83,12 @@ class PartitionClaims:
             self._cursor.delete()
 
     def dropped(self, claim: PartitionClaim) -> None:
-        """Go on after a removed job that is not leased."""
+        """Mark the partition as stale: the removed job is not leased."""
         claim.partition.lines[self._line] = None
         self._transitions.partitions.stale(claim.name)
 
     def start(self, claim: PartitionClaim, token: int) -> None:
-        """Go on after a removed job that is leased."""
+        """Count the lease of the removed job, and prepare the next job of its partition."""
         partition = claim.partition
         claim.spent += claim.cost
         partition.running += 1

@@ -50,7 +50,7 @@ class _Forked(Protocol):
 class Store:
     """One store, as this process has it open.
 
-    ``folder`` is shared by all stores of the environment; ``files`` is this store's own.
+    All stores of the environment share ``folder``; :meth:`folder_of` has this store's own folders.
     """
 
     def __init__(self, environment: Environment, prefix: str, patience: float = PATIENCE) -> None:

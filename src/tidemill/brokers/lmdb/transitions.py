@@ -258,7 +258,7 @@ class Transitions(CommitState):
 
     @property
     def kept(self) -> list[int]:
-        """The number of finished jobs in each class."""
+        """The number of finished jobs in each of the first three classes."""
         if self._kept is None:
             self._kept = kept_counts(self.store, self.txn)
             self._first_kept = self._kept.copy()
@@ -337,7 +337,7 @@ class Transitions(CommitState):
         if self.hand_over and sum(self._rings.values()) <= _HANDED_MOST:
             lines = [self._rows[name].lines[kind] for name, kind in self._rings]
             give = functools.partial(self.hand_over, self, lines)
-        while self._rings:  # a hand-over may make more jobs ready
+        while self._rings:  # a hand-off may make more jobs ready
             (name, kind), count = self._rings.popitem()
             row = self._rows[name]
             if row.has_limit:
