@@ -337,7 +337,7 @@ class ProcessPool(ProcessStarter):
         self.news = True
 
     def _gone(self, process: WorkerProcess) -> None:
-        """Settle a dead process's jobs. Running jobs used an attempt, unless we killed the process."""
+        """Settle the jobs of a dead process. Unless we killed it, running jobs used an attempt."""
         if process not in self.processes:
             return
         for up in process.socket.rest():  # the last frames may still be in the socket

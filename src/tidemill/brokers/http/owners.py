@@ -117,7 +117,7 @@ class LocalOwner:
         return reply
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Sleep until a hint, a wake-up, a readable descriptor, the renewal or the timeout.
+        """Sleep until a hint, a wake-up, a readable descriptor, lease renewal or the timeout.
 
         Raises:
             BrokerUnavailable: the connection is broken; the next call connects again.

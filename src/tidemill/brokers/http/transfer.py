@@ -1,4 +1,4 @@
-"""Transfer through the server: move all jobs to another store, or adopt its jobs."""
+"""Transfer through the server: move all jobs to another store, or adopt another store's jobs."""
 
 from __future__ import annotations
 

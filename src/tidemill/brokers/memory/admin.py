@@ -149,7 +149,7 @@ def act_on(jobs: Jobs, job_id: str, act: NotedAct, send: Send) -> bool:
 def purge(jobs: Jobs, queue: str) -> int:
     """Delete the waiting, scheduled and ready jobs of a queue; return their number."""
     gone = _to_purge(jobs, queue)
-    # Count dependents down only at the end, or they would cancel jobs that are purged later.
+    # Count dependents down at the end: earlier, this would cancel jobs that must be purged.
     jobs.flowing = True
     purged = sum(delete(jobs, record.envelope.id) for record in gone)
     flow(jobs)
@@ -166,7 +166,7 @@ def _to_purge(jobs: Jobs, queue: str) -> list[Record]:
 def purge_kept(jobs: Jobs, queue: str, purge_id: str) -> int:
     """Cancel the jobs that ``purge`` would delete, and mark them with the purge."""
     gone = _to_purge(jobs, queue)
-    # Count dependents down only at the end, or they would end jobs that are purged later.
+    # Count dependents down at the end: earlier, this would end jobs that must be purged.
     jobs.flowing = True
     for record in gone:
         item = jobs.items[record.envelope.id]
@@ -181,7 +181,7 @@ def purge_kept(jobs: Jobs, queue: str, purge_id: str) -> int:
 
 
 def restore(jobs: Jobs, job_id: str, purge_id: str) -> bool:
-    """Bring a job of a purge back as it was; False when the job cannot come back."""
+    """Undo the purge of a job; False when the job cannot come back."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.CANCELLED:
         return False

@@ -75,7 +75,7 @@ def _choose_lost(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
 
 
 def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, Ready]:
-    """The first job of these kinds in each queue that runs and whose limit has room."""
+    """The first job of these kinds in each queue that is not paused and whose limit has room."""
     heads: dict[str, Ready] = {}
     for name in want.queues or sorted({name for name, _ in jobs.ready}):
         if not any(jobs.ready.get((name, kind)) for kind in kinds):

@@ -47,7 +47,7 @@ def check_due(jobs: Jobs, item: Item) -> None:
 
 
 def prune(jobs: Jobs) -> None:
-    """Delete finished jobs that are too old, or more than the store keeps."""
+    """Delete finished jobs that are too old, and surplus jobs if the store has too many."""
     if jobs.sealed:
         return
     now, finished = jobs.now, jobs.finished

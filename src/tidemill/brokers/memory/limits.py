@@ -78,7 +78,7 @@ def set_limit(
 
 
 def declare(jobs: Jobs, claim: JobLimit | None, *, anew: bool = True) -> None:
-    """Declare the limit of a job that is stored; without ``anew``, only if it is unknown."""
+    """Declare the limit of a new job; without ``anew``, only if the limit is unknown."""
     if claim is not None and (anew or claim.name not in jobs.limits):
         set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
 
@@ -144,7 +144,7 @@ def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
 
 
 def next_opening(jobs: Jobs) -> float:
-    """Seconds until a closed limit opens for a ready job; infinity when no time opens a limit."""
+    """Seconds until a closed limit opens for a ready job; infinity if no limit opens by itself."""
     rows = [jobs.queue(name) for name in jobs.queue_limits]
     times = [_queue_opens(jobs, row.name) for row in rows if row.ready > row.carried]
     if jobs.limits:
@@ -221,7 +221,7 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
 
 
 def held(jobs: Jobs, job_id: str) -> Held | None:
-    """The limit that keeps a ready job waiting."""
+    """The limit that keeps a ready job waiting; None when no limit does."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.READY or item.is_carried:
         return None

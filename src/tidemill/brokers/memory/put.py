@@ -29,7 +29,7 @@ def put(
 
 
 def follow(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
-    """Put the followers of a verdict. Bounds do not apply, since settling must not fail."""
+    """Put the followers of a verdict. Queues may exceed ``max_size``: settling must not fail."""
     begun = []
     for job in envelopes:
         taken = jobs.keys.get(job.key) or jobs.held_by(job.key)
@@ -103,7 +103,7 @@ def _put_one(jobs: Jobs, job: Envelope) -> Put:
         return Put(current.record.envelope.id, Placed.KEPT)
     displaced = holders[1:] if running else holders[:]
     since = jobs.items[displaced[-1]].since if displaced else 0.0
-    # End the successor before the job: it must not become the holder of the key.
+    # End the successor first: if the job ended first, the successor would get the key.
     for old in reversed(displaced):
         jobs.finish(jobs.items[old], State.CANCELLED, f"replaced by {job.id}")
     if not running:

@@ -75,7 +75,7 @@ class ReplyCache:
         self._replies.pop(owner_id, None)
 
     def heard(self, owner: Owner) -> SignOfLife:
-        """The owner's sign of life. While the ttr of a message lasts, every check is a sign."""
+        """The owner's sign of life. While its lease of a message lasts, each check is a sign."""
         now = self._jobs.now
         holds = any(
             item.deadline > now

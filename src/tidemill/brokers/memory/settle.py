@@ -90,7 +90,7 @@ def _refund_or_tell_breaker(jobs: Jobs, item: Item, verdict: Verdict) -> None:
 
 
 def _go_on(jobs: Jobs, item: Item, verdict: Verdict) -> None:
-    """Retry, snooze or release a job; a held retry keeps its lease."""
+    """Retry, snooze or release a job; a retry with ``hold`` keeps the lease."""
     record = item.record
     if verdict.outcome == Outcome.RETRY:
         jobs.queue(record.envelope.queue).retried += 1

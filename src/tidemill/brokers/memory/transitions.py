@@ -1,6 +1,7 @@
 """The stored jobs and their state transitions.
 
-Only this module changes the state of a job, and reads the clocks for due times.
+A new job gets its state in :mod:`.put` or :mod:`.transfer`, and :mod:`.unknown_tasks` sets jobs
+aside. This module makes all other changes of states. It alone reads the clocks for due times.
 """
 
 from __future__ import annotations

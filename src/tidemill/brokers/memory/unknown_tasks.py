@@ -32,7 +32,7 @@ def came(step: Step) -> bool:
 
 
 def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
-    """Make the first jobs ready whose tasks the owner knows, ``want.count`` of each queue at most.
+    """Make jobs ready whose tasks the owner knows: the first ``want.count`` of each queue.
 
     Returns each job with the machine time at which the job would have failed.
     """
@@ -55,8 +55,8 @@ def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
 def undo(jobs: Jobs, want: Want, back: list[tuple[Item, float]]) -> None:
     """Set aside again the jobs that were not leased; jobs under a limit stay ready.
 
-    The timer of a limit finds ready jobs only. Lost tasks that only a relay may bring also stay
-    ready.
+    The timer of a limit finds ready jobs only. If the owner takes no tasks, lost tasks stay ready,
+    too: another owner leases them.
     """
     for item, until in back:
         record = item.record
@@ -72,7 +72,7 @@ def limited(jobs: Jobs, item: Item) -> bool:
 
 
 def tell(jobs: Jobs, want: Want | None, reply: Reply) -> None:
-    """Tell an owner that asks the tasks with jobs set aside that it does not know yet."""
+    """If the owner asks, name the tasks with jobs set aside that no earlier reply has named."""
     if want is None or want.told < 0:
         return
     numbered = sorted((number, task) for task, number in jobs.unknown_numbers.items())

@@ -50,7 +50,7 @@ def refuse_any(jobs: Jobs, envelopes: Sequence[Envelope], let_go: Collection[str
 def enlist(jobs: Jobs, item: Item) -> None:
     """Count a new job at its dependents, and hold the job back if it waits for other jobs."""
     if item.waits:
-        item.record.pending += 1  # one more until ``let_go``, since further jobs may come before it
+        item.record.pending += 1  # one more until ``let_go``: it may get more predecessors
     for job_id in item.dependents:
         if job_id in jobs.items and jobs.items[job_id].record.state is State.WAITING:
             jobs.items[job_id].record.pending += 1
@@ -139,7 +139,7 @@ def wait_anew(jobs: Jobs, item: Item) -> None:
 def is_needed(jobs: Jobs, item: Item) -> bool:
     """True while a dependent has not ended, and may need the result of this job.
 
-    The dependents of a barrier depend on all jobs before it.
+    The dependents of a barrier may need the results of all jobs before the barrier.
     """
     dependents = [jobs.items[job_id] for job_id in item.dependents if job_id in jobs.items]
     return any(
