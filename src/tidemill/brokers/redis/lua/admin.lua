@@ -74,7 +74,7 @@ local function forget_queue(queue, version)
   return 1
 end
 
-local WAITED = '; it waited for jobs' -- how the error of a purged job may end
+local WAITED = '; it waited for jobs' -- the end of the error of a purged job that waited for others
 
 -- Cancel a job for a purge that keeps its jobs.
 local function keep_purged(j, purge_id)
@@ -86,7 +86,7 @@ local function keep_purged(j, purge_id)
   return true
 end
 
--- Bring a job of a purge back as it was.
+-- Restore a purged job to its former state.
 local function restore(j)
   local mark = PURGED .. ARGV[6]
   if j.state ~= CANCELLED or j.error ~= mark and j.error ~= mark .. WAITED then return false end
@@ -119,8 +119,9 @@ end
 
 local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter, restore = restore}
 
--- '1' for each id that was acted upon, '2' for one that was as wanted already, else '0'. Ids begin at `first`. A restore looks at the counts of the jobs before a job. So it stops at
--- the first id for which ends are still to be counted down, and the caller goes on when they are.
+-- Return for each id '1' for a change, '2' if the job needed no change, else '0'. Ids begin at `first`.
+-- A restore reads how many earlier jobs a job waits for. So it stops while ended jobs are not counted
+-- down yet. The caller counts them down, and repeats the call with the remaining ids.
 local function act_on_jobs(verb, first)
   local act, done, counts = ACTS[verb], {}, verb == 'restore'
   if counts then
@@ -132,7 +133,7 @@ local function act_on_jobs(verb, first)
     local j = load_job(ARGV[i])
     local did = j and act(j, ARGV[6] == 'force')
     done[#done + 1] = did == 'same' and '2' or did and '1' or '0'
-    flow() -- jobs behind this one may end with it; the next acts must see that
+    flow() -- dependents of this job may end with it; the next acts must see their ends
   end
   return table.concat(done)
 end
@@ -160,7 +161,7 @@ function Verbs.admin()
   return cache_reply({reply, flows_on() and 1 or 0})
 end
 
--- Replace a note of history.lua that is as the caller knows it; false when somebody else has replaced it.
+-- Replace a note (see history.lua) if it is still `before`; false when somebody else has replaced it.
 local function replace_note(period, name, before, after)
   local key = B .. ':sums:' .. period
   if call('HGET', key, name) ~= before then return false end
@@ -182,4 +183,5 @@ function Verbs.admin_noted()
   return cache_reply({reply, flows_on() and 1 or 0})
 end
 
-Verbs.admin_kept = Verbs.admin -- for purges that keep their jobs: not for a server that is out of memory
+-- For purges that keep their jobs: a server that is out of memory refuses this function.
+Verbs.admin_kept = Verbs.admin

@@ -1,4 +1,4 @@
--- Give a job that waits another rank, or move it to another queue.
+-- Change the rank of a job that does not run yet, or move the job to another queue.
 
 local alter
 
@@ -12,8 +12,8 @@ local function behind_text(data, at)
   return at + 3 + unpk('>I2', data, at + 1)
 end
 
--- An envelope with another queue, the second field of its array. The rest stays byte by byte: cmsgpack would change
--- its types.
+-- An envelope with another queue. The queue is the second field of the envelope's array. The bytes of
+-- the other fields stay, because cmsgpack would change their types.
 local function with_queue(envelope, queue)
   local first, size = byte(envelope), #queue
   local at = behind_text(envelope, first == 0xdc and 4 or first == 0xdd and 6 or 2)
@@ -28,7 +28,8 @@ local function is_full(queue)
   return size_of(queue) >= row.max_size
 end
 
--- Place a job that no table holds as it stood before; `until_` is the time at which a job set aside fails.
+-- Put a job back into the table of its former state. The job is in no table now. `until_` is the time
+-- at which a job set aside fails.
 local function place_again(j, state, due, until_)
   if state == WAITING then
     if flagged(j.flags, LINKED) then hold(j, true) end
@@ -41,7 +42,7 @@ local function place_again(j, state, due, until_)
   end
 end
 
--- The line in the history of the job.
+-- The line for the log of the job.
 local function altered_text(rank, queue)
   local parts = {}
   if queue ~= '' then parts[1] = 'queue ' .. queue end

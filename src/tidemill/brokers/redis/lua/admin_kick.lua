@@ -1,4 +1,5 @@
--- Make a scheduled or ended job ready; with `force` also a succeeded job, or a job whose key a succeeded job holds.
+-- Make a scheduled, failed, cancelled or expired job ready. With `force`, also a succeeded job, or a job
+-- whose key a succeeded job holds.
 
 local function kick(j, force)
   if j.state == SCHEDULED then

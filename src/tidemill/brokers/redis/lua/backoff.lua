@@ -1,6 +1,6 @@
 -- The delay of a job after a failed attempt: the function `backoff` of retry.py, in Lua.
 
-local Backoff = {ATTEMPT = '>I4dddBI2c0I4c0I4c0'} -- the run follows, if it is not the first
+local Backoff = {ATTEMPT = '>I4dddBI2c0I4c0I4c0'} -- then the number of the run, except for the first run
 do -- the library is one Lua function, with at most 200 local names
   -- The codes of msgpack for the size of a text, and for a number.
   local SIZES = {[0xc4] = '>B', [0xc5] = '>I2', [0xc6] = '>I4', [0xd9] = '>B', [0xda] = '>I2', [0xdb] = '>I4'}

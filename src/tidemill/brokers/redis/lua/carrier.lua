@@ -87,7 +87,8 @@ local function start(j, row, token, owner, consumer, moved)
   return true
 end
 
--- Hand over the leases to take that a relay still has: it has published their jobs already.
+-- Hand over first each lease to take that a relay still has. The relay has published the job, but has
+-- not reported that yet.
 local function hand_over(takes)
   local kinds = {}
   for _, lease in ipairs(takes) do
@@ -162,7 +163,7 @@ function Carrier.leave(j)
   return true
 end
 
--- Take some jobs back from the carrier: the number of jobs.
+-- Take up to `most` jobs back from the carrier. Return their number.
 function Carrier.recall(most)
   local ids = call('HRANDFIELD', B .. ':carried', most)
   read_ahead(ids)

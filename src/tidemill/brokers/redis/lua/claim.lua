@@ -21,8 +21,8 @@ local function add_token(tokens, token, id)
   tokens[#tokens + 1] = id
 end
 
--- Lease a job that was taken from its line; false when the job has expired, which ends it here. Its partition is
--- updated here, unless a partition claim does that.
+-- Lease a job that was taken from its line. An expired job ends instead, and the answer is false. The
+-- job's partition is updated here, unless a partition claim does that.
 local function lease_job(x, j, token, envelope, tokens, by_claim)
   if j.partition and not by_claim then Partitions.taken(j) end
   if j.expires > 0 and j.expires <= now then
@@ -89,7 +89,8 @@ local function open_run(line, many)
   return run
 end
 
--- Lease the first job of a run; false when the lease may change more than its own partition: see `take_one`.
+-- Lease the first job of a run (see partition_claim.lua). False when this may change more than the job's
+-- partition: then `take_one` leases the job.
 local function take_first(x, run, head, token, tokens)
   local id, name, cost, claim = head.id, nil, 0, nil
   local data = jobs[id]
@@ -114,7 +115,8 @@ local function take_first(x, run, head, token, tokens)
   return true
 end
 
--- Take jobs from a line with partitions: the next job of a partition may come before all others in the line.
+-- Take jobs from a line with partitions. When a job is taken, the next job of its partition may become
+-- the first job of the line.
 local function take_in_turn(x, line, many)
   local token, tokens, places, ids = draw_tokens(x, many), {}, {}, {}
   local size, empty, leases = many, false, x.leases

@@ -29,8 +29,8 @@ local function look_at(kind, j)
   end
 end
 
--- Move all that has come due; true when more may be due than one call should move. A step moves twice as much as other
--- calls, since it leases in the order of all due jobs.
+-- Move the entries that are due; true when more may be due than one call should move. A step moves twice
+-- as many as other calls. It leases next, and due jobs that have not moved would miss their turn.
 function come_due(is_step)
   local most = is_step and CHUNK or CHUNK / 2
   if is_sealed() then return false end
@@ -56,7 +56,7 @@ function come_due(is_step)
     else
       local j = load_job(sub(member, 2))
       if j then look_at(kind, j) end
-      if #flows.ends > 0 then flow() end -- a job that ends for this end must not come due any more
+      if #flows.ends > 0 then flow() end -- a dependent that ends with this job must not come due any more
     end
   end
   return #due == most
@@ -84,8 +84,8 @@ local function forget_finished(id)
   end
 end
 
--- Whether an entry was left behind: its job is gone, runs again, or has an entry in another class. An older release
--- looks for the entry of a purged job among those of cancelled jobs.
+-- Whether an entry is outdated: its job is gone, runs again, or has an entry in another class. An older
+-- release leaves the entry of a purged job, since it looks for the entry in the class of cancelled jobs.
 local function is_stale(id, class)
   local data = jobs[id]
   if type(data) == 'string' and class < 2 then return byte(data, 9) < SUCCEEDED end -- the hot path
@@ -104,7 +104,7 @@ function prune(most, flows_most, partitions_most)
   for class = 0, 2 do
     local key, done = B .. ':fin:' .. class, 0
     local some, ids = call('ZRANGE', key, 0, most - pruned - 1, 'WITHSCORES'), {}
-    -- The first entry tells whether any job is to go; then all are read at once.
+    -- If the first job must go, read all these jobs at once.
     if some[2] and (tonumber(some[2]) <= now or class < 2 and kept > kept_most) then
       for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
       read_ahead(ids)

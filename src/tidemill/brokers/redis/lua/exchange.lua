@@ -10,7 +10,8 @@
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time), then the line of the log
 --       n leases to take from the carrier: token, then id
---       the highest number of an unknown task that the owner has heard of, -1 if it does not ask; n of these it knows
+--       the highest number of an unknown task that the owner has heard of, -1 if it does not ask; n of these
+--         tasks that the owner knows
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
 --       n rows of history
 -- Returns 0 when the owner is not listed, or is listed anew; {'moved', where}; {'late', serial} when a later step was
@@ -27,7 +28,7 @@ local function reply_on_behalf(x)
   return {table.concat(x.settled), table.concat(x.touched)}
 end
 
--- One step of an owner, as a list of steps.
+-- One step of an owner: its parts in their order.
 local function exchange()
   local x = open_exchange()
   if not x then return 0 end

@@ -43,7 +43,7 @@ local function sums()
   return told
 end
 
--- Take a period that is gone off the lists.
+-- Remove a deleted period from the lists of periods.
 local function leave_lists(span, kind, at)
   local index = B .. K_PERIODS .. span .. ':' .. kind
   call('ZREM', index, at)

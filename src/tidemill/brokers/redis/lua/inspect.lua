@@ -15,7 +15,7 @@
 --       which it fails if it is set aside or ''}, or 0 when there is none.
 -- Returns for get a job for each id; for find {seq to go on below or '', {jobs}}; for head {place to go on from or '',
 --       jobs}; for stats {queue, its row, envelope of its oldest ready job or '', …}; for unknown see Unknown.show; for
---       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: time cannot),
+--       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: not by time),
 --       1 if set by hand, …}; for partitions {number of running jobs, number of keys in use, partition to go on behind
 --       or ''}; for held 0, or {name, key, 1 if it is the queue's limit, until, running, settings, 1 if the breaker
 --       holds the job}; for schedules a record or 0 for each name; for schedules_after {name, record, …}.

@@ -1,7 +1,8 @@
 -- Jobs by number: draw numbers for jobs, or lease named jobs to a consumer.
 --
 -- ARGV  5 owner, 6 packed: the owner's highest token ever, epoch; then ids. Or 5 '', 6 how many numbers to draw
--- Returns for each id {fixed part of its lease, envelope}, or 0; or the last of the numbers; {'moved', where}.
+-- Returns for ids: {fixed part of its lease, envelope} or 0 for each id; for numbers: the last number; or
+--       {'moved', where}.
 
 -- Lease a job to a consumer; 0, or the lease as `exchange` shows it.
 local function lease_one(j, owner, told)

@@ -17,10 +17,10 @@
 --   B:l:OWNER  hash    token → id            leases; the token in the record decides which lease is valid
 --   B:key      hash    key → its holder      see unique.lua; B:held zset, key by the end of its hold
 --   B:fin:N    zset    id by prune time      finished: 0 without result, 1 with result, cancelled or expired, 2 failed or purged;
---                                        3 linked with other jobs, by the time to check whether a job needs it
+--                                        3 linked with other jobs, by the time to check whether a job still needs it
 --   B:link     hash    id → links of a job before or after others, from the wish of its put, see put_accept.lua
---   B:wait     hash    id → pending, failures, wait condition, 1 if it was dropped: ended because of jobs before it;
---                                        of a job that comes after others
+--   B:wait     hash    id → pending, failures, wait condition, 1 if the job was dropped (ended because of jobs before
+--                                        it); only for jobs that come after others
 --   B:held:QUEUE zset  id by seq             jobs that wait for others
 --   B:flow     list    ends that are not counted down yet, see workflows.lua
 --   B:q:QUEUE  hash    paused, max_size, moved, gated, laned; a counter for each state but ready, and each total
@@ -29,7 +29,7 @@
 --   B:o:OWNER  hash    record, name, kind, number, host, epoch of its attach; serial and answer of its last step;
 --                                        last queue; roster, a new number when the list of owners changes; for a
 --                                        remote owner its lease in seconds, and words, the number of its calls
---   B:beat     zset    owner by the time at which it is given up; for a remote owner that is never
+--   B:beat     zset    owner by the time at which it is given up; inf (never) for a remote owner
 --   B:c:OWNER  list    commands left for the owner
 --   B:asleep   zset    sleeping owner by the time at which it looks again
 --   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry whose owner is awake is outdated
@@ -78,7 +78,7 @@ local entering -- LINE → arguments of ZADD
 local finishing -- class → arguments of ZADD
 local ended_leases -- OWNER → tokens
 local rings, finished, shrunk -- sleepers to wake: LINE → number of jobs; ids that ended; queues with room
-local due_moved -- true when a sleeper may have to look earlier, or in place of another
+local due_moved -- true when B:due has changed, or when the sleeper that looks next may be awake or gone
 local seq -- the last number drawn for a new job
 local rank_texts -- rank → its text
 local limits -- settings, partitions, and the names of changed and stale partitions: see partitions.lua
@@ -174,8 +174,9 @@ local function cache_reply(reply)
   return reply
 end
 
--- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes by callers,
--- and a sealed store also changes by time no more. Each queue's row repeats `moved`, for calls that read only the row.
+-- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes
+-- by callers. A sealed store also makes no changes by time, such as moving due jobs. Each queue's row
+-- repeats `moved`, for calls that read only the row.
 local function departure()
   local where = call('HGET', B .. ':departure', 'where')
   return where and {'moved', where}
@@ -281,7 +282,7 @@ end
 -- -- links -----------------------------------------------------------------------------------------
 
 local NO_LINKS = {delay = 0, at = 0, waits = 0, next = {}, inputs = {}}
-local LINKS_WAITS = 26 -- the offset in a wish of the wait condition; the number of inputs follows
+local LINKS_WAITS = 26 -- the offset of the wait condition in a wish; the number of inputs follows
 
 local function parse_links(wish)
   local _, delay, at, _, waits, inputs, many, from = unpk('>BdddBI4I4', wish)
@@ -320,7 +321,7 @@ local function read_waits_ahead(ids)
   for i, data in ipairs(fetch_all(K_WAIT, missing)) do waits[missing[i]] = data and parse_wait(data) end
 end
 
--- The counts of the jobs before a job; nil when it comes after none.
+-- The counts of the jobs before a job; nil when there are no such jobs.
 local function wait_of(id)
   local wait = flows.waits[id]
   if wait == nil then
@@ -340,10 +341,11 @@ local function hold(j, held)
   queue[j.id] = held and j.seq
 end
 
--- Note that a job has ended, or was deleted before its end (state WAITING): jobs behind it wait for one less.
+-- Note that a job has ended, or was deleted before its end (state WAITING). Each of its dependents (the
+-- jobs that wait for it) waits for one job fewer.
 local function add_end(id, state)
   local behind, ends = links_of(id).next, flows.ends
-  -- A call counts down all ends of its own; ends that follow from them are bounded.
+  -- A call counts down all ends that it causes itself. Only the ends that follow from these are bounded.
   if not flows.flowing then flows.left = flows.left + math.min(#behind, AT_ONCE) end
   if #behind <= AT_ONCE then
     if #behind > 0 then ends[#ends + 1] = {state, id, behind} end

@@ -1,4 +1,5 @@
--- Change a limit by name. The change reaches its partitions piece by piece, in the order of their keys: a walk.
+-- Change a limit by name. The change reaches the limit's partitions piece by piece, in the order of their
+-- keys: a walk.
 --
 -- During the walk, B:walk has the last partition reached, and the settings behind that partition. Each partition
 -- keeps the old settings until the walk reaches it, so the ready lines are right at all times. An entry in B:due makes
@@ -121,7 +122,8 @@ function Partitions.set(limit, packed, declared)
   Partitions.walk(limit)
 end
 
--- Declare the limit of a job that is stored; its wish ends in the settings. With `if_new` a known limit stays as it is.
+-- Declare the limit of a job that is being stored. The job's wish ends with the settings. With `if_new`
+-- the settings do not change a known limit.
 function Partitions.declare(name, wish, if_new)
   local limit, packed = Partitions.split(name), sub(wish, -Limiter.SETTINGS_SIZE)
   local which = byte(packed)

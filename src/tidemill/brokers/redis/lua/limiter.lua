@@ -53,14 +53,16 @@ local function window_opens(settings, limiter, cost)
   return when
 end
 
--- How many jobs may run at a time: after failures at least one, and at most as many as may still fail.
+-- How many jobs may run at a time. After failures: as many as may fail before the breaker opens, but at
+-- least one.
 local function most_running(settings, limiter)
   local most = settings.concurrency or Limiter.NEVER
   if settings.breaker and limiter.failures > 0 then most = math.min(most, math.max(1, settings.breaker - limiter.failures)) end
   return most
 end
 
--- When a job of a cost may start: 0 for now, NEVER when time alone does not open the limiter.
+-- The time at which a job of this cost may start: 0 for now, NEVER when time alone does not open the
+-- limiter.
 function Limiter.opens(settings, limiter, running, cost)
   local when = 0
   if settings.concurrency and running >= settings.concurrency then return Limiter.NEVER end
@@ -114,7 +116,8 @@ function Limiter.take(settings, limiter, cost)
   limiter.slots = slots
 end
 
--- Give the tokens of a job back that was taken at a time and has not run: its slot of the window no longer counts it.
+-- Give back the tokens of a job that was taken at the time `taken` and has not run. The slot of the
+-- window no longer counts the job.
 function Limiter.give_back(settings, limiter, taken, cost)
   limiter.full = limiter.full - cost * settings.every
   if not settings.window then return end
@@ -127,8 +130,8 @@ function Limiter.give_back(settings, limiter, taken, cost)
   end
 end
 
--- Hold the tokens of a job that was taken at a time and goes to the carrier. The job takes them when it starts; until
--- then no other job can.
+-- Hold the tokens of a job that was taken at the time `taken` and goes to the carrier. The job takes the
+-- tokens when it starts. Until then no other job can take these tokens.
 function Limiter.hold(settings, limiter, taken, cost)
   Limiter.give_back(settings, limiter, taken, cost)
   limiter.held = limiter.held + cost

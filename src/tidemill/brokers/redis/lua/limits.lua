@@ -14,8 +14,8 @@ do
 
 local function no_settings() return pack('>Bdddddddd', 0, 0, 0, 1, 0, 0, 0, 0, 0) end
 
--- The settings that hold for a limit by name (n) or a queue's limit (q), the settings that code declared, and whether
--- the first were set by hand; nil when nobody set the limit.
+-- The settings in force for a limit by name (n) or a queue's limit (q), the settings that code declared,
+-- and whether the settings in force were set by hand; nil when nobody set the limit.
 function Settings.known(kind, name)
   local field = kind .. name
   local known = limits.settings[field]
@@ -32,8 +32,9 @@ end
 
 function Settings.of(kind, name) return Limiter.settings(Settings.known(kind, name).packed) end
 
--- Store settings that code declares or a person sets; '' from a person restores the code's. Settings set by hand stay
--- whatever code declares. Returns old settings, new settings and the old ones packed, or false when nothing changes.
+-- Store settings that code declares or a person sets; '' from a person restores the declared settings. A
+-- declaration does not replace settings set by hand. Returns old settings, new settings and the old
+-- settings packed, or false when nothing changes.
 function Settings.set(kind, name, packed, declared)
   local known = Settings.known(kind, name)
   if known and declared and known.declared == packed then return false end

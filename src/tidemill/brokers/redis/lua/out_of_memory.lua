@@ -1,22 +1,23 @@
 -- The server's memory: choose what a step may still keep when `maxmemory` is near.
 --
--- A full server refuses a step that has something to keep, before the step does anything. Its client repeats the step
--- under pressure. Then history is pruned before its time. Results, tracebacks and lines of logs without room are not
--- kept; outcomes are. A large step also looks for room on a server that is not full yet.
+-- A full server refuses a step that has something to keep, before the step does anything. The client then
+-- repeats the step by `exchange_pressed`, which prunes finished jobs early. Results, tracebacks and log
+-- lines without room are not kept; outcomes are. A large step also looks for room on a server that is not
+-- full yet.
 
 do
 
 local NOT_KEPT = '\199\0\13' -- RESULT_NOT_KEPT of job.py
-local LARGE = 65536 -- bytes of a step; fewer are kept without a look
+local LARGE = 65536 -- bytes: a smaller step is kept without a look at the free memory
 local OVERHEAD = 100 -- bytes that each kept item takes besides its own
 local SHORT = 500 -- bytes of an error that are kept in any case
 local ROUNDS, AT_ONCE = 4, 125 -- rounds of early pruning, and jobs of each class in a round
-local FRESH = 5000000 -- microseconds in which a caller that waits for a job comes to read it
+local FRESH = 5000000 -- microseconds in which a caller that waited for a job reads it
 
 -- Bytes until the server is full, and the bytes that it may use; nil without a bound.
 local function left()
   local info = redis.pcall('INFO', 'memory')
-  if type(info) ~= 'string' then return Memory.pressed and 0 or nil, 0 end -- the user may not ask
+  if type(info) ~= 'string' then return Memory.pressed and 0 or nil, 0 end -- the URL's user may not call INFO
   local function fact(name) return tonumber(string.match(info, name .. ':(%d+)') or 0) end
   local most = fact('maxmemory')
   if most == 0 then return nil end

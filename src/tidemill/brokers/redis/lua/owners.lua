@@ -4,7 +4,7 @@
 --       number   draw a number for an owner that is about to attach: {number, name of the store}
 --       attach   7 name, 8 kind, 9 record, 10 microseconds of its owner lease, 11 epoch, 12 number, 13 host
 --       join     7 name, 8 kind, 9 record, 10 seconds of its owner lease, 11 serial: list a remote owner, perhaps again
---       resume   another process makes the owner's calls from now on: its record, or nothing if it is not remote
+--       resume   another process makes the owner's calls from now on: its record, or nothing if no remote owner
 --       words    {id, lease, words, 1 while a consumer holds a message whose ttr runs, else 0, …} of all remote owners
 --       release  7 '' with the causes that follow, 'lost' without a witness; 8 the condition: '', 'dead' (its time is
 --                over), a number (the owner still has it), or 'silent' and words (no call since); then token, cause, …

@@ -56,7 +56,7 @@ function Claims.open(line, many)
   }
 end
 
--- The next job of a run, which stays there; nil when all jobs that were read are taken.
+-- The next job of a run, which this function leaves in the run; nil when all jobs that were read are taken.
 function Claims.first(run)
   local head, held = run.heads[run.at], run.heap[1]
   return held and (not head or before(held, head)) and held or head
@@ -130,7 +130,7 @@ local function follow(run, claim, name)
   push(run.heap, {rank = rank, turn = turn, id = id, claim = claim})
 end
 
--- Note that the first job of a run is leased; with a claim, the job belongs to the partition of that name.
+-- Note that the first job of a run is leased. With a claim, the job belongs to the partition `name`.
 function Claims.take(run, head, claim, name, cost, token)
   if head == run.heads[run.at] then
     run.at = run.at + 1

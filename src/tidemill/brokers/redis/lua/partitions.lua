@@ -3,8 +3,8 @@
 -- A partition has a table of all its ready jobs for each line in which it has jobs. The first job of each table also
 -- stands in the ready line, if the limiter lets it start. So a lease finds all jobs that may start in the line, and
 -- never walks over jobs that may not. A change in a partition makes it *stale*; `sync` then corrects the ready lines.
--- The first job of a partition with a key stands there with the number of the partition's last lease in place of its
--- seq, when that is higher. So keys take turns.
+-- Jobs of equal rank stand in a line by their number. The number is the seq. For the first job of a
+-- partition with a key, it is the token of the partition's last lease, if that is higher. So keys take turns.
 --
 --   B:lane     hash    PARTITION (name, a zero byte, key) → see pack_partition; B:lanes zset, all 0, has them in order
 --   B:lane:LINE\0PARTITION  zset seq8·id by rank  its ready jobs
@@ -105,7 +105,7 @@ local function make_stale(name)
 end
 Partitions.make_stale = make_stale
 
--- Add a job that became ready to its partition.
+-- Add to its partition a job that became ready.
 function Partitions.enter(j)
   local line, partition = line_of(j), Partitions.of(j.partition)
   call('ZADD', Partitions.park_of(line, j.partition), j.rank, pack('>I8', j.seq) .. j.id)
@@ -135,7 +135,7 @@ function Partitions.leave(j)
   make_stale(j.partition)
 end
 
--- Remove a job from its partition that was taken from the ready line.
+-- Remove from its partition a job that was taken from the ready line.
 function Partitions.taken(j)
   Partitions.of(j.partition).lines[line_of(j)] = false
   count(j.queue, 'parked', 1)
@@ -150,7 +150,8 @@ function Partitions.start(j, token)
   partition.turn = token
 end
 
--- Count the end of a lease. The partition stays as it is when a job stands in each of its lines: no other can be first.
+-- Count the end of a lease. If a job stands in each line of the partition, only the count changes: no other
+-- job can come first.
 function Partitions.ended(name)
   local partition = limits.partitions[name]
   limits.changed[name] = true
@@ -165,7 +166,7 @@ function Partitions.ended(name)
   if line or not next(partition.lines) and partition.running == 0 then make_stale(name) end
 end
 
--- Give the tokens of a lease back whose job never ran.
+-- Give back the tokens of a lease whose job never ran.
 function Partitions.give_back(j)
   Limiter.give_back(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, j.leased, j.cost)
   make_stale(j.partition)

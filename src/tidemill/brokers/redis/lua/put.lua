@@ -6,7 +6,7 @@
 --       {'key', id, key}, {'full', queue, max_size}, {'waits', id} (that job does not wait), {'moved', where}, or
 --       'due' when `housekeeping` must move due jobs before the next call.
 
--- Play all puts through, and return the reason to refuse one, before any is stored.
+-- Try all puts before any job is stored. Return the reason to refuse a put, or nil.
 local function refused(last)
   local ids, held, added = {}, {}, {}
   for i = 6, last, 4 do
@@ -82,7 +82,8 @@ local function read_links_wish(last)
   return on_hold, let_go, true
 end
 
--- Move due jobs first, since an expired job must not refuse another; true when `housekeeping` must go on.
+-- Move due jobs first, since no put may be refused because of an expired job. True when `housekeeping` must
+-- go on.
 local function move_due_first()
   local first = call('ZRANGE', K_DUE, 0, 0, 'WITHSCORES')
   if not first[1] or tonumber(first[2]) > now then return false end

@@ -118,7 +118,8 @@ end
 
 end
 
--- Let the waiting jobs of some arguments go, except the jobs in `on_hold`: no more jobs will come before them.
+-- Let go the waiting jobs among `many` jobs of the arguments, except the jobs in `on_hold`. No more jobs will
+-- come before these jobs.
 local function begin_all(from, many, on_hold)
   for i = from, from + many * 4 - 1, 4 do
     local record, wish = ARGV[i + 1], ARGV[i + 3]
@@ -128,12 +129,12 @@ local function begin_all(from, many, on_hold)
   end
 end
 
--- Put the followers of a verdict. This must not fail, since settling must not: `max_size` does not hold. A job is left
--- out when its id is taken, or when its key is taken and its rule is to reject.
+-- Put the followers of a verdict. Settling must not fail, so `max_size` does not hold here. A job is left out
+-- when its id is taken, or when its key is taken and its rule is to reject.
 local function follow(from, many)
   if many == 0 then return end
   seq = call('INCRBY', B .. ':seq', many) - many
-  flow() -- a job behind may not exist any more
+  flow() -- first count down earlier ends: a dependent of a follower may be gone after that
   local left_out = {}
   for i = from, from + many * 4 - 1, 4 do
     local id, record = ARGV[i], ARGV[i + 1]

@@ -70,7 +70,7 @@ local function keep_reply(x)
   Limits.sync()
 end
 
--- Hand due schedules out to an owner that handles schedules, and note the next time that it hears of.
+-- Hand due schedules out to an owner that handles schedules, and note the next due time that it is told.
 local function show_schedules(x)
   x.schedules = {}
   local most = tonumber(ARGV[9])

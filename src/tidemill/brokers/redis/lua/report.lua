@@ -4,7 +4,7 @@ local linked_of, apply_report, apply_changes
 
 do
 
--- The jobs among some, read already, that come before or after others.
+-- Those of some jobs that come before or after others. The jobs must be read already.
 function linked_of(ids)
   local linked = {}
   for _, id in ipairs(ids) do
@@ -100,7 +100,8 @@ function apply_report(x)
   call_all('RPUSH', B .. ':counts', x.history)
 end
 
--- Count down behind ended jobs and write all changes: the claim may lease settled jobs again, and jobs behind them.
+-- Count down the dependents of ended jobs and write all changes. The claim may lease settled jobs again, and
+-- their dependents.
 function apply_changes()
   flow()
   Limits.sync()

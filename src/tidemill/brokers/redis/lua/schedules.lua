@@ -1,6 +1,6 @@
 -- Schedules: records under their names, and the order in which they are handed out. A schedule that is handed out moves
--- from B:firing to B:claimed. If its owner never changes it, it is handed out again after CLAIM, before all others. Of
--- schedules due at the same time, the schedule that was changed first comes first.
+-- from B:firing to B:claimed. If the owner that got the schedule does not change it, the schedule is handed out again
+-- after CLAIM, before all others. Of schedules due at the same time, the schedule that was changed first comes first.
 --
 -- A record is its version, its due time (seconds, 0 never), and a body that nothing here opens.
 
@@ -45,7 +45,7 @@ end
 
 end
 
--- Wake owners that handle schedules and expect none before this time.
+-- Wake the owners that handle schedules and were told a later due time than `time`.
 local function fire_sooner(time)
   for _, owner in ipairs(call('ZRANGEBYSCORE', B .. ':fires', '(' .. string.format('%.0f', time), '+inf')) do hint_owner(owner) end
 end

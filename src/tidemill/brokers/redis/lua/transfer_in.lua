@@ -4,7 +4,7 @@
 --       then for each job seven arguments: id, record with its old seq, envelope, result, progress and lines of its log
 --       (each behind its size), its wish if it has links, a limit or a key with a period, and its counts in B:wait if
 --       it comes after others
--- Returns '0' and '1' for each job, then for each schedule, or {'moved', where}.
+-- Returns '0' or '1' for each job, then for each schedule, or {'moved', where}.
 
 -- Take the key of a job, or wait for it, as the job did in its old store; false when the key is taken.
 local function take_key(j, ends)

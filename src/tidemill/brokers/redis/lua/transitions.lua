@@ -101,7 +101,7 @@ local function place(j, due)
   save(j)
 end
 
--- Take a job that neither runs nor has finished out of the table that holds it.
+-- Remove a job that neither runs nor has finished from the table that holds it.
 local function unplace(j)
   if j.state == READY and Carrier.leave(j) then return end
   if j.state == READY and j.partition then
@@ -157,14 +157,14 @@ local function prune_later(class, time, id)
   args[#args + 1] = id
 end
 
-local PURGED = 'purged, in purge ' -- how the error of a purged job begins: see core/purge_mark.py
+local PURGED = 'purged, in purge ' -- the beginning of the error of a purged job: see core/purge_mark.py
 
 local function class_of(j)
   if j.state == FAILED or sub(j.error, 1, #PURGED) == PURGED then return 2 end
   return j.state == SUCCEEDED and not flagged(j.flags, RESULT) and 0 or 1
 end
 
--- A job is no longer unfinished: drop its expiry and its key, and tell sleepers and the jobs behind it.
+-- A job ends or is deleted: drop its expiry and its key, and tell sleepers and its dependents.
 local function leave(j, state, keeps_key)
   if flagged(j.flags, LINKED) then add_end(j.id, state) end
   if j.expires > 0 then call('ZREM', K_DUE, 'x' .. j.id) end

@@ -1,9 +1,9 @@
 -- The holder of a key: an unfinished job, perhaps with a successor; or, for a time, a job that has succeeded.
 --
--- A key is: holder \0 successor, and if there are any, \0 and two times of the last of these jobs: `ends`, until when
--- it keeps the key even after success, and `since`, the time since which jobs replace each other. A key that a
--- succeeded job holds is: \0, the two times, the id of that job. A sweep removes such keys some time after `ends`;
--- nobody is woken for that, since each reader compares the time.
+-- A key is: holder \0 successor. Then \0 and two times of the last of these jobs may follow. The job keeps
+-- the key until `ends`, even after success. `since` is the time since which jobs replace each other. A key
+-- that a succeeded job holds is: \0, the two times, the id of that job. A sweep removes such keys some time
+-- after `ends`; nobody is woken for that, since each reader compares the time.
 
 function Unique.parse(data)
   local cut = string.find(data, '\0', 1, true)

@@ -50,7 +50,8 @@ function Unknown.wake()
   call('DEL', key)
 end
 
--- Set aside a job that no table holds, until a time if that is given, and wake sleepers that may know its task.
+-- Set aside a job that no table holds, and wake sleepers that may know its task. `until_`, if given, is the time at
+-- which the job fails.
 function Unknown.put_aside(j, until_)
   if enter(j, until_) then hint_everybody() else Unknown.wake() end
 end
@@ -92,14 +93,15 @@ function Unknown.bring_back(tasks, queues, many)
       unplace(j)
       place(j, 0)
       local line = line_of(j)
-      if not j.partition then rings[line] = rings[line] > 1 and rings[line] - 1 or nil end -- leased or undone
+      -- Hint no sleeper: the step leases this job itself, or sets the job aside again.
+      if not j.partition then rings[line] = rings[line] > 1 and rings[line] - 1 or nil end
       back[#back + 1] = {j.id, until_}
     end
   end
   return back
 end
 
--- Take a job that was brought back from its line, to lease it; nil for a job that stays there.
+-- Remove a job of `bring_back` from its line, to lease the job. Return nil for a job that stays in the line.
 function Unknown.take_out(id)
   local j = load_job(id)
   if j.partition or row_of(j.queue).limiter or j.losses > 0 then return nil end
@@ -107,7 +109,8 @@ function Unknown.take_out(id)
   return j
 end
 
--- Set jobs aside again that were not leased. Jobs under a limit stay in their line; without `tasks`, suspects stay too.
+-- Set aside again the jobs that were not leased. Jobs under a limit stay in their line. Without `tasks`,
+-- suspects stay too.
 function Unknown.undo(back, tasks)
   for _, entry in ipairs(back) do
     local j = load_job(entry[1])

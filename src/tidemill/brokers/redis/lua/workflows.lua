@@ -4,8 +4,8 @@
 -- record. `pending` and `failures` always hold the counts of the jobs before it, even after the job itself
 -- has ended. So a failed job that is made ready again lets the jobs behind it wait again.
 --
--- An end is {state, id, jobs behind}. A call counts ends down in order, and the ends that follow from them
--- after these, up to a bound. The rest goes to B:flow, with an entry in B:due that makes the next caller go
+-- An end is {state, id, dependents}. A call counts down its ends in order, then the ends that follow from
+-- these, up to a bound. The rest goes to B:flow, with an entry in B:due that makes the next caller go
 -- on. B:flow survives a kill, and comes before all newer ends. An end has the ids it needs, since its job may be
 -- gone by then. A job that is made ready again makes an entry too, so counts change in order.
 --
@@ -77,7 +77,7 @@ local function start(j, wait)
   end
 end
 
--- Let a job wait for one less: a job before it has succeeded or failed.
+-- Let a job wait for one job fewer: a job before it has succeeded or failed.
 function count_down(id, failed, why)
   local wait = wait_of(id)
   if not wait then return end -- the job is gone, or another job has its id now
@@ -95,7 +95,7 @@ function count_down(id, failed, why)
   end
 end
 
--- False when a job before this one has not succeeded, so that this one can never start.
+-- False when a job can never start, because a job before it has not succeeded.
 function may_wait_anew(wait) return wait.what ~= W_SUCCESS or wait.failures == 0 end
 
 -- Make an ended job, which no table holds, wait again for the jobs before it, or start it if they have ended.
@@ -107,7 +107,8 @@ function wait_anew(j, wait)
   if wait.pending == 0 then start(j, wait) end
 end
 
--- A job before this one runs again: if this one ended because of it, this one waits again.
+-- An earlier job runs again, so its dependent `id` waits for one job more. A dependent that ended because of
+-- the earlier job goes back to the waiting jobs.
 local function wait_again(id)
   local wait = wait_of(id)
   local j = wait and load_job(id)
@@ -168,7 +169,7 @@ local function read_behind(ends)
   read_links_ahead(soon)
 end
 
--- Count down behind all ends, and behind the ends that follow from them.
+-- Count down the dependents of all ends, and of the ends that follow from these.
 function flow()
   if #flows.ends == 0 and not flows.resumed then return end
   flows.resumed, flows.flowing = false, true
@@ -220,7 +221,8 @@ local function goes_on(id, known)
 end
 
 -- True while a job behind this one has not ended: then this job's result must not be pruned. Jobs behind a
--- barrier are behind all jobs before it. `known` keeps the answers, since many jobs may have the same job behind.
+-- barrier count as behind all jobs before the barrier. `known` keeps the answers, since many jobs may have the
+-- same dependent.
 is_needed = function(id, known)
   for _, name in ipairs(links_of(id).next) do
     if goes_on(name, known) then return true end
