@@ -67,8 +67,8 @@ class Bulk(msgspec.Struct, kw_only=True):
         state: ``running``, ``done``, ``stopped`` or ``failed``.
         cursor: the place in the list of jobs where the next piece begins.
         done, refused: the numbers of jobs that the store changed and refused to change.
-        uncounted: the number of jobs that the operation acted on, but whose answers were lost with
-            a runner.
+        uncounted: the number of jobs on which a runner acted and then died, before it noted the
+            store's answers.
         acting: the number of jobs on which the runner has just acted. The numbers above do not
             count these jobs yet.
         reasons: the most frequent reasons of refusals, with their counts.
@@ -121,12 +121,12 @@ class Bulk(msgspec.Struct, kw_only=True):
 
     @property
     def total(self) -> int:
-        """The number of jobs that matched, at the start or since; 0 if nobody counted."""
+        """Matching jobs at the start, or jobs acted on if these are more; 0 without a count."""
         return max(self.expected, self.outcomes) if self.expected else 0
 
     @property
     def outcomes(self) -> int:
-        """The jobs that the operation has acted on, as far as a note tells."""
+        """The number of jobs on which the operation has acted, according to its note."""
         return self.done + self.refused + self.uncounted + self.acting
 
 
@@ -156,7 +156,7 @@ def _read(row: HistoryRow) -> Bulk:
 
 
 def _row(bulk: Bulk) -> HistoryRow:
-    """The row of a note of this moment."""
+    """The row that notes the present state of an operation."""
     bulk.beat = time.time()
     sample = msgspec.json.encode(msgspec.structs.replace(bulk, kept=None))
     return HistoryRow("bulk", bulk.id, ALWAYS, int(bulk.started), (), sample)
@@ -203,7 +203,7 @@ def take_over(mill: Tidemill, bulk: Bulk, runner: str) -> None:
 
 
 def _give_up_answers(bulk: Bulk) -> None:
-    """Count the last act of a runner that is gone: only this runner knew the answers."""
+    """Count the jobs of a dead runner's last act: only this runner knew the store's answers."""
     bulk.uncounted, bulk.acting = bulk.uncounted + bulk.acting, 0
 
 

@@ -113,7 +113,7 @@ def narrowed(query: JobQuery, action: str) -> JobQuery:
 def acted_on(query: JobQuery, action: str) -> JobQuery:
     """The search without the jobs that stand for a group, because a group ends with its members.
 
-    A search that names these jobs, and an operation that deletes, keep them.
+    These jobs stay in a search that names their task, and in the search of ``delete``.
     """
     if action == "delete" or GROUP in query.values("task"):
         return query
@@ -251,7 +251,7 @@ class _Runner:
     def _end(self, state: str, text: str = "") -> None:
         bulk = self._bulk
         bulk.state, bulk.text = state, text or bulk.text
-        # Without the store the note stays as it is, and any process may resume the operation.
+        # If the store is away, the old note stays, and any process may resume the operation.
         with contextlib.suppress(TidemillError, SupersededError):
             keep(self._mill, bulk)
             what = f"{'finished' if state == 'done' else state} {bulk.what}"
@@ -299,13 +299,13 @@ class _Runner:
 
     @property
     def _to_probe(self) -> int:
-        """How many more jobs must be retried before their outcome is awaited."""
+        """The number of jobs still to retry before the runner waits for their outcome."""
         return max(0, self._bulk.first - self._bulk.done - self._bulk.uncounted)
 
     def _piece(self, ids: Sequence[str], cursor: str) -> bool:
         """Act on some jobs; False when the operation must stop.
 
-        ``cursor`` is the place at which the operation goes on when somebody stops it after them.
+        ``cursor`` is the place after these jobs: a stopped operation resumes there.
         """
         bulk = self._bulk
         if not self._goes_on(0.0):

@@ -1,4 +1,4 @@
-"""The page of failures: one row for each failure of the code, with its life and its jobs."""
+"""The page of failures: one row for each failure of the code, with its times and its jobs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
         name = one.fingerprint, one.task
         jobs = kept.jobs.get(name, [])
         lately = sum(record.finished >= hour_ago for record in jobs)
-        rate = max(rates.get(name, 0), lately)  # no worker counts a failure by a lost process
+        rate = max(rates.get(name, 0), lately)  # no worker counts a job lost with its process
         note = silent.get(name)
         change = change_of(note, one, rate) if note is not None else ""
         rows.append(

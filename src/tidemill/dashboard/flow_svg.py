@@ -1,10 +1,9 @@
 """The graph of a chain, group or flow as SVG: jobs in layers, from the first to the last.
 
 A job is drawn one layer after the last of the jobs that it waits for. Within a layer, each job is
-placed near the middle of its neighbours, so that few lines cross. A line over several layers has a
-place of its own in each layer between, so that the line runs behind no box. A group may have many
-members with the same place in the graph. Then one box stands for these members, and counts them by
-state.
+placed near the middle of its neighbours, so that few lines cross. A line that crosses layers has
+its own place in each of these layers, so that no box hides the line. A group may have many members
+with the same place in the graph. Then one box stands for these members, and counts them by state.
 """
 
 from __future__ import annotations

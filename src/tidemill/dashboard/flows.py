@@ -30,7 +30,7 @@ routes = Routes()
 _LOOK = 4000
 _LISTED = 50
 _JOBS_MOST = 2000
-_DEPTH = 3  # chains and groups inside each other, in which the list looks for the first job
+_DEPTH = 3  # levels of nested chains and groups in which the list looks for the first job
 
 
 @routes.get("/flows")

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 RERUN_OF = "rerun-of"
-"""The header of a job that repeats another job with edits: the id of that job."""
+"""The header of an edited repeat of a job: the id of the original job."""
 
 _RELATIVES_MOST = 50
 _LATEST = 10

@@ -354,7 +354,7 @@ def _push(pushed: dict[str, str], field: str, value: str) -> bool:
 
 
 def _merged(conditions: Iterable[Condition]) -> list[Condition]:
-    """One condition for each field, with all its values; each tag, header and word has its own."""
+    """One condition for each field, with all its values; one for each tag, header and word."""
     merged: dict[tuple[str, ...], Condition] = {}
     for c in conditions:
         if c.field in _ALL_OF:

@@ -116,7 +116,7 @@ def _size(page: Page) -> int:
 
 
 def _only_job(page: Page, text: str) -> str:
-    """The id of the job whose id begins or ends with the one word of a search."""
+    """The id of the only job whose id begins or ends with a one-word search; else empty."""
     if any(sign in text for sign in ' :"'):
         return ""
     if page.mill.broker.get(text) is not None:
@@ -136,7 +136,7 @@ def _count(page: Page, query: JobQuery) -> Count:
 
 
 def _counted(page: Page) -> int | None:
-    """The number of jobs on the link to this page: the history may count jobs that are gone."""
+    """The number that the link to this page showed. History also counts jobs no longer kept."""
     given = page.request.arg("counted")
     return int(given) if given.isascii() and given.isdigit() and len(given) < 16 else None
 

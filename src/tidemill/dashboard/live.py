@@ -19,7 +19,7 @@ __all__ = ["Live"]
 log = logging.getLogger("tidemill.dashboard")
 
 KEEP_ALIVE = 15.0
-"""Seconds after which a stream without events sends a comment, so that nobody closes it."""
+"""Seconds after which a stream without events sends a comment, so that no proxy closes it."""
 
 _HELLO = b": live\n\nretry: 2000\n\n"
 

@@ -10,7 +10,7 @@ __all__ = ["PartsFromThread", "filled"]
 
 
 class PartsFromThread:
-    """The parts of a body that are not empty. Each is made on demand. The caller must close this.
+    """The parts of a body, made on demand, without empty parts. The caller must call :meth:`close`.
 
     Args:
         parts: makes the parts.
@@ -38,7 +38,7 @@ class PartsFromThread:
 
 
 def filled(parts: Generator[bytes]) -> Generator[bytes]:
-    """The parts of a body that are not empty. Closing this closes ``parts``."""
+    """The parts of a body, without empty parts. Closing the generator closes ``parts``."""
     try:
         yield from filter(None, parts)
     finally:

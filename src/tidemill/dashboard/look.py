@@ -30,7 +30,7 @@ class Look(msgspec.Struct, frozen=True):
         at: wall time of the look.
         queues: all queues in numbers, without the queues of ``limits.hold``.
         owners: the workers and consumers; empty where the broker has no list of them.
-        facts: what the store says about itself (``tidemill info``).
+        facts: the facts of the store, as ``tidemill info`` shows them.
     """
 
     at: float

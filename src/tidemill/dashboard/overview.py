@@ -1,4 +1,4 @@
-"""The overview: states, rates, times, and what is wrong."""
+"""The overview: states, rates, times, and problems."""
 
 from __future__ import annotations
 

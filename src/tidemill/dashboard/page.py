@@ -39,7 +39,7 @@ class NotFound(Exception):
 
 
 class Frame(Protocol):
-    """The dashboard, as its pages know it."""
+    """The parts of the dashboard that its pages use."""
 
     mill: Tidemill
     title: str
@@ -136,7 +136,7 @@ class Page:
         return self.url("/jobs", q=jobs_query(**tokens))
 
     def with_query(self, **changes: object) -> str:
-        """This page with some parameters of its query changed; an empty value removes one."""
+        """The URL of this page with other query parameters; an empty value removes a parameter."""
         query = {name: values[-1] for name, values in self.request.query.items()}
         for name, value in changes.items():
             query.pop(name, None)

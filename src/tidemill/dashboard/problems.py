@@ -1,4 +1,4 @@
-"""What is wrong now: the banners of the overview."""
+"""The present problems: the banners of the overview."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARED = 10.0  # seconds for which viewers share an answer that needs a search
 
 
 class Problem(NamedTuple):
-    """A banner: how bad it is (``bad`` or ``warn``), what is wrong, and what to do.
+    """A banner: its level (``bad`` or ``warn``), the problem, and the remedy.
 
     ``link`` is a page that shows more; ``command`` is for a terminal.
     """
@@ -161,7 +161,7 @@ def _lost(page: Page) -> Iterator[Problem]:
 
 
 def _unkillable(page: Page) -> Iterator[Problem]:
-    """Processes of workers on this machine that did not die of their SIGKILL."""
+    """Processes of workers on this machine that still run after their SIGKILL."""
     for owner in page.look.workers:
         for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
             text = (

@@ -73,7 +73,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _read(pid: int) -> tuple[int, int] | None:
-    """Bytes of memory of a process that no other process shares with it, and its clock ticks."""
+    """The unshared memory of a process in bytes, and the clock ticks that the process used."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -8,10 +8,10 @@ __all__ = ["Response"]
 
 
 class Response:
-    """A status, headers, and a body: bytes, or an iterator that makes them.
+    """A status, headers, and a body: bytes, or an iterator of bytes.
 
-    An iterator that searches for data sometimes makes an empty part. Between two parts it can be
-    closed. ``headers`` is a list, because an answer may set several cookies.
+    An iterator that searches for data sometimes makes an empty part. The iterator can be closed
+    between two parts. ``headers`` is a list, because an answer may set several cookies.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Response:
         return self.body
 
     def parts(self) -> Generator[bytes]:
-        """The parts of the body, some of them empty. Closing this closes the body."""
+        """The parts of the body, some of them empty. Closing the generator closes the body."""
         body = iter((self.body,)) if isinstance(self.body, bytes) else self.body
         try:
             yield from body

@@ -1,4 +1,4 @@
-"""Roles of users, and the users that a mount lets in."""
+"""The users of the dashboard, and their roles."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Protection of the dashboard's forms, and the headers of every answer.
 
 A form carries a token: the HMAC of the user's name and of a random value in a cookie. Only pages of
-this site can read the token. A page of another site has no token, and the browser sends no cookie
-for it.
+this site can read the token. A page of another site has no token, and the browser adds no cookie to
+its requests.
 """
 
 from __future__ import annotations

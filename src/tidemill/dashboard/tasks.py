@@ -1,4 +1,4 @@
-"""The pages of tasks: what each task does, how long it takes, and what a release changed."""
+"""The pages of tasks: the runs and times of each task, and the effect of a release."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ routes = Routes()
 
 
 class Bin(NamedTuple):
-    """A bar of a histogram: its height (1 for the highest bar), its count, and its times (s)."""
+    """A bar of a histogram: its height (1 for the highest), its count, and its bounds (s)."""
 
     height: float
     number: int
@@ -138,7 +138,7 @@ def _deploys(page: Page, over: Window) -> list[Deploy]:
 def _charts(
     page: Page, over: Window, task: str, marks: Sequence[Deploy]
 ) -> list[tuple[str, str, dict[str, object]]]:
-    """Id, title and data of each chart; ``marks`` are the deploys as (time, name)."""
+    """Id, title and data of each chart; ``marks`` are the deploys to mark."""
     found = series(page, over, task=task)
     if found is None or not any((*found.succeeded, *found.failed, *found.retried)):
         return []
@@ -195,7 +195,7 @@ def _compared(releases: list[TaskNumbers], marks: Sequence[Deploy]) -> list[Comp
 
 
 def bins_of(times: Times) -> list[Bin]:
-    """The bars of a histogram: the buckets from the first to the last that is not empty."""
+    """The bars of a histogram, from the first bucket with a run to the last."""
     used = [n for n, count in enumerate(times.buckets) if count]
     if not used:
         return []

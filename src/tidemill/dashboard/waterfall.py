@@ -81,7 +81,7 @@ class Known(msgspec.Struct, frozen=True):
         now: the wall time of the look.
         cause: why a ready job waits now.
         started: when the present run began; 0 if unknown.
-        parents: the jobs that it waits or waited for, if the store still has them.
+        parents: the jobs that this job waits or waited for, if the store still has them.
     """
 
     now: float

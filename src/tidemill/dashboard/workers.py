@@ -34,13 +34,16 @@ _COMMANDS = {
 _AUDIT = {"quiet": "quieted worker", "stop": "stopped worker"}
 
 LONGEST = 60.0
-"""The most seconds of a profile that a page takes, since the browser waits for its end."""
+"""The length of the longest profile in seconds: the browser waits for the end of a profile."""
 
 HERTZ = 100.0
 
 
 class Run(NamedTuple):
-    """A job that a worker holds. ``pid`` and ``started`` are known on this machine only."""
+    """A job that a worker holds.
+
+    Without a scoreboard on this machine, ``pid`` is 0, and ``started`` is the time of the lease.
+    """
 
     record: Record
     pid: int

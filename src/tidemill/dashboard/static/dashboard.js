@@ -1,5 +1,5 @@
-// What pages need of a script: live news, keys, charts, copying, and questions before an action.
-// Each page works without it.
+// The script of all pages: live news, keys, charts, copying, and questions before an action.
+// Each page works without this script.
 "use strict";
 (function () {
   const root = document.documentElement.dataset.root;
@@ -7,8 +7,8 @@
   const one = (query) => document.querySelector(query);
 
   // -- live news ---------------------------------------------------------------------------------
-  // An event says that something has changed. The page then asks for itself, and takes over the
-  // part #live. data-every="2" asks every 2 seconds; data-still never asks.
+  // An event says that something has changed. The page then requests its own URL, and replaces the
+  // element #live. With data-every="2" the page asks every 2 seconds; with data-still it never asks.
 
   const LEAST_BETWEEN = 1000;
   let paused = sessionStorage.getItem("tidemill-paused") === "yes";
@@ -38,7 +38,7 @@
     }).catch(() => {});
   }
 
-  // News that the page asked for before it was held do not move the page.
+  // While the page is paused, an answer to an earlier request does not change the page.
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (paused && event.detail.target.id === "live") event.detail.shouldSwap = false;
   });
@@ -224,7 +224,7 @@
     return `${Number(value.toFixed(2)).toLocaleString("en")}${unit || ""}`;
   }
 
-  // Times of the axis by their distance in seconds: a format, and another where the day changes.
+  // Formats of the time axis, by the seconds between ticks. The second format is for a new day.
   const CLOCK = [
     [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
     [3600, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
@@ -323,7 +323,7 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
 
-  // Keys can scroll what is wider than the screen.
+  // Make each box that can scroll focusable, so that keys can scroll the box.
   function reach() {
     for (const box of all(".scroll")) {
       if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
@@ -331,7 +331,7 @@
     }
   }
 
-  // Keep what the script made of the page when news come in.
+  // Restore the changes that the script made to the page, after each update.
   document.addEventListener("htmx:load", () => draw(false));
   document.addEventListener("htmx:afterSettle", () => {
     draw(false);

@@ -1,4 +1,4 @@
-// The theme, before the page is drawn: light, dark, or as the system has it.
+// Set the theme before the page is drawn: light, dark, or the theme of the system.
 "use strict";
 (function () {
   const names = ["system", "light", "dark"];

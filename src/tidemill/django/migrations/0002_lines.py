@@ -18,7 +18,7 @@ _SHARE = ["share", "state", "rank", "seq"], "share <> ''"
 
 
 def make_indexes(apps: Any, editor: Any) -> None:
-    """Make the indexes. MariaDB has no partial ones, and its keys are too short for ``limited``."""
+    """Make the indexes. MariaDB lacks partial indexes, and has too short keys for ``limited``."""
     mariadb = editor.connection.vendor == "mysql"
     for name, (columns, where) in _INDEXES.items():
         if mariadb and name == "limited":
