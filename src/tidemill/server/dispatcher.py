@@ -48,7 +48,7 @@ MAX_VERDICTS = 1000
 """The most verdicts in one step."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two attempts while the store fails; each pause is twice the pause before."""
+"""Seconds between two attempts while the store fails; each pause is twice as long as the last."""
 
 LONGEST_TICK = 600.0
 """The longest time between two ticks of the broker, in seconds."""

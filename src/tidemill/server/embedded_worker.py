@@ -23,7 +23,7 @@ CLEAN, UNUSABLE = 0, 2
 """Exit codes of a worker: 0 for success, 2 for an app that no restart could load."""
 
 SHORTEST, LONGEST = 1.0, 30.0
-"""Seconds before a restart; each pause is twice the pause before."""
+"""Seconds before a restart; each pause is twice as long as the last."""
 
 
 class EmbeddedWorker:

@@ -34,7 +34,7 @@ class Alarm:
         self.tell: Callable[[], None] = _nobody
 
     def ring(self) -> None:
-        """End the current watch. Without a current watch, end the next one at its beginning."""
+        """End the current watch. Without a current watch, the next watch ends at once."""
         if self.rings:
             return
         self.rings = True

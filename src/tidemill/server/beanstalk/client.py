@@ -13,7 +13,7 @@ from tidemill.server.waiters import PendingCommit
 __all__ = ["MARGIN", "Client", "Reservation"]
 
 MARGIN = 1.0
-"""Seconds before the end of a ttr in which a client gets DEADLINE_SOON."""
+"""In the last ``MARGIN`` seconds of a ttr, a client gets DEADLINE_SOON."""
 
 _NEVER = float("inf")
 

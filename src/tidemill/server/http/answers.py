@@ -1,4 +1,4 @@
-"""Answers: how the result of an endpoint becomes the response."""
+"""Answers: turn the result of an endpoint into the response."""
 
 from __future__ import annotations
 

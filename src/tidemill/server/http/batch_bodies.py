@@ -70,7 +70,7 @@ def decode_batch(data: bytes) -> BatchIn:
 
 
 def _placed(error: msgspec.ValidationError, where: str) -> msgspec.ValidationError:
-    """The error with the place of the job, as when the whole batch is decoded."""
+    """The error with the place of the job in the batch, in the form of msgspec."""
     text, at, place = str(error).rpartition(" - at `")
     if not at:
         return msgspec.ValidationError(f"{error} - at `$.{where}`")

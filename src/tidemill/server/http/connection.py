@@ -43,7 +43,7 @@ MAX_UNPARSED = 64 * 1024
 """Approximate bytes of later requests that are kept while a request is served."""
 
 CHUNKED_SLICE = 1024
-"""Bytes of a chunked body that are parsed at a time, since later requests may follow in them."""
+"""Bytes of a chunked body that are parsed at a time. A later request may follow in these bytes."""
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?<=\n)upgrade(?=[ \t]*:)", re.IGNORECASE)

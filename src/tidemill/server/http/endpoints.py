@@ -1,4 +1,4 @@
-"""Endpoints: how a part of the JSON API is declared, found by its path, and read.
+"""Endpoints: declare the calls of the JSON API, find a call by its path, and read its request.
 
 An :class:`Endpoint` names a method, a path and a function. The annotations of the function declare
 its result and its parameters. The OpenAPI description (:mod:`.openapi`) is made from the

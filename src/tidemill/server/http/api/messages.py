@@ -55,7 +55,7 @@ def value_of(body: Raw) -> Any:
     """The message in a body: JSON if its Content-Type is JSON, else bytes.
 
     Raises:
-        Problem: the body is a form, or not JSON as its Content-Type says.
+        Problem: the body is a form, or is not JSON although its Content-Type says so.
     """
     kind = body.content_type.partition(";")[0].strip().lower()
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):

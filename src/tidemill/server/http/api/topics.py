@@ -37,7 +37,7 @@ async def list_bindings(call: Call, queue: str) -> BindingsOut:
 async def bind_queue(call: Call, queue: str, pattern: str) -> None:
     """Bind a queue to a pattern of topics. Binding it again changes nothing.
 
-    A token for some queues is refused: with a binding it could read what others publish.
+    A token for some queues is refused: with a binding it could read messages for other queues.
     """
     check_whole_store(call.exchange)
     await call.backend.run(call.backend.queue(queue).bind, check_pattern(pattern))
