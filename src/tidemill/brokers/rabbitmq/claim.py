@@ -151,7 +151,7 @@ class AttachedOwner:
         self._channel.sync(patience)
 
     def put_back(self, queue: str, patience: float) -> None:
-        """Return the messages of a queue that nobody leased, and take no more from the queue.
+        """Return the unleased messages of a queue, and take no more from the queue.
 
         The next exchange that wants jobs takes from the queue again.
         """
@@ -397,7 +397,7 @@ class AttachedOwner:
         hold = self._held.pop(token)
         if hold.tag:
             hold.state.held -= 1
-            if hold.state.resting:  # no message must come in its place
+            if hold.state.resting:  # no new message may replace this message
                 self._credit.rest(hold.state)
 
     # -- in the connection thread ---------------------------------------------------------------

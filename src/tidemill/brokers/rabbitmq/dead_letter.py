@@ -1,7 +1,7 @@
 """Failed jobs: look at them, try them again, delete them.
 
-All failed jobs lie in one place. A *look* reads the failed jobs: it takes messages and returns
-these in their order. A search for jobs by id reads all messages before these jobs.
+All failed jobs lie in one place. A *look* reads the failed jobs: it takes the messages, and then
+returns them in their order. A search for jobs by id reads all messages before these jobs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flush the brokers of a process that ends without closing them.
 
 A connection thread writes acknowledgements, and the interpreter does not wait for this thread.
-Without a flush, the server would deliver the messages again that the process acknowledged last.
+Without a flush, the server would deliver again the messages that the process acknowledged last.
 """
 
 from __future__ import annotations

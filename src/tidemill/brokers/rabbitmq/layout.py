@@ -32,8 +32,8 @@ __all__ = ["NEVER", "Names", "Place", "is_pattern", "safe", "server_priority"]
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 
 CLASSIC_PRIORITIES = 20
-"""The highest priority of a classic queue. There 10 stands for priority 0, and each step for ten of
-ours."""
+"""The highest priority of a classic queue. The server's priority 10 is priority 0 of tidemill, and
+each step of the server is ten steps of tidemill."""
 
 FAILED_KEPT, FAILED_MOST = 30 * 86400.0, 100_000
 """Seconds and messages that the place of failed jobs keeps; the oldest go first."""

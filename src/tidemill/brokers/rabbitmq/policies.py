@@ -197,7 +197,7 @@ def _of_older(settings: Settings, names: Names, older: list[str]) -> Danger:
 
 
 def _keeping(names: Names) -> dict[str, str]:
-    """The policy settings that protect the jobs of such queues."""
+    """The policy settings that protect jobs in queues without these arguments."""
     return {
         "overflow": "reject-publish",
         "dead-letter-exchange": "",

@@ -99,7 +99,7 @@ class Publisher:
         Raises:
             StoreFull: the server lets nobody publish, and no message was sent.
             Refused: the server never takes one of the messages.
-            NoPlace: a queue refuses a message, cannot be made, or does not answer for so long.
+            NoPlace: a queue refuses a message, cannot be made, or does not answer in time.
             BrokerUnavailable: the server does not answer. Each error says how much is stored.
         """
         batch = Batch(items, None, began or machine_time(), once=once)
@@ -168,7 +168,7 @@ class Publisher:
         self._pump()
 
     def lost(self, why: str) -> None:
-        """Queue the messages under way again, before all others and in their order."""
+        """Queue again the messages that were under way, before all others and in their order."""
         channels = self._channels()
         self._connection = self._main = None
         self._checks.forget()

@@ -13,7 +13,7 @@ from tidemill.core.job import DEFAULT_TTR
 __all__ = ["HeldMessage", "QueueState", "rounded"]
 
 CREDIT_MOST, _EXACT = 4096, 4
-"""The most credit of a place, and the number of its leading binary digits that count."""
+"""The most credit of a place, and the leading binary digits that a rounded credit keeps."""
 
 
 class HeldMessage:

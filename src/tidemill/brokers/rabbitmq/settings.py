@@ -36,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hosts: nodes of one cluster, tried in turn.
         classic: durable classic queues with priorities, instead of quorum queues in bands.
-        patience: the seconds that a put waits until the server is back, or reads publications
-            again.
+        patience: the seconds for which a put waits for the server to come back, or to accept
+            messages again.
         owner_lease: the seconds after which a silent worker counts as dead, by heartbeats.
         shown: the URL without its password.
         store: the URL of the store whose ready jobs the server carries; empty for none.

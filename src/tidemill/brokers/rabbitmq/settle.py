@@ -2,7 +2,7 @@
 
 A message is acknowledged after the server has confirmed the messages that replace it. After a kill
 in between, the server has the message and its replacements: at worst the job runs twice. After a
-broken connection the server delivers messages again that were not acknowledged. So this module
+broken connection the server delivers again the messages that were not acknowledged. So this module
 remembers the ends of the latest runs.
 """
 
@@ -182,7 +182,7 @@ class Settlement:
         """
         ended = self._ended.get(hold.run)
         if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
-            self._channel.ack(hold.tag, hold.era)  # a second copy of a run that is leased
+            self._channel.ack(hold.tag, hold.era)  # a second copy of a run that has ended here
         elif isinstance(ended, _Left):
             ended.tag, ended.era = hold.tag, hold.era
             if ended.stored:

@@ -310,7 +310,7 @@ class Timekeeper:
         self._look()
 
     def _grow(self) -> None:
-        """Widen windows again that were made smaller because of large bodies."""
+        """Widen again the windows that large bodies made smaller."""
         if self._bytes <= _BYTES // 2:
             small = [one for one in self._queues.values() if one.state.credit < _WINDOW]
             for queue in small:

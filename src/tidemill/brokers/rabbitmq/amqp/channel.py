@@ -199,7 +199,7 @@ class ConsumerChannel:
         heard = functools.partial(self._while_on, channel)
         channel.add_on_cancel_callback(heard(self._cancelled))
         channel.add_callback(heard(self._on_empty), [Basic.GetEmpty], one_shot=False)
-        # With a callback for one consumer, pika would call it at the first answer for any consumer.
+        # pika would call a callback for one consumer at the first answer for any consumer.
         channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
         channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
         cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)

@@ -370,7 +370,7 @@ def _part(whole: Any, name: str) -> Any:
 
 
 def _cut(connection: pika.SelectConnection, why: str) -> None:
-    # pika itself does this when heartbeats are missing. Only this closes a connection at once.
+    # pika itself calls this when heartbeats are missing. No other call closes a connection at once.
     cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
 
 

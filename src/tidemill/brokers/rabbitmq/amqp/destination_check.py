@@ -47,7 +47,7 @@ class DestinationChecks:
         return next((window for window in self._waiting[channel.destination] if window.todo), None)
 
     def end(self, channel: ConfirmChannel) -> list[PublishWindow]:
-        """End a check. Return the windows that go on: those of its queue, and a deferred window."""
+        """End a check. Return the windows that go on: all that waited, and a deferred window."""
         channel.close()
         self.channels.pop(channel.destination, None)
         windows = self._waiting.pop(channel.destination, [])

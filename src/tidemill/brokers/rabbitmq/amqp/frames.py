@@ -40,9 +40,9 @@ _END, _NO_FRAME = b"\xce", b"AMQP"
 _PUBLISH, _DELIVER, _ACK, _NACK = ((60 << 16) + method for method in (40, 60, 80, 120))
 
 _HEAD = struct.Struct(">BHI")  # kind, channel and length of a frame
-# The same of a method frame, with class, method and one more byte.
+# The same three of a method frame, then class and method as one number, and one more byte.
 _METHOD = struct.Struct(">BHIIB")
-# The same of a header frame, with class, a zero and the size of the body.
+# The same three of a header frame, then class, a zero and the size of the body.
 _HEADER = struct.Struct(">BHIHHQ")
 _TAG = struct.Struct(">QB")
 

@@ -1,8 +1,8 @@
 """Publish windows: the messages for one place, in order; and batches that a caller waits for.
 
 At first a window may have a few messages under way, and each confirm raises this limit by one. So a
-silent queue gets few messages. If a queue took none of some hundred messages, the server would stop
-reading from the whole connection, for all queues.
+silent queue gets few messages. If several hundred messages waited for one queue, the server would
+stop reading from the whole connection, for all queues.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PublishWindow:
         checking: the window waits for the check of its target.
         moved: machine time of its creation, or of the last answer other than a refusal.
         answered: machine time of the last answer other than a refusal; 0 for none.
-        why: the reason of the server for which the place cannot be used now.
+        why: the server's reason why the place cannot be used now.
         pause: seconds of the latest pause.
     """
 

@@ -63,7 +63,7 @@ class Unanswered(BrokerUnavailable):
 
 
 class _Silence(AMQPHeartbeatTimeout):
-    """The same error as pika raises it, until the short connection ends."""
+    """The form of ``Unanswered`` that pika can raise. ``short_connection`` translates it."""
 
     def __init__(self, place: str, why: str) -> None:
         super().__init__(f"the queue {place} {why}")
@@ -137,7 +137,7 @@ class ShortConnection:
         """The messages of a place in their order, as they come, ``most`` at most.
 
         We hold the messages until their acknowledgement or the end of the connection. Messages that
-        are not acknowledged then go back to their positions, if none was still under way. The
+        are not acknowledged then go back to their positions, if no message is under way. The
         server's count may be out of date, so the walk also waits a short while for messages beyond
         this count. The walk reads about as many messages as the caller asks for, and never holds
         more than ``ahead`` unacknowledged messages. The server counts 0 messages in a place without

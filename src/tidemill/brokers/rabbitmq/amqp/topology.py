@@ -1,8 +1,8 @@
 """Declare queues and exchanges on the server, on a separate channel.
 
-To declare an existing queue changes nothing. So on each connection, this process declares a queue
-before it first uses the queue. The answer also has the numbers of messages and consumers of the
-queue. AMQP tells no more about a queue.
+The declaration of an existing queue changes nothing. So on each connection, this process declares a
+queue before it first uses the queue. The answer also has the numbers of messages and consumers of
+the queue. AMQP tells no more about a queue.
 
 A queue that lost its log delays the answer, and all later requests on the channel. An *errand* is a
 list of requests of one caller. An errand without a prompt answer keeps its channel, and the other
