@@ -54,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A metric: all its samples, its type, and what it means.
+    """A metric: its name, its type, its help text and all its samples.
 
     Attributes:
         name: the name, without the ``_total`` of a counter.

@@ -19,7 +19,7 @@ _PAUSES = (1.0, 4.0, 16.0)  # seconds before the next tries
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """The message. A webhook gets it as JSON, a command as variables and as JSON on its stdin.
+    """The message. A webhook gets JSON; a command gets environment variables, and JSON on stdin.
 
     Attributes:
         event: ``begin``, ``reminder``, ``end`` or ``test``.

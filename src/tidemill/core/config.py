@@ -1,4 +1,4 @@
-"""Check user input: options, names, durations, URLs. Each mistake gets one sentence."""
+"""Check user input: options, names, durations, URLs. Each error is one sentence."""
 
 from __future__ import annotations
 

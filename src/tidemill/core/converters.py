@@ -1,4 +1,4 @@
-"""Converters: how values of a type become plain data, and how they come back.
+"""Converters turn values of a type into plain data, and plain data into values.
 
 Data never name a type, so the annotation of the task decides which type comes back. Models of
 pydantic, and arrays and numbers of numpy, have converters of their own. These converters use
@@ -96,7 +96,7 @@ def full_name(kind: type) -> str:
 
 
 def remedy(kind: type) -> str:
-    """The advice for a value that has no encoding: what to pass in its place."""
+    """The advice for a value that has no encoding: the value to pass instead."""
     if hasattr(kind, "__tablename__") or (hasattr(kind, "_meta") and hasattr(kind, "pk")):
         return "pass its key, and load the object in the task"
     if kind.__module__.partition(".")[0] == "numpy":

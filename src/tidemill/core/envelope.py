@@ -1,4 +1,4 @@
-"""The envelope of a job: what its producer wrote. Only a move to another queue changes it."""
+"""The envelope of a job, as its producer wrote it. Only a move to another queue changes it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The links of a job to other jobs.
 
     Attributes:
-        next: ids of the jobs that wait for this job. They were put before this job, in an earlier
-            call or in the same call.
+        next: ids of the jobs that wait for this job. Those jobs were put before this job, in an
+            earlier call or in the same call.
         waits: the condition under which this job starts (:class:`RunOn`); empty for a first job.
         inputs: ids of earlier jobs whose ends are part of this job's lease, in order. The store
             keeps each job whose ``next`` has this job's id, until this job is leased. The input of

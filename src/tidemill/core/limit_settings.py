@@ -1,6 +1,6 @@
 """The settings of a limit, and the limit of a job: plain data that jobs and requests carry.
 
-Rates, windows and breakers are tuples of numbers. Users write them as text, see
+Rates, windows and breakers are tuples of numbers. Users write these tuples as text, see
 :mod:`tidemill.limits.declare`. The numbers are explained in :mod:`tidemill.limits.arithmetic`.
 """
 

@@ -144,7 +144,7 @@ class Event:
 
 
 class LongLock:
-    """A lock that is held during calls to a server. A signal handler may end the wait for it."""
+    """A lock that is held during calls to a server. A signal handler may end a wait."""
 
     __slots__ = ("_began", "_changed", "_taken")
 

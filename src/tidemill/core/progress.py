@@ -1,4 +1,4 @@
-"""The progress of a job: what is done, and the total, as whole numbers."""
+"""The progress of a job: the done part and the total, as whole numbers."""
 
 from __future__ import annotations
 

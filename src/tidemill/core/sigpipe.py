@@ -1,8 +1,8 @@
 """Write to a pipe or socket whose reader may be gone, in a program that SIGPIPE would kill.
 
-Python ignores SIGPIPE, but a command-line program may have restored its default, which kills the
-program. So this module blocks SIGPIPE in this thread during the write, and discards a SIGPIPE that
-came.
+Python ignores SIGPIPE, but a command-line program may have restored the default action, which kills
+the program. So this module blocks SIGPIPE in this thread during the write, and discards a SIGPIPE
+that came.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def measure(path: str) -> dict[str, Any]:
 
 
 def flaky_step(path: str) -> None:
-    """Fail like a network, in the first attempt at about every tenth file; tidemill retries it."""
+    """Fail like a network in the first attempt at about every tenth file; the job is retried."""
     job = current_job()
     if job and job.attempt == 1 and zlib.crc32(os.path.basename(path).encode()) % 10 == 0:
         job.log("the network is down")

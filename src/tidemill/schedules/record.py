@@ -196,7 +196,7 @@ def is_the_same(new: Stored, old: Schedule) -> bool:
 
 
 def withdrawn(record: Schedule, owner: str) -> Change | None:
-    """The change by which a worker stops declaring a schedule; None when it did not declare it."""
+    """The change that removes a worker from the declarers; None when the worker is no declarer."""
     stored = decode(record.body)
     if owner not in (stored.declarers or ()):
         return None
