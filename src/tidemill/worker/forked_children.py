@@ -2,7 +2,7 @@
 
 A forked child has copies of the signal handlers, the socket to the supervisor and the event loop.
 It also has the frames of the pool below the task. A child of ``multiprocessing`` or ``subprocess``
-never returns to those frames. A child of a plain ``os.fork`` does, as soon as the child leaves the
+never returns to those frames. A child of a plain ``os.fork`` returns to them when it leaves the
 task. So a child
 
 - gets back the signal handlers that the worker has replaced, so ``terminate()`` ends the child;

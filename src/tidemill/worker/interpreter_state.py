@@ -1,7 +1,7 @@
 """Put back after each job the interpreter state that the worker needs.
 
-A task may change state that all threads of a process share. The worker leaves most changes, such as
-a new current folder, environment or warning filter. It undoes only changes that would harm later
+A task may change state that all threads of a process share. The worker leaves most changes in
+place, such as a new current folder or warning filter. It undoes only changes that would harm later
 jobs, and restores the state from after the load of the app:
 
 - a longer switch interval: a thread that computes would keep all other threads from running

@@ -6,7 +6,7 @@ most ``concurrency`` jobs run at a time, sync or async.
 Threads take turns at reading the socket. A thread that has read one job runs the job itself, and
 another thread takes over the reading. If a sleeping thread had to run the job, its wake-up would
 delay the start. A thread that has read several jobs gives all of them to other threads. If it ran
-one itself, it would hold the interpreter lock and delay the others.
+one of these jobs itself, it would hold the interpreter lock and delay the other jobs.
 
 So the process has one thread more than slots, and exactly one thread reads at any time. When jobs
 run in the main thread, a separate thread reads.

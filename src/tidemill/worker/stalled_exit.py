@@ -26,7 +26,7 @@ PATIENCE = 10.0
 """Seconds that the store has for the last step."""
 
 DETACH = 2.0
-"""Seconds that the store has for the detach at least, if it has all verdicts."""
+"""Seconds for the detach, at least, if the store has all verdicts."""
 
 LAST_STEP = 15.0
 """Seconds for which the testing worker, inside the caller's process, offers its last verdicts.

@@ -9,8 +9,8 @@ late exception lands in the job and not in other code.
 A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when the shield
 ends.
 
-A job that is still running ``PATIENCE`` seconds later is *stuck*: in a blocking system call, a C
-call or a long store step. The timekeeper settles the job, and the job's process is replaced.
+A job that still runs ``PATIENCE`` seconds after its interruption is *stuck*: in a blocking system
+call, a C call or a long store step. The timekeeper settles the job, and its process is replaced.
 
 A job in the main thread is interrupted by an alarm signal, which also ends blocking system calls.
 The signal handler makes the same pop. Async jobs are cancelled again and again until they end.

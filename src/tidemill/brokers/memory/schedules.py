@@ -67,7 +67,7 @@ class ScheduleTable:
         return out
 
     def next_due(self) -> float:
-        """Seconds until a record comes due, at least 0; infinity when no record will."""
+        """Seconds until a record comes due, at least 0; infinity when no record comes due."""
         claimed = self._first(self._claims) - self._jobs.now
         return max(0.0, min(claimed, self._first(self._due) - self._jobs.wall))
 
