@@ -29,7 +29,7 @@ CREATE TYPE tidemill.step_request AS (
     carried        bigint[],                 -- leases to hand over to the carrier
     take_tokens    bigint[],                 -- leases to take from the carrier
     take_ids       text[],
-    held           bigint[]                  -- all leases the owner knows of; NULL when it does not say
+    held           bigint[]                  -- all leases the owner knows of; NULL for no such list
 );
 
 CREATE TYPE tidemill.step_reply AS (
@@ -54,7 +54,8 @@ CREATE TYPE tidemill.chosen_jobs AS (
     seqs bigint[], lanes text[], numbers bigint[], turns bigint[], rows tid[], free bigint[]
 );
 
--- Leased jobs, with the figures that their limits count. The jobs in "overdue" had expired before.
+-- Leased jobs, with the figures that their limits count. The jobs in "overdue" were not leased,
+-- since they had expired.
 CREATE TYPE tidemill.leased_jobs AS (
     got int, leases bytea, lanes text[], costs float8[], fresh bigint[], lines int[], overdue bigint[]
 );

@@ -1,5 +1,8 @@
--- Transitions of single jobs; others are done in bulk. Functions called from outside set the search
--- path. The functions that they call rely on that path.
+-- Transitions of single jobs; other functions make transitions in bulk. Functions called from
+-- outside set the search path. The functions that they call rely on that path.
+--
+-- A job stands in one of the tables "ready", "parked", "later", "lease" and "done": it has a row
+-- there. In the middle of a transition, a job stands nowhere.
 
 CREATE OR REPLACE FUNCTION tidemill.clock(p tidemill.prefs) RETURNS float8
 LANGUAGE sql AS $$ SELECT extract(epoch FROM clock_timestamp())::float8 + p.shift $$;
@@ -24,7 +27,7 @@ BEGIN
             CASE what WHEN 'kept' THEN change ELSE 0 END);
 END $$;
 
--- Make a job that stands nowhere ready or scheduled, by its due time.
+-- Place a job that stands nowhere: as ready or as scheduled, by its due time.
 CREATE OR REPLACE FUNCTION tidemill.place(job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -8,8 +8,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
 END $$;
 
--- Lock the keys of some jobs, and other keys, in the order that all transactions use. Keys come before
--- rows of "behind" and before leases: a transaction with locked keys may wait for those.
+-- Lock the keys of some jobs, and other keys, in the order that all transactions use. Keys come
+-- before rows of "behind" and before leases: a transaction with locked keys may wait for such rows.
 CREATE OR REPLACE FUNCTION tidemill.lock_keys(jobs bigint[], names text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -48,7 +48,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Take a key from its job; its successor takes the key over.
+-- Take a key from its job, and give the key to the job's successor.
 CREATE OR REPLACE FUNCTION tidemill.give_up_key(name text, job_seq bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

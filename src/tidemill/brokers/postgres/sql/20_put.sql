@@ -174,10 +174,10 @@ BEGIN
     RETURN QUERY SELECT queue.name, queue.number FROM queue WHERE queue.name = ANY (names);
 END $$;
 
--- One put: commit the jobs, then wake sleeping owners in a second transaction. That transaction sees
--- each owner that has marked itself asleep before. An owner that marks itself later looks once more
--- (see 50_exchange.sql). NOTIFY takes a lock under which no two transactions commit. So the second
--- commit does not wait for the disk, and holds nobody up.
+-- One put: commit the jobs, then wake sleeping owners in a second transaction. That transaction
+-- sees each owner that has marked itself asleep before. An owner that marks itself later looks once
+-- more (see 50_exchange.sql). Transactions with NOTIFY commit one after the other. So the second
+-- commit does not wait for the disk, and delays no other transaction.
 CREATE OR REPLACE PROCEDURE tidemill.put(
     client text, this bigint, new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs, chores int, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
@@ -241,8 +241,8 @@ BEGIN
     END IF;
 END $$;
 
--- The same inside a transaction of the caller. We do not know when it commits. So its commit notifies
--- all owners, and each of them looks.
+-- Put jobs inside a transaction of the caller. Nothing can be done after its commit. So the commit
+-- notifies all owners, and each owner looks for jobs.
 CREATE OR REPLACE FUNCTION tidemill.put_inside(
     new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$

@@ -57,7 +57,8 @@ BEGIN
     RETURN jsonb_build_array(how, g.id);
 END $$;
 
--- The answer to a new job that leaves its key to the holder; NULL when it replaces the holder.
+-- The answer for a new job that leaves its key to the holder. NULL when the new job replaces the
+-- holder.
 CREATE OR REPLACE FUNCTION tidemill.yield_to(
     g tidemill.given, k tidemill.key, start float8, t float8) RETURNS jsonb
 LANGUAGE plpgsql AS $$

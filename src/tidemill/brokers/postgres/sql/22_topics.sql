@@ -1,7 +1,8 @@
--- Topics: bindings of queues, and publishing. A publish has the version of the bindings by which
--- its caller made the copies. Changes of bindings and publishes exclude each other by a lock, which
--- a publish shares with others. All take this lock right after the lock of check_here. A publish in
--- the caller's transaction does without the lock: it may stay open for long.
+-- Topics: bindings of queues, and publishing. A publish names the version of the bindings from
+-- which its caller made the copies of the message. A publish and a change of bindings exclude each
+-- other by a lock; publishes share the lock. Each transaction takes this lock right after the lock
+-- of check_here. A publish in the caller's transaction takes no such lock, since that transaction
+-- may stay open for long.
 
 CREATE OR REPLACE FUNCTION tidemill.lock_bindings() RETURNS void
 LANGUAGE plpgsql AS $$
@@ -15,7 +16,7 @@ BEGIN
     UPDATE binding_version SET version = gen_random_uuid()::text;
 END $$;
 
--- Bind a queue to a pattern; false when it is bound already. A new queue is made.
+-- Bind a queue to a pattern; false when it is bound already. A missing queue is made.
 CREATE OR REPLACE FUNCTION tidemill.bind_queue(which text, topics text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -67,7 +68,7 @@ BEGIN
             FROM binding_version AS v);
 END $$;
 
--- Whether the bindings have this version, until the end of the transaction.
+-- Whether the bindings have this version. They do not change before the end of the transaction.
 CREATE OR REPLACE FUNCTION tidemill.bindings_have(wanted text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN

@@ -1,17 +1,19 @@
--- Direct hand-off. Without it, a put commits and wakes an owner, which leases the job in a second commit.
--- With it, a put of one job leases the job in its own transaction. The lease goes to an owner that sleeps for
--- such jobs. It travels with the notification: the owner wakes and starts the job, and asks nobody.
+-- Direct hand-off. Without it, a put commits and wakes an owner, which leases the job in a second
+-- commit. With it, a put of one job leases the job in its own transaction. The lease goes to an
+-- owner that sleeps for such jobs. The notification brings the lease: the owner wakes and starts
+-- the job, and asks nobody.
 --
--- The token stays in "pulse.handed" until the owner's next step confirms it; otherwise that step brings the
--- lease. A notification names the owner's turn. It is good only until the owner begins another step, which
--- would bring the same lease. An owner gets one job by hand-off and then counts as awake. So later jobs wait
--- in order until the owner has looked.
+-- The token stays in "pulse.handed" until a step of the owner confirms it. The next step with a
+-- want brings the leases that the owner has not confirmed. A notification names the owner's turn.
+-- The notification is valid only until the owner begins another step, since that step may bring the
+-- same lease. An owner gets one job by hand-off and then counts as awake. So later jobs wait in
+-- order until the owner has looked.
 
--- The hand-off does not wait for the disk. The job is committed without, and the owner is notified. Then the
--- put waits until all is on disk, and answers. If the server dies in between, the job has begun but was never
--- accepted. A crash before a verdict is stored is similar: work was done without a record. But no other job
--- may get the lost number, since the same worker could be handed that job. So a server that comes back skips
--- more numbers than it can have lost, before it draws the next.
+-- The hand-off does not wait for the disk. The put commits without a sync and notifies the owner.
+-- Then it waits until all is on disk, and answers. If the server dies in between, the job has begun
+-- but was never accepted. A crash before a verdict is stored is similar: work was done without a
+-- record. But no other job may get the lost number: the verdict of the first job would settle the
+-- other job. So after a crash, the first call skips more numbers than the server can have lost.
 
 CREATE OR REPLACE FUNCTION tidemill.come_back() RETURNS void
 LANGUAGE plpgsql AS $$
@@ -30,8 +32,9 @@ BEGIN
     PERFORM pg_logical_emit_message(true, 'tidemill', '');
 END $$;
 
--- Put one job without a key or a limit, for a queue without a bound or a limit. NULL for "stored": use put_jobs.
--- "place" and "word" are the channel and the text of the notification to send after the commit.
+-- Put one job without a key or a limit, for a queue without a bound or a limit. If "stored" is
+-- NULL, use put_jobs. "place" and "word" are the channel and the text of the notification to send
+-- after the commit.
 CREATE OR REPLACE FUNCTION tidemill.put_single(
     new_jobs tidemill.batch, p tidemill.prefs,
     OUT stored boolean, OUT place text, OUT word text)
@@ -95,7 +98,8 @@ BEGIN
     END IF;
 END $$;
 
--- Find an owner that sleeps for jobs of a line, and would get a new job as its first.
+-- Find an owner that sleeps for jobs of a line. Find none if another ready job may come before the
+-- new job.
 CREATE OR REPLACE FUNCTION tidemill.sleeper_for(
     l int, t float8, p tidemill.prefs, OUT number int, OUT turn bigint, OUT channel text)
 LANGUAGE plpgsql AS $$
@@ -111,7 +115,7 @@ BEGIN
       AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
     ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
     IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0 THEN
-        number := NULL;  -- another ready job comes first, or may
+        number := NULL;  -- another ready job may come first
     END IF;
 END $$;
 

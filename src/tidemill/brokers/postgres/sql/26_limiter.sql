@@ -10,8 +10,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT ARRAY[NULL, NULL, 1, NULL, NULL, NULL, NULL,
 CREATE OR REPLACE FUNCTION tidemill.every(x float8[]) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN x[1] > 0 THEN x[2] * 1e6 / x[1] ELSE 0 END $$;
 
--- How many jobs may run at a time; NULL for any number. After a failure, at most as many as may
--- still fail before the breaker opens.
+-- How many jobs may run at a time; NULL for any number. After a failure, the bound is
+-- the number of failures left until the breaker opens.
 CREATE OR REPLACE FUNCTION tidemill.most_running(x float8[], failures int) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(x[6], CASE WHEN x[7] IS NOT NULL AND failures > 0 THEN greatest(1, x[7] - failures) END)
@@ -138,7 +138,8 @@ BEGIN
     RETURN kept || ends || cost;
 END $$;
 
--- The slots of a window without a cost taken at a time, whose job has not run.
+-- The slots of a window after a job returns its cost, since the job did not run. The job took the
+-- cost at the time "taken".
 CREATE OR REPLACE FUNCTION tidemill.slots_without(x float8[], slots float8[], taken float8, cost float8)
 RETURNS float8[]
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -172,7 +173,7 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- The time from which an unused limiter is as if it had never been used.
+-- The time from which an unused limiter equals a new limiter.
 CREATE OR REPLACE FUNCTION tidemill.clear_at(x float8[], g tidemill.gate) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(CASE WHEN g.filled <> 0 THEN floor(g.filled) + 1 ELSE 0 END,

@@ -1,14 +1,15 @@
 -- Limits of queues, and of partitions ("lanes"): each key of each named limit. The arithmetic is in
--- 26_limiter.sql, leasing under a limit in 47_partition_claim.sql. A partition stands in a line (a row of
--- "stand") when its first job there may start.
+-- 26_limiter.sql, leasing under a limit in 47_partition_claim.sql. A partition stands in a line (a
+-- row of "stand") when its first job there may start.
 --
--- A limiter is a row of "gate". Only the holder of its lock reads and changes it, and nobody ever waits for
--- that lock. Puts, verdicts and acts write events into "inbox", and the holder of the lock takes them over.
--- A transaction that does not get the lock leaves its events to the holder. Both look into the inbox once
--- more after their commits (open_gates). So the later of the two finds the events.
+-- A limiter is a row of "gate". Only the holder of its lock changes it, and nobody ever waits for
+-- that lock. Puts, verdicts and acts write events into "inbox", and the holder of the lock takes
+-- them over. A transaction that does not get the lock leaves its events to the holder. Both look
+-- into the inbox once more after their commits (open_gates). So the later of the two finds the
+-- events.
 --
--- Readers of "terms", the limit settings, hold the lock of "terms" shared. A writer holds it alone, so that
--- nobody else holds a limiter then.
+-- Readers of "terms", the limit settings, hold the lock of "terms" shared. A writer holds this lock
+-- alone, so nobody else holds a limiter meanwhile.
 
 CREATE OR REPLACE FUNCTION tidemill.is_limited() RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -16,7 +17,8 @@ BEGIN
     RETURN EXISTS (SELECT FROM terms);
 END $$;
 
--- False when somebody is about to change settings: a claim of limited jobs looks again after that.
+-- False while somebody changes settings. A claim then leases nothing; the writer wakes owners
+-- afterwards.
 CREATE OR REPLACE FUNCTION tidemill.may_read_terms() RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -28,7 +30,7 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT split_part(gate, chr(31), 1) $$;
 
 -- -- events ---------------------------------------------------------------------------------------
 
--- Park those ready jobs without a place that belong to partitions.
+-- Park the jobs of partitions among these jobs, which are ready and stand nowhere.
 CREATE OR REPLACE FUNCTION tidemill.park(jobs bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -92,7 +94,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.declare(lane text, new float8[], only_new boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane) AND (only_new -- else a pending entry counts
+    -- Without "only_new", pending settings in "said" count, too.
+    IF NOT EXISTS (SELECT FROM terms WHERE id = terms_of(lane) AND (only_new
                    OR declared IS NOT DISTINCT FROM new AND NOT EXISTS (SELECT FROM said WHERE said.id = terms.id))) THEN
         INSERT INTO said (id, terms, by_code, if_new) VALUES (terms_of(lane), new, true, only_new);
     END IF;
@@ -108,9 +111,9 @@ BEGIN
         WHERE lane IS NOT NULL GROUP BY 1, 2, 3 ORDER BY min(n)) AS x;
 END $$;
 
--- Tell limiters that a lease has ended, or an attempt of a lease that stays. "outcome" is the verdict's, if any.
--- A job that goes back without a run returns its tokens. It ran if it has a start, or an earlier attempt under
--- the same lease.
+-- Tell limiters that a lease has ended, or that an attempt has ended and the lease stays. "outcome"
+-- is NULL without a verdict. A job that goes back without a run returns its tokens. A job has run
+-- if it has a start, or an earlier attempt under the same lease.
 CREATE OR REPLACE FUNCTION tidemill.leave_gates(l tidemill.lease, over boolean, outcome int, started float8)
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -147,8 +150,8 @@ END $$;
 
 -- -- taking events over ----------------------------------------------------------------------------
 
--- Lock those of some limiters that nobody else holds, and return them. They follow the current
--- settings from then on.
+-- Of these limiters, lock those that nobody else holds, and return their ids. The locked limiters
+-- follow the current settings.
 CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[], now float8) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -170,7 +173,7 @@ DECLARE
     same   text[];
 BEGIN
     WITH gone AS (
-        -- Worded so that the ids are hashed, however many they are.
+        -- With this wording the planner hashes the ids, however many they are.
         DELETE FROM inbox WHERE CASE WHEN inbox.gate IN (SELECT unnest(ids)) THEN true END
         RETURNING inbox.*, inbox AS event
     ), sums AS (
@@ -223,14 +226,15 @@ BEGIN
     RETURN (SELECT coalesce(sum(running), 0) FROM tally WHERE queue = which);
 END $$;
 
--- The same, or 0 when the settings do not depend on it.
+-- How many jobs of a queue run, or 0 when the settings do not depend on this number.
 CREATE OR REPLACE FUNCTION tidemill.running_for(x float8[], which int) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN x[6] IS NULL AND x[7] IS NULL THEN 0 ELSE running_in(which) END;
 END $$;
 
--- A queue's limiter, with its carried jobs as "held", from the tallies: these take their tokens when they start.
+-- A queue's limiter, with the number of carried jobs from the tallies as "held". Carried jobs take
+-- their tokens when they start.
 CREATE OR REPLACE FUNCTION tidemill.with_held(x float8[], g tidemill.gate) RETURNS tidemill.gate
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -290,8 +294,9 @@ BEGIN
     DELETE FROM gate WHERE id = ANY (ids) AND clear <= now;
 END $$;
 
--- Take over the events of limiters, and open those whose time has come; true when there were any. "fresh" also
--- makes unknown partitions. That may wait for another transaction that makes them, so hold no other lock then.
+-- Take over the events of limiters, and open the limiters whose time has come; true when there were
+-- any. "fresh" also makes limiters of new partitions. This may wait for another transaction that
+-- makes the same limiters, so the caller then holds no other lock.
 CREATE OR REPLACE FUNCTION tidemill.sync_gates(fresh boolean, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -339,8 +344,9 @@ EXCEPTION WHEN OTHERS THEN
     RETURN false;
 END $$;
 
--- Empty the inbox after a commit that may have written to it, except for limiters that others hold. A change of
--- settings goes on for 20 ms. The next step continues the change, and is due at once (next_step).
+-- Empty the inbox after a commit that may have written to it, except for limiters that others hold.
+-- Work on a change of settings for 20 ms. If some limiters are left, a step is due at once
+-- (next_step), and continues.
 CREATE OR REPLACE PROCEDURE tidemill.open_gates(p tidemill.prefs)
 LANGUAGE plpgsql AS $$
 DECLARE

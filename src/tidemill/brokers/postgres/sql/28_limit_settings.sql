@@ -1,10 +1,11 @@
--- Limit settings, declared by code or set by people; and limits in numbers.
+-- Limit settings, declared by code or set by people; and the figures of limits.
 
 -- A limit with keys has one limiter for each key. New settings hold at once: each user of a limiter
 -- first brings it to the new settings (try_gates). The other limiters follow in pieces of a few
 -- hundred (update_some). Until then the counters of a limiter follow the settings of its version.
 
--- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does. Nobody else holds a limiter.
+-- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does. Nobody else
+-- holds a limiter meanwhile.
 CREATE OR REPLACE FUNCTION tidemill.take_terms(s tidemill.said, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,7 +78,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same for some limiters that nobody has used; true when there may be more of them.
+-- Bring some limiters that nobody holds to the current settings; true when more may be left.
 CREATE OR REPLACE FUNCTION tidemill.update_some(most int, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -138,9 +139,9 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.seconds_until(at float8, now float8) RETURNS float8
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN at > 0 THEN (at - now) / 1e6 ELSE 0 END $$;
 
--- Empty the inbox before somebody looks at limits, and wake owners for the jobs that this lets start. The writer of
--- an event may have looked for sleeping owners before, and then finds the inbox empty. "more" says that new settings
--- have yet to reach limiters.
+-- Empty the inbox before somebody looks at limits, and wake owners for the jobs that may start now.
+-- The writer of an event may look for such jobs too early, and then wakes nobody. "more" says that
+-- some limiters do not have new settings yet.
 CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs, INOUT more boolean)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -154,7 +155,7 @@ BEGIN
     more := EXISTS (SELECT FROM tidemill.outdated) AND NOT EXISTS (SELECT FROM tidemill.departure WHERE sealed);
 END $$;
 
--- Every limit in numbers.
+-- The figures of every limit.
 CREATE OR REPLACE FUNCTION tidemill.limits_shown(p tidemill.prefs)
 RETURNS TABLE (name text, of_queue boolean, terms float8[], declared float8[], by_hand boolean,
                running bigint, failures int, until float8, keys bigint)

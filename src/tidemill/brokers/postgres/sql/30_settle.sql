@@ -107,7 +107,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ROW(token, 1, delay, why, '', 0, ended, NULL, false, -1)::tidemill.verdict
 $$;
 
--- The number of the run of an attempt that follows a trail.
+-- The number of the run to which the attempt after a trail belongs. A kick begins a new run, whose
+-- attempts count from 1 again.
 CREATE OR REPLACE FUNCTION tidemill.run_of(trail jsonb, number int) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN trail IS NULL THEN 1
@@ -190,7 +191,8 @@ BEGIN
     WHERE seq = which;
 END $$;
 
--- Keep the notes of running jobs: [token, done, total, line, time, text] each. The release before sends no text.
+-- Keep the notes of running jobs: [token, done, total, line, time, text] each. The previous release
+-- sends no text.
 CREATE OR REPLACE FUNCTION tidemill.take_notes(me int, notes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

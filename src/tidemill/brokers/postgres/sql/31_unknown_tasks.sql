@@ -17,8 +17,8 @@ BEGIN
     RETURN convert_from(substring(envelope FROM at + 1 FOR ends - at), 'UTF8');
 END $$;
 
--- Let only one step at a time name unknown tasks, and take this lock before any other. So numbers are committed
--- in order, and no owner misses one.
+-- Let only one step at a time name unknown tasks, and take this lock before any other. So numbers
+-- are committed in order, and no owner misses a task.
 CREATE OR REPLACE FUNCTION tidemill.lock_unknown(verdicts jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -90,7 +90,8 @@ BEGIN
     RETURN found_in;
 END $$;
 
--- Make jobs ready whose tasks an owner knows, per queue the first jobs up to its want. Returns their old rows.
+-- Make jobs ready that were set aside and whose tasks an owner knows: of each queue, the first
+-- jobs, up to the count that the owner wants. Returns their rows of "later".
 CREATE OR REPLACE FUNCTION tidemill.bring_back(w tidemill.want, t float8) RETURNS tidemill.later[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,7 +118,7 @@ BEGIN
     RETURN back;
 END $$;
 
--- The jobs brought back that are still ready, and under no limit.
+-- Of the jobs that bring_back made ready, those that are still ready and under no limit.
 CREATE OR REPLACE FUNCTION tidemill.still_back(back tidemill.later[]) RETURNS TABLE (r tid, seq bigint, line int)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -132,7 +133,8 @@ BEGIN
     ORDER BY b.rank, b.seq;
 END $$;
 
--- Set aside again the jobs that were not leased. Jobs under a limit stay, and suspects if only others take them.
+-- Set aside again the jobs that were not leased. Jobs under a limit stay ready. With suspects =
+-- false, suspects stay ready, too: only other owners take them.
 CREATE OR REPLACE FUNCTION tidemill.undo_back(back tidemill.later[], suspects boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -149,7 +151,8 @@ BEGIN
     SELECT b.queue, -count(*), count(*) FROM unnest(back) AS b WHERE b.seq = ANY (rest) GROUP BY 1;
 END $$;
 
--- The jobs an owner wants, as take_ready returns them. First bring back jobs set aside whose tasks the owner knows.
+-- Lease the jobs that an owner wants, and return what take_ready returns. First bring back the jobs
+-- that were set aside and whose tasks the owner knows.
 CREATE OR REPLACE FUNCTION tidemill.take(
     w tidemill.want, limits boolean, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
     INOUT last_queue int, OUT got int, OUT leases bytea)

@@ -13,7 +13,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Give back all leases of an owner: by the witness's account, or with a loss each when there is no witness.
+-- Give back all leases of an owner, by the report of a witness. Without a witness, each task counts
+-- a loss.
 CREATE OR REPLACE FUNCTION tidemill.give_back(
     who int, worker text, witness boolean, ran bigint[], causes text[], t float8,
     p tidemill.prefs) RETURNS int

@@ -8,9 +8,9 @@
 -- may count down or end. The transaction locks all these rows in one statement, the highest number
 -- first. Then the transaction finds the jobs that it ends, and counts.
 
--- Lock the children of these jobs; "bad" says of each job that it may end without success. Also lock the jobs
--- of these names and their children, in case they end. Returns those of the jobs that have children and have
--- not ended: nobody else ends them now.
+-- Lock the children of these jobs; "bad" says of each job that it may end without success. Also
+-- lock the jobs of these names and their children, in case they end. Of "jobs", returns those that
+-- have children and have not ended: nobody else can end them now.
 CREATE OR REPLACE FUNCTION tidemill.lock_flows(jobs bigint[], bad boolean[], names text[])
 RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -18,7 +18,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM behind) THEN
         RETURN '{}';
     END IF;
-    -- All its parents decide a barrier's end. So it may fail even if these jobs succeed.
+    -- All parents of a barrier decide how it ends. So a barrier may fail even if these jobs
+    -- succeed.
     PERFORM FROM behind WHERE seq = ANY (ARRAY (
         WITH RECURSIVE f (seq, waits, bad) AS (
             SELECT b.seq, b.waits, x.bad
@@ -43,12 +44,12 @@ BEGIN
           AND NOT EXISTS (SELECT FROM done WHERE seq = j));
 END $$;
 
--- The array "bad" that says that each of these jobs may end without success.
+-- The argument "bad" of lock_flows, if each of these jobs may end without success.
 CREATE OR REPLACE FUNCTION tidemill.all_bad(jobs bigint[]) RETURNS boolean[]
 LANGUAGE sql IMMUTABLE AS $$ SELECT array_fill(true, ARRAY[coalesce(cardinality(jobs), 0)]) $$;
 
--- Count down the children of those jobs that have ended since they were locked. An acked message
--- has no row any more. True when this made any job ready, or ended any job.
+-- Count down the children of the jobs that have ended since lock_flows locked them. An acked
+-- message no longer has a row. True when this made any job ready, or ended any job.
 CREATE OR REPLACE FUNCTION tidemill.flow(jobs bigint[], t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -216,7 +217,8 @@ BEGIN
     PERFORM forget(j) FROM unnest(jobs) AS j;
 END $$;
 
--- Run a job again that had not succeeded: jobs that ended because of it wait again.
+-- Count up the children of a job that is to run again after it did not succeed. Children that ended
+-- because of this job wait again, and so do their own children.
 CREATE OR REPLACE FUNCTION tidemill.revive(which bigint, t float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -262,9 +264,10 @@ BEGIN
     SELECT line / 4, count(*), -count(*) FILTER (WHERE class < 2) FROM back GROUP BY 1;
 END $$;
 
--- Link jobs that were put: each child waits for one more parent. New waiting jobs get no more parents, except
--- for "hold"; nor do the jobs in "let_go". "created" has the ids of the stored jobs, NULL for all. With
--- "strict", a named job must be waiting, and must have been put before the jobs that name it.
+-- Link jobs that were put: each child waits for one more parent. New waiting jobs that are not in
+-- "hold", and the jobs in "let_go", get no more parents afterwards. "created" has the ids of the
+-- stored jobs, NULL for all. With "strict", a named job must be waiting, and must have been put
+-- before the jobs that name it.
 CREATE OR REPLACE FUNCTION tidemill.link(
     created text[], new_jobs tidemill.batch, hold text[], let_go text[], strict boolean, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -1,7 +1,7 @@
 -- Time: jobs that come due, finished jobs that were kept for long enough, and the counters.
 
--- Whether no running transaction has changed a row with this xmax. The row has the low 32 bits of a transaction's
--- number; the other bits are those of the numbers in use now.
+-- Whether no running transaction has changed a row with this xmax. An xmax has the low 32 bits of a
+-- transaction's number. The high bits come from the numbers in use now.
 CREATE OR REPLACE FUNCTION tidemill.is_free(changed xid) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -14,7 +14,8 @@ BEGIN
         ahead := ahead - 4294967296;
     END IF;
     RETURN coalesce(txid_status(now_at + ahead) <> 'in progress', true);
-EXCEPTION WHEN invalid_parameter_value THEN  -- no transaction has that number: some transactions lock the row
+EXCEPTION WHEN invalid_parameter_value THEN
+    -- The number is a multixact's: several transactions lock the row.
     RETURN true;
 END $$;
 
@@ -38,8 +39,8 @@ BEGIN
 END $$;
 
 -- When the next job comes due; NULL when no job will. If running transactions hold all due jobs,
--- for instance a caller's own transaction, the answer is a moment later. Otherwise an owner would
--- step again and again until then.
+-- for instance a caller's own transaction, the answer is a moment from now. Otherwise an owner
+-- would step again and again until those transactions end.
 CREATE OR REPLACE FUNCTION tidemill.next_job_due(t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -57,7 +58,7 @@ BEGIN
                  (SELECT min(deadline) FROM lease WHERE deadline > t));
 END $$;
 
--- The same, or when time opens a limiter.
+-- When the next job comes due, or time opens a limiter; NULL when neither will happen.
 CREATE OR REPLACE FUNCTION tidemill.next_due(limits boolean, t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -68,7 +69,7 @@ BEGIN
         least(next_job_due(t), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
--- When some owner is to step next: at once while new settings have yet to reach limiters.
+-- When an owner must make the next step: at once while some limiters do not have new settings yet.
 CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean, t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -78,7 +79,8 @@ BEGIN
     RETURN next_due(limits, t);
 END $$;
 
--- Jobs whose time is over, so that they may end, up to a number; NULL when nothing at all has come due.
+-- Jobs whose time is over, so that they may end: at most 5000 of each kind. NULL when nothing at
+-- all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -144,7 +146,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- The same, for a caller that locks nothing else.
+-- Move due jobs, for a caller that locks nothing else.
 CREATE OR REPLACE FUNCTION tidemill.move_due(t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

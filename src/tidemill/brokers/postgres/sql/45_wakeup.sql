@@ -1,9 +1,10 @@
 -- Wake-ups after a commit, for sleeping owners and for waiters.
 
--- Wake as many sleeping owners as there are jobs, and waiters for ends of jobs. Wake one more owner if a time
--- comes due before any owner wakes. "rest" says that jobs besides "ended" may have ended, or queues have space.
--- The present jobs decide, not the events. So an owner that fills its want and leaves jobs over passes the hint
--- on. This runs after a commit, so an error here must not fail the call; the same goes for chores.
+-- Wake as many sleeping owners as there are jobs, and waiters for ends of jobs. Wake one more owner
+-- if a time comes due before any owner wakes. "rest" says that jobs besides "ended" may have ended,
+-- or queues have space. The jobs that are ready now decide, not past events. So an owner that fills
+-- its want and leaves jobs over passes the hint on. This runs after a commit, so an error here must
+-- not fail the call; the same goes for chores.
 CREATE OR REPLACE FUNCTION tidemill.ring(
     me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql
@@ -70,8 +71,8 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'nobody was told of jobs: %', SQLERRM;
 END $$;
 
--- The same for a repeated put, whose reply was lost: an owner that it handed a job to may not have heard
--- of that job.
+-- Wake owners after a repeated put, whose reply was lost. An owner to which the put handed a job
+-- may not have heard of the job.
 CREATE OR REPLACE FUNCTION tidemill.ring_again(p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN

@@ -79,8 +79,8 @@ BEGIN
               ELSE true END);
 END $$;
 
--- Lease up to "most" jobs of some lines, in one order. Returns how many, and the packed leases. Where there
--- are limits, claim_limited does this.
+-- Lease up to "most" jobs of some lines, as if these lines were one line. Returns how many, and the
+-- packed leases. Where there are limits, claim_limited does this.
 CREATE OR REPLACE FUNCTION tidemill.claim(
     limits boolean, lines int[], most int, me int, this bigint, consumes boolean, t float8,
     p tidemill.prefs, OUT got int, OUT leases bytea)

@@ -1,6 +1,7 @@
--- Leasing under limits. Ready jobs may start in lines of queues whose limiter admits them. Of each partition
--- that stands in such a line, as many jobs may start as its limiter admits. Limiters that another transaction
--- holds are passed over: that transaction wakes us when it is done.
+-- Leasing under limits. A ready job may start if the limiter of its queue admits the job. In
+-- a partition, the limiter of the partition must admit the job, too, and the partition must stand in
+-- the line. A claim passes over limiters that another transaction holds: that transaction wakes us
+-- when it is done.
 
 CREATE OR REPLACE FUNCTION tidemill.claim_limited(
     lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,
@@ -39,8 +40,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Those of some lines whose queue lets jobs start, and how many; also the limiters of queues that we hold now.
--- "plain": no partition stands there, and one count limits the jobs that may start.
+-- The wanted lines whose queue lets jobs start. "rooms" says how many jobs the queue of each line
+-- lets start. "gates" are the limiters of queues that we hold now. "plain": no partition stands in
+-- these lines, and one count limits the jobs that may start. "mixed": several queues with limiters,
+-- and partitions.
 CREATE OR REPLACE FUNCTION tidemill.open_lines(
     wanted int[], most int, t float8,
     OUT lines int[], OUT rooms int[], OUT gates text[], OUT plain boolean, OUT mixed boolean)
@@ -79,9 +82,9 @@ BEGIN
     plain := plain AND (queues = 1 OR gates = '{}');
 END $$;
 
--- One pass over the lines. In lines with partitions, it takes only jobs of the first rank, since a lease moves its
--- partition to another place. In a rank, keys take turns: the first job of each partition, then the second jobs.
--- "moved" says that another pass may find more.
+-- One pass over the lines. In lines with partitions, it takes only jobs of the first rank, since
+-- each lease moves the partition to another place in its line. In a rank, keys take turns: the
+-- first job of each partition, then the second jobs. "moved" says that another pass may find more.
 CREATE OR REPLACE FUNCTION tidemill.claim_pass(
     lines int[], rooms int[], gates text[], most int, who tidemill.claimant, t float8, p tidemill.prefs,
     OUT moved boolean, OUT got int, OUT leases bytea)
@@ -127,7 +130,8 @@ BEGIN
         c.free := free_of_keys(c.seqs, t);
     END IF;
     IF cardinality(c.seqs) > 0 AND cardinality(c.free) > 0 THEN
-        -- Each start in a partition with a key draws a number: there the partition stands from then on.
+        -- Each start in a partition with a key draws a number. This number is the partition's new
+        -- place in its line.
         fresh := CASE WHEN 1 <= ANY (c.turns) THEN ARRAY (
             SELECT nextval('acceptance') FROM generate_series(1, cardinality(c.seqs))) END;
         lent := lease_chosen(c, fresh, who, t);
@@ -151,9 +155,10 @@ BEGIN
     END IF;
 END $$;
 
--- Choose the next jobs, in order: from rows of "ready", and from partitions that we hold and that stand there
--- with a job of this cost. "turns" is 0 for jobs in the order of acceptance. For a partition with a key it is 1
--- for the first job, 2 for the second, and so on.
+-- Choose the next jobs, in order: from these rows of "ready", and from partitions that we hold
+-- ("ours"). "costs" has the cost of each partition's first job. In the result, "turns" is 0 for
+-- jobs in the order of acceptance. In a partition with a key, the first job has 1, the second job
+-- 2, and so on.
 CREATE OR REPLACE FUNCTION tidemill.choose(
     plain tid[], ours text[], costs float8[], first bigint, lines int[], rooms int[], most int, now float8)
 RETURNS tidemill.chosen_jobs
@@ -178,8 +183,10 @@ BEGIN
                 ORDER BY seq LIMIT least(o.room, share) FOR UPDATE SKIP LOCKED) AS q
             ORDER BY q.seq LIMIT least(o.room, share)) AS p
     ), fits AS (
-        -- A job with a cost other than 1 goes alone. Where a partition may start more jobs, the next pass takes
-        -- the jobs that may come after them; for a partition with a key, the jobs of the next turn.
+        -- A job with a cost other than 1 is chosen alone, as the first job of its partition. "cut"
+        -- says that a partition may have more jobs to start. Then this pass ends after the last job
+        -- chosen from it, or, if the partition has a key, after the turn of this job. The next pass
+        -- goes on from there.
         SELECT *, bool_or(cost <> 1) OVER (PARTITION BY lane ORDER BY seq) AS other,
                bool_or(cost <> 1) OVER (PARTITION BY lane)
                OR NOT keyed AND room > share AND count(*) OVER (PARTITION BY lane) = share AS cut,

@@ -26,7 +26,7 @@ BEGIN
         WHERE ctid = ANY (ARRAY (SELECT row FROM v)) RETURNING line, seq, lane, leased
     ), counted AS (
         INSERT INTO tally (queue, carried) SELECT line / 4, count(*) FROM gone GROUP BY 1
-    ), aside AS (  -- a job's tokens come back, and are held for it until it starts
+    ), aside AS (  -- the limiter takes a job's tokens back, and holds them until the job starts
         INSERT INTO inbox (gate, back, cost, held)
         SELECT x.gate, floor(leased * 1e6), x.cost, x.held FROM gone CROSS JOIN LATERAL (
             SELECT gone.lane, job.cost, job.cost FROM job WHERE job.seq = gone.seq AND gone.lane IS NOT NULL
@@ -37,9 +37,10 @@ BEGIN
     RETURN coalesce(carried, '{}');
 END $$;
 
--- Give leases of the carrier, named by token and id, to an owner. Returns the places of the leases that it gets.
--- Leases go back where a queue is paused, a job has expired, or the store departs. First hand over leases that a
--- relay has published but not handed over yet. The relay itself settles jobs that are not to run any more.
+-- Give leases of the carrier, named by token and id, to an owner. Returns the places of the leases
+-- that it gets. A lease goes back if its queue is paused, its job has expired, or the store
+-- departs. First hand over leases that a relay has published but not handed over yet. The relay
+-- itself settles jobs that must not run any more.
 CREATE OR REPLACE FUNCTION tidemill.take_carried(
     me int, tokens bigint[], ids text[], consumes boolean, t float8) RETURNS int[]
 LANGUAGE plpgsql AS $$

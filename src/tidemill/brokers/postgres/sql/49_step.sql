@@ -1,7 +1,8 @@
 -- The parts of a step: lock, settle, lease, tell, close.
 
--- Lock the rows that a step may change or wait for, in the order that all transactions use: keys, then the
--- children of jobs that it may end or that followers name, then leases. Returns the result of lock_flows.
+-- Lock the rows that a step may change or wait for, in the order that all transactions use. First
+-- come keys. Then come the children of jobs that the step may end, and the jobs that followers
+-- name. Leases come last. Returns the result of lock_flows.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
     req tidemill.step_request, shapes jsonb, others bigint[], seen bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -199,7 +200,7 @@ BEGIN
     INTO leases FROM lease AS l JOIN job AS j USING (seq) WHERE l.owner = who AND l.serial = this;
 END $$;
 
--- Complete the reply. Keep the results of the step, and how its owner sleeps.
+-- Complete the reply. Store the results of the step, and for which jobs its owner sleeps.
 CREATE OR REPLACE FUNCTION tidemill.close_step(
     r tidemill.step_reply, this bigint, w tidemill.want, mine tidemill.pulse, behind boolean,
     strays bigint[], t float8, p tidemill.prefs) RETURNS tidemill.step_reply

@@ -84,8 +84,8 @@ BEGIN
     RETURN close_step(r, req.serial, w, mine, behind, strays, t, p);
 END $$;
 
--- Look once more, after the commit that marks this owner asleep. A put looks for sleeping owners after
--- its commit. If it did not see this owner, its job was there before this look.
+-- Look once more, after the commit that marks this owner asleep. A put looks for sleeping owners
+-- after its commit. If the put did not see this owner, the put's job was there before this look.
 CREATE OR REPLACE FUNCTION tidemill.look_again(
     me int, this bigint, this_turn bigint, limited boolean, w tidemill.want, p tidemill.prefs,
     OUT leases bytea, OUT due float8)
@@ -119,7 +119,7 @@ BEGIN
         END IF;
     END IF;
     d := next_step(limited, clock(p));
-    IF limited THEN  -- a limiter may open later than the step said: nobody may rely on us before
+    IF limited THEN  -- if a limiter opens later than the step said, this owner wakes later, too
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;
     due := d - clock(p);
@@ -157,7 +157,7 @@ BEGIN
         EXCEPTION
             WHEN serialization_failure OR deadlock_detected THEN
                 RAISE;
-            WHEN OTHERS THEN  -- the step counts: the client is to repeat it
+            WHEN OTHERS THEN  -- the step is committed: the client must repeat it
                 RAISE EXCEPTION USING ERRCODE = 'TM005', MESSAGE = SQLERRM;
         END;
         more := a.leases;
@@ -167,7 +167,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     IF s.hungry > 0 AND s.limited THEN
-        COMMIT;  -- others may have missed a limiter while we held it: see their events now
+        COMMIT;  -- while we held a limiter, others left events: take these over now
         IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
             CALL tidemill.open_gates(p);
             mine := 0;  -- jobs that this opens may be for this owner, which has looked before

@@ -1,5 +1,6 @@
--- History: rows of numbers by period. A step inserts its rows as one row of history_added, so no step waits for
--- another. A client sums them now and then, as the numbers are packed, and stores the sums.
+-- History: rows of numbers by period. A step inserts its rows as one row of history_added, so no
+-- step waits for another. The numbers are packed, so clients compute the sums: now and then, a
+-- client sums rows and stores the sums.
 
 -- Add the rows of a step; false when there are none.
 CREATE OR REPLACE FUNCTION tidemill.add_history(counts bytea) RETURNS boolean
@@ -80,8 +81,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Replace a note that is as the caller knows it; false when somebody else has replaced it. The lock of history_changes
--- comes first, as in change_history. The lock of the note lasts until the commit, so the next writer waits for it.
+-- Replace a note that still equals "before"; false when somebody else has replaced the note. The
+-- lock of history_changes comes first, as in change_history. The lock of the note lasts until the
+-- commit, so the next writer waits for it.
 CREATE OR REPLACE FUNCTION tidemill.replace_note(
     note_span int, note_kind text, note_at bigint, note_name text, before bytea, after bytea) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$

@@ -151,7 +151,8 @@ BEGIN
     RETURN left_out;
 END $$;
 
--- Change the records that still have the expected version. No change makes a record, and no name comes twice.
+-- Change the records that still have the expected version. The caller makes sure that no change
+-- makes a record, and that no name comes twice.
 CREATE OR REPLACE FUNCTION tidemill.change_known(
     names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[],
     OUT made boolean[], OUT versions bigint[], OUT sooner boolean)
@@ -191,8 +192,9 @@ LANGUAGE sql AS $$
     RETURNING s.version;
 $$;
 
--- Change records and put their jobs; each change counts by itself. The answer has for each change: done, the
--- new version, why jobs were left out. "sooner" says that owners must sleep shorter.
+-- Change records and put their jobs; each change succeeds or fails by itself. The answer has for
+-- each change: done, the new version, why jobs were left out. "sooner" says that owners must wake
+-- sooner.
 CREATE OR REPLACE FUNCTION tidemill.change_all(
     changes tidemill.schedule_changes, new_jobs tidemill.batch, p tidemill.prefs,
     OUT answer jsonb, OUT sooner boolean)

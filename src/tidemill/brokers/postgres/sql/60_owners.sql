@@ -37,7 +37,8 @@ BEGIN
     RETURN QUERY SELECT owner.number, owner.facts FROM owner WHERE owner.id = who AND owner.lease > 0;
 END $$;
 
--- Let a remote owner hear in another process from now on; false when it is not on the list.
+-- Send a remote owner's notifications to another process from now on; false when the owner is not
+-- on the list.
 CREATE OR REPLACE FUNCTION tidemill.hear(who int, new_channel text, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
@@ -46,13 +47,14 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE owner SET channel = new_channel WHERE number = who;
-    -- Notifications may have been lost with the process in which it heard before.
+    -- Notifications may have been lost with the process that got them before.
     PERFORM tell_all('all');
     RETURN true;
 END $$;
 
--- The signs of life of remote owners, by which their silence is counted: each step has its own turn. "holds"
--- says that silence does not count now, since the ttr of a message runs that the consumer holds.
+-- The signs of life of remote owners, by which their silence is counted: each step has its own
+-- turn. "holds" says that silence does not count now: the consumer has a message whose ttr is not
+-- over.
 CREATE OR REPLACE FUNCTION tidemill.words(p tidemill.prefs)
 RETURNS TABLE (number int, id text, lease float8, turn bigint, holds boolean)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -82,8 +84,8 @@ BEGIN
     PERFORM pg_notify('tidemill_' || 'owner'::regclass::oid, word);
 END $$;
 
--- Take an owner off the list. Its leases go back by the witness's account, or with a loss each when there is
--- no witness. Returns how many leases it had.
+-- Take an owner off the list. Its leases go back by the report of a witness. Without a witness,
+-- each task counts a loss. Returns how many leases the owner had.
 CREATE OR REPLACE FUNCTION tidemill.let_go(
     who text, witness boolean, ran bigint[], causes text[], p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -121,9 +123,9 @@ BEGIN
     RETURN NOT pg_try_advisory_xact_lock_shared('owner'::regclass::oid::int, who);
 END $$;
 
--- The list of owners, for a reaper. "late" is the seconds since an owner's lease ran out, negative before that.
--- "locked" says whether the owner has a session lock to show that it lives. A message's ttr is a promise of its
--- own: a consumer is not late while the ttr of a message that it holds runs.
+-- The list of owners, for a reaper. "late" is the seconds since an owner's lease ran out, negative
+-- before that. "locked" says whether the owner has a session lock to show that it lives. A consumer
+-- is not late while it has a message whose ttr is not over.
 CREATE OR REPLACE FUNCTION tidemill.roster(p tidemill.prefs)
 RETURNS TABLE (number int, id text, kind text, host text, locked boolean, late float8, facts bytea,
                lease float8)

@@ -58,9 +58,9 @@ BEGIN
     RETURN done;
 END $$;
 
--- Make scheduled jobs ready, and failed, cancelled or expired jobs, these as a new run; the trail
--- stays. With "how" = force, also jobs that succeeded, and jobs whose key belongs to a succeeded
--- job.
+-- Make jobs ready: scheduled jobs, and failed, cancelled or expired jobs. An ended job begins a new
+-- run, and keeps its trail. With "how" = force, also jobs that succeeded, and jobs whose key
+-- belongs to a succeeded job.
 CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -136,7 +136,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Forget jobs in any state; a running one loses its lease.
+-- Forget jobs in any state; a running job loses its lease.
 CREATE OR REPLACE FUNCTION tidemill.delete(ids text[], p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -229,8 +229,8 @@ BEGIN
     here := coalesce(here, '{}');
 END $$;
 
--- Delete a piece of a queue's unfinished jobs that do not run. Returns how many jobs that were, and the place of
--- the next piece, or null.
+-- Delete a piece of a queue's unfinished jobs that do not run. Returns the number of deleted jobs,
+-- and the place of the next piece, or null.
 CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, place jsonb, p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
@@ -302,8 +302,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- The numbers of these jobs, NULL where there is no such job. Acts on jobs look once, before they
--- lock. A job that comes later is not locked, so they leave it alone.
+-- The numbers of these jobs, NULL where there is no such job. An act on jobs looks once, before it
+-- locks. A job that is put later is not locked, so the act leaves this job alone.
 CREATE OR REPLACE FUNCTION tidemill.seqs_of(ids text[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -335,7 +335,7 @@ BEGIN
     RETURN flows;
 END $$;
 
--- The ids of those of some jobs that wait, or have waited, for other jobs.
+-- Of these jobs, the ids of those that wait, or have waited, for other jobs.
 CREATE OR REPLACE FUNCTION tidemill.names_of(jobs bigint[]) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
 -- Other ranks and other queues for jobs that wait.
 
--- Give jobs that wait another rank, or move them to another queue while that has room; NULL leaves it. "said" is the
--- line in their history.
+-- Give jobs that wait another rank, or move them to another queue while that queue has room. NULL
+-- changes nothing. "said" is a line for their logs.
 CREATE OR REPLACE FUNCTION tidemill.alter_jobs(
     ids text[], new_rank bigint, to_queue text, said text, same boolean, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
@@ -35,9 +35,9 @@ BEGIN
     RETURN done;
 END $$;
 
--- Alter one job; false when it does not wait, or the queue is full. "same" is the answer for a job that has the rank
--- and the queue already. A job in "later" keeps its row there, with its
--- due time. lock_acts has locked the other rows, so a job that is not in "later" cannot come there meanwhile.
+-- Alter one job; false when it does not wait, or the queue is full. "same" is the answer for a job
+-- that has the rank and the queue already. A job in "later" stays there, with its due time.
+-- lock_acts has locked the other rows, so a job that is not in "later" cannot come there meanwhile.
 CREATE OR REPLACE FUNCTION tidemill.alter_one(
     which bigint, new_rank bigint, target int, to_queue text, said text, same boolean, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -81,8 +81,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Act on jobs and replace a note, see replace_note; NULL, and nothing is done, when the store has another note. "wanted"
--- has the rank and the queue that "alter" gives, and what it says in the log of a job.
+-- Act on jobs and replace a note (see replace_note). If the store has another note, do nothing and
+-- return NULL. "wanted" has the rank and the queue for "alter", and the line that "alter" adds to
+-- the log of a job.
 CREATE OR REPLACE FUNCTION tidemill.act_noted(
     note_span int, note_kind text, note_at bigint, note_name text, before bytea, after bytea,
     verb text, ids text[], wanted jsonb, p tidemill.prefs) RETURNS boolean[]

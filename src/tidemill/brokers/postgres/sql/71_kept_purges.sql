@@ -1,8 +1,8 @@
 -- Purges that keep their jobs as cancelled jobs, and the way back. The error of such a job names its purge:
 -- see core/purge_mark.py.
 
--- Cancel a piece of a queue's unfinished jobs that do not run. Returns how many jobs that were, and the place of the
--- next piece, or null.
+-- Cancel a piece of a queue's unfinished jobs that do not run. Returns the number of cancelled
+-- jobs, and the place of the next piece, or null.
 CREATE OR REPLACE FUNCTION tidemill.purge_kept(
     name text, most int, place jsonb, purge_id text, p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql
@@ -62,7 +62,7 @@ BEGIN
     RETURN jsonb_build_array(cardinality(purged), next);
 END $$;
 
--- Bring jobs of a purge back as they were; false for a job that must stay.
+-- Bring jobs of a purge back to their state before the purge; false for a job that stays cancelled.
 CREATE OR REPLACE FUNCTION tidemill.restore(ids text[], purge_id text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- Jobs by name: drawing numbers for them, and leasing them.
+-- Calls for protocols that name jobs by number: drawing numbers, and leasing jobs by their ids.
 
 -- Draw this many numbers, which nobody else gets; return the last.
 CREATE OR REPLACE FUNCTION tidemill.numbers(many bigint) RETURNS bigint
@@ -6,7 +6,8 @@ LANGUAGE sql SET search_path = tidemill, pg_temp AS $$
     UPDATE numbered SET last = last + many RETURNING last
 $$;
 
--- Lease to a consumer those jobs that are ready or can be made ready. Returns base64 of each lease, or NULL.
+-- Lease these jobs to a consumer, if they are ready or can be made ready. Returns base64 of each
+-- lease, or NULL.
 CREATE OR REPLACE FUNCTION tidemill.lease_named(me int, ids text[], p tidemill.prefs) RETURNS text[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE

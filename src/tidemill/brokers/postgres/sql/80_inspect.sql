@@ -25,8 +25,8 @@ LEFT JOIN tidemill.done ON done.seq = job.seq
 LEFT JOIN tidemill.note ON note.seq = job.seq
 LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
--- The ready job of a queue that was accepted first. This looks at carried jobs, and at the first jobs of
--- up to 256 ranks and of up to 1000 partitions.
+-- The number of the ready job that a queue accepted first. This looks at carried jobs, and at the
+-- first jobs of up to 256 ranks and of up to 1000 partitions.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -101,8 +101,9 @@ BEGIN
     due := next_due(true, t) - t;
 END $$;
 
--- Look for a waiter that listens on a channel. Others must see the waiter before it looks for the last time: a
--- transaction that ends a job looks for waiters after its commit. A NULL channel means: only look.
+-- Look on behalf of a waiter that listens on a channel. The rows of the waiter are committed before
+-- the last look, since a transaction that ends a job looks for waiters after its commit. A NULL
+-- channel means: only look.
 CREATE OR REPLACE PROCEDURE tidemill.look_out(
     ids text[], full_queue text, who text, where_to text, p tidemill.prefs,
     INOUT refs bigint[], INOUT due float8)
