@@ -13,7 +13,7 @@
     ├── Unroutable      (also LookupError)  no queue is bound to the topic of a mandatory publish
     ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
     ├── DuplicateJob                        the id, or the key under on_conflict="reject", is taken
-    ├── LeaseLost                           the job was leased to another owner meanwhile
+    ├── LeaseLost                           the lease ended before the message was settled
     ├── LimitTimeout    (also TimeoutError) no place of a limit was free in the time given
     ├── ResultTimeout   (also TimeoutError) the job has not finished in the time given
     ├── JobNotFound     (also LookupError)  no job has this id
