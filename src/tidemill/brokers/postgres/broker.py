@@ -68,7 +68,7 @@ class PostgresBroker(
 
     @property
     def identity(self) -> str:
-        """The name of this store; no other store has the same."""
+        """The name of this store; no other store has this name."""
         return f"postgresql {self._session.installed.store}"
 
     @property

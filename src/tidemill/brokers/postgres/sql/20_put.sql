@@ -120,7 +120,7 @@ BEGIN
         WHERE array_position(new_jobs.ids, g.id) < g.ord
            OR EXISTS (SELECT FROM job WHERE job.id = g.id AND job.seq < first)
         ORDER BY ord;
-        PERFORM refuse_id(new_jobs.ids[1]);  -- the other job was there a moment ago
+        PERFORM refuse_id(new_jobs.ids[1]);  -- the job that had this id a moment ago is gone
     END IF;
 END $$;
 

@@ -91,7 +91,7 @@ BEGIN
     CALL tidemill.put(client, this, new_jobs, '{}', '{}', p, chores, answer);
 END $$;
 
--- The same inside a transaction of the caller.
+-- Publish inside a transaction of the caller.
 CREATE OR REPLACE FUNCTION tidemill.publish_inside(new_jobs tidemill.batch, wanted text, p tidemill.prefs) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN

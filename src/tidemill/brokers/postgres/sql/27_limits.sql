@@ -101,7 +101,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same for all jobs of these shapes.
+-- Record the settings that jobs of these shapes declare for their limits.
 CREATE OR REPLACE FUNCTION tidemill.declare_all(shapes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -137,7 +137,7 @@ BEGIN
     FROM queue WHERE number = l.line / 4 AND gated;
 END $$;
 
--- The same for many jobs that succeeded.
+-- Tell limiters that leases have ended with success.
 CREATE OR REPLACE FUNCTION tidemill.leave_all(lines int[], lanes text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

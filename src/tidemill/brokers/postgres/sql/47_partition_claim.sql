@@ -1,5 +1,5 @@
--- Leasing under limits. A ready job may start if the limiter of its queue admits the job. In
--- a partition, the limiter of the partition must admit the job, too, and the partition must stand in
+-- Leasing under limits. A ready job may start if the limiter of its queue admits the job. In a
+-- partition, the limiter of the partition must admit the job, too, and the partition must stand in
 -- the line. A claim passes over limiters that another transaction holds: that transaction wakes us
 -- when it is done.
 
@@ -297,7 +297,7 @@ BEGIN
     WHERE gate.ctid = y.row;
 END $$;
 
--- The same for queues, where jobs in these lines have started.
+-- Take the tokens of jobs that have started in these lines, from the limiters of queues.
 CREATE OR REPLACE FUNCTION tidemill.start_queues(gates text[], lines int[], now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -105,8 +105,8 @@ BEGIN
        AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- Take no jobs if the client has repeated this step on another connection: nobody would
-        -- hear of them. Take none either if jobs were handed to the owner meanwhile: it must hear
-        -- of those first.
+        -- hear of them. Take none if jobs were handed to the owner meanwhile: the owner must hear
+        -- of the handed jobs first.
         IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;

@@ -212,7 +212,7 @@ DECLARE
 BEGIN
     sooner := false;
     PERFORM check_here();
-    -- One transaction at a time: two that change the same names in different orders would deadlock.
+    -- One transaction at a time: two changes of the same names in different orders would deadlock.
     PERFORM pg_advisory_xact_lock('schedule'::regclass::oid::int, 0);
     IF 0 = ANY (changes.expects)
        OR cardinality(names) > (SELECT count(DISTINCT name) FROM unnest(names) AS u (name))

@@ -1,5 +1,5 @@
--- Purges that keep their jobs as cancelled jobs, and the way back. The error of such a job names its purge:
--- see core/purge_mark.py.
+-- Purges that keep their jobs as cancelled jobs, and the restoring of these jobs. The error of such a
+-- job names its purge: see core/purge_mark.py.
 
 -- Cancel a piece of a queue's unfinished jobs that do not run. Returns the number of cancelled
 -- jobs, and the place of the next piece, or null.
