@@ -1,4 +1,4 @@
-"""The audit list: who changed what, how many, and when. A note is a row of the history."""
+"""The audit list: who changed how many things, and when. A note is a row of the history."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SILENT = 10.0
-"""When its note is older than this many seconds, a running operation counts as interrupted."""
+"""Seconds. A running operation counts as interrupted when its note is older than this."""
 
 _KEPT = 50  # operations whose notes are kept
 _STOP = b"stop"

@@ -31,7 +31,7 @@ Flash = tuple[str, str]
 
 
 class Forbidden(Exception):
-    """The user may not do this; the text names the role that may."""
+    """The user may not do this; the text says why."""
 
 
 class NotFound(Exception):

@@ -130,7 +130,7 @@ def show(page: Page, name: str) -> Response:
 
 
 def _stats(page: Page, name: str) -> QueueStats:
-    stats = page.look.queue(name) or page.dashboard.looks.take(0).queue(name)  # a new queue
+    stats = page.look.queue(name) or page.dashboard.looks.take(0).queue(name)  # may be new
     if stats is None:
         raise NotFound(f"there is no queue {name[:200]!r}")
     return stats

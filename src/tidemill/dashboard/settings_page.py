@@ -58,7 +58,7 @@ _LABELS = {
     "memory_bytes": "memory in use",
     "maxmemory_bytes": "most memory (maxmemory)",
 }
-"""Explanations of facts whose names do not explain themselves."""
+"""Labels of facts whose names alone are not clear."""
 
 
 @routes.get("/settings")

@@ -182,7 +182,7 @@ def _for_start(
 
 
 def _may_be(record: Record) -> str:
-    """The possible causes of a past wait, because stores do not record the cause."""
+    """The possible causes of a past wait: stores do not record the cause."""
     limit = record.envelope.limit
     causes = ["a free slot"]
     if limit is not None:

@@ -48,7 +48,7 @@ WITHOUT_MEANING = {
     "cache": "results are in the store",
     "ALT_CLUSTERS": "cluster= names a queue; run a worker with -Q for it",
 }
-"""The other keys, each with advice what to use in its place."""
+"""The other keys, each with advice on a replacement."""
 
 
 def cluster() -> Mapping[str, Any]:

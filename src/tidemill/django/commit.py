@@ -66,7 +66,7 @@ class CommitRule(NamedTuple):
     robust: bool = False
 
     def concerns_here(self) -> bool:
-        """True when a transaction of this thread delays or takes a put."""
+        """True when a transaction of this thread delays a put, or stores its jobs."""
         aliases = (self.on_commit, self.join)
         return any(alias and open_transaction(alias) is not None for alias in aliases)
 

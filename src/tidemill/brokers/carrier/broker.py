@@ -89,7 +89,7 @@ class CarryingBroker(StoreCalls):
             if worker is not None:
                 worker.relay.look_at_breakers()
             else:
-                # The store has done the step, even if this fails.
+                # If the recall fails, the step is still done.
                 with contextlib.suppress(TidemillError):
                     hold_back(self.store)
         return reply
@@ -132,7 +132,7 @@ class CarryingBroker(StoreCalls):
         """Begin the move of the store's jobs to another store; a seal makes all messages stale."""
         departure = self.store.depart(where, seal=seal)
         if seal:
-            # If this fails, stale messages only take up room.
+            # If the purge fails, stale messages only take up room.
             with contextlib.suppress(BrokerUnavailable):
                 for row in self.carrier.stats():
                     self.carrier.purge(row.name)

@@ -222,7 +222,7 @@ class Relay:
         with contextlib.suppress(BrokerUnavailable):
             self._store.wake(self.owner.id)
         self._thread.join(_FAREWELL)
-        # If this fails, the leases go back when the relay is given up.
+        # If the detach fails, the leases go back when the relay is given up.
         with contextlib.suppress(BrokerUnavailable):
             self._store.detach(self.owner.id)
 

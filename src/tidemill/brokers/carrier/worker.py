@@ -83,7 +83,7 @@ class CarriedWorker:
         if step.verdicts or reply.leases:
             self._did = True
         elif self._did and step.want is not None:
-            # Without this condition, every job would wake the relay.
+            # Without the check of ``_did``, every job would wake the relay.
             self._did, self._look = False, self.relay.ask()
         reply.more = more or self._did or not self.relay.has_looked(self._look)
         if self.relay.quiet and step.want is not None and step.want.count:

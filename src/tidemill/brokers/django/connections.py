@@ -31,7 +31,7 @@ _forked: list[Any] = []  # connections of the parent, which a child must neither
 
 
 class Unsure(BrokerUnavailable):
-    """The connection broke during the commit: the call may have happened."""
+    """The connection broke during the commit: the changes may be stored."""
 
 
 @functools.lru_cache(maxsize=2000)

@@ -12,7 +12,7 @@ __all__ = ["Dialect", "MariaDB", "Postgres", "SQLite", "Statement", "dialect_of"
 Execute = Callable[[str, Sequence[Any]], list[Any]]
 Row = Sequence[Any]
 Statement = tuple[str, Sequence[Any]]
-"""A text, and its parameters."""
+"""The text of an SQL statement, and its parameters."""
 
 _NEW_JOB = ("text", "text", "int", "bigint", *["float8"] * 3, "text", "text", "bigint")
 _TYPES = {

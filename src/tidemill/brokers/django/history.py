@@ -22,7 +22,7 @@ _PRUNE = 60.0  # seconds between two prunings
 
 
 def add(rows: Rows, jobs: StoredJobs, added: Sequence[HistoryRow]) -> None:
-    """Add to rows, and delete rows that are old."""
+    """Add counts to rows; from time to time, delete old rows."""
     if not added:
         return
     stored = {_key(row): row for row in _read(rows, added)}
@@ -102,7 +102,7 @@ def _write(rows: Rows, changed: Sequence[HistoryRow]) -> None:
 
 
 def prune(rows: Rows, jobs: StoredJobs) -> None:
-    """Delete the rows whose time is over."""
+    """Delete old rows: rows of each span have their own age limit."""
     jobs.history_pruned = jobs.wall
     for span, seconds in KEEP.items():
         rows.send(

@@ -30,7 +30,7 @@ STATES = tuple(State)
 """The states by their number in the table."""
 
 LIMITED = 4
-"""Added to the kind of a job under a limit, so that no claim walks over such jobs."""
+"""Added to the kind of a job under a limit, so that the queries for other jobs skip this job."""
 
 IN_FLOW, PLAIN, PURGED = 1, 2, 3
 """Values of ``linked``: a finished job of a flow, a success without a result, a purged job."""

@@ -198,7 +198,7 @@ _QUEUE = ("name", "paused", "max_size", *_TOTALS)
 
 
 _SPARE = 1000
-"""A count of jobs stops this far above the queue's bound. One call replaces fewer jobs."""
+"""A count of jobs stops this far above the queue's bound. A put replaces fewer jobs than that."""
 
 
 class QueueRow:
