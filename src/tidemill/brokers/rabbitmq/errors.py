@@ -70,7 +70,7 @@ def _of_tls(cause: BaseException) -> str:
 
 
 def _was_cut(causes: list[BaseException]) -> bool:
-    """Whether TLS ended without a reason, since the alert of a busy server may not arrive."""
+    """Whether TLS ended without a reason: the alert of a busy server may not arrive."""
     return any("EOF occurred in violation" in str(cause) for cause in causes)
 
 

@@ -1,4 +1,4 @@
-"""The calls of the contract that RabbitMQ cannot answer, each refused by its feature's name."""
+"""The calls of the contract that RabbitMQ cannot answer: errors name the missing feature."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_job(job: Envelope) -> None:
 
 
 def unfit(job: Envelope) -> str:
-    """Why the server cannot carry a job that a store accepted; empty when the server can."""
+    """The reason why the server cannot carry a job of a store; empty when the server can."""
     if job.links is not None:
         return "that wait for other jobs or that other jobs wait for"
     if job.key:

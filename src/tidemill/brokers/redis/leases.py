@@ -3,7 +3,7 @@
 An owner has two signs of life. On its own machine it holds a FIFO, which the kernel closes with the
 process. On all machines it has an owner lease, which each of its steps renews.
 
-    FIFO here, nobody holds it    dead, at once: its process is gone, and its scoreboard tells more
+    FIFO here, nobody holds it    dead at once: its scoreboard shows which jobs had started
     owner lease over              given up: no step has reached the store
     else                          alive
 

@@ -60,8 +60,8 @@ _VERBS = {
 }
 """Files, and the server functions that they make, with their flags.
 
-A server that is out of memory must go on settling jobs, but accept none. It refuses a step with
-results or notes to keep. The client then repeats the step by another function: see
+A server that is out of memory must still settle jobs, but accepts no new jobs. It refuses a step
+with results or notes to keep. The client then repeats the step by another function: see
 ``out_of_memory.lua``.
 """
 

@@ -49,7 +49,7 @@ class Acknowledgements:
     def count(self, tags: Sequence[int]) -> tuple[list[int], bool]:
         """Take tags out of hand. Return the tags that were in hand.
 
-        The second value is True when an ending consumer brought one of their messages.
+        The second value is True when one of these messages came from a consumer that ends.
         """
         left, fallen = list[int](), False
         for tag in tags:

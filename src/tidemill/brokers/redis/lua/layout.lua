@@ -65,7 +65,7 @@ local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow
 
 -- The state of one call; `begin` makes all of it anew.
-local call, pack, unpk, sub, byte -- they do not exist yet while the library is loaded
+local call, pack, unpk, sub, byte -- these functions do not exist yet while the library is loaded
 local ARGV, now
 local B, K_JOB, K_ENV, K_RESULT, K_ALL, K_DUE, K_KEY, K_LINES, K_ASLEEP, K_WAITS, K_LINK, K_WAIT, K_FLOW
 -- Jobs that the call has read or will write, by id: a record, its bytes, or false when there is none. `flush`

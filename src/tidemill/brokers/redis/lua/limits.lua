@@ -2,7 +2,7 @@
 --
 --   B:gate     hash    queue → time at which its limiter opens, or 0; limiter
 --   B:terms    hash    n·NAME or q·QUEUE → settings that hold; settings that code declared, if any; ! if set by hand
---   B:walk     hash    NAME → how far a change has come, and the settings behind that: see limit_changes.lua
+--   B:walk     hash    NAME → how far a change has come, and the settings of later partitions: see limit_changes.lua
 -- B:due has g·QUEUE for limiters that time alone opens. The counter `parked` of a queue's row has the number of ready
 -- jobs that do not stand in a ready line.
 

@@ -61,7 +61,7 @@ local function touch(x, token, seconds)
   return '1'
 end
 
--- Settle a lease that `succeed_plainly` does not: '1', or '0' when the owner does not have the lease.
+-- Settle a lease that `succeed_plainly` has not settled: '1', or '0' when the owner does not have the lease.
 local function settle_in_full(x, id, data, v)
   local to_carrier = v.outcome == Carrier.OUTCOME and not x.moved
   local carried = to_carrier and type(data) == 'string' and Carrier.carry_plainly(id, data, x.owner, v.token)

@@ -2,7 +2,7 @@
 -- from B:firing to B:claimed. If the owner that got the schedule does not change it, the schedule is handed out again
 -- after CLAIM, before all others. Of schedules due at the same time, the schedule that was changed first comes first.
 --
--- A record is its version, its due time (seconds, 0 never), and a body that nothing here opens.
+-- A record is its version, its due time (seconds, 0 never), and a body that the store does not read.
 
 
 -- Microseconds until the next schedule is handed out, 0 when one is due now; -1 when there is none.

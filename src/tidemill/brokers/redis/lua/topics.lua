@@ -1,4 +1,5 @@
--- Bindings of queues to patterns of topics: the hash B:bindings has a field for each, and the version in the empty field.
+-- Bindings of queues to patterns of topics. The hash B:bindings has a field for each binding. The empty
+-- field has the version of the bindings.
 
 local K_BINDINGS = ':bindings'
 

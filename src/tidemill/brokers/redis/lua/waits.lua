@@ -1,4 +1,5 @@
--- List a sleeper that waits until all jobs have finished (jobs), one of them has (first), or a queue has room (space).
+-- List a sleeper that waits until all jobs have finished (jobs), one job has finished (first), or a queue has room
+-- (space).
 --
 -- ARGV  5 verb, 6 sleeper
 --       jobs    7… ids         first   7… ids        space   7 queue        leave   7… ids

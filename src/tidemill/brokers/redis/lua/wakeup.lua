@@ -2,7 +2,7 @@
 -- between. A hint removes the sleeper from B:asleep, so no sleeper is hinted twice. If nobody receives a hint, its
 -- sleeper is gone, and the next sleeper gets the hint.
 
--- Hint a sleeper; true when it heard.
+-- Hint a sleeper; true when somebody received the hint.
 local function hint(sleeper) return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end
 
 local function hint_owner(owner) -- even if it is not asleep: it may be about to sleep
