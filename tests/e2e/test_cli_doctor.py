@@ -91,6 +91,9 @@ def test_a_lease_that_its_live_worker_does_not_know(
         said = findings(desk, "fail")["leases"]
         assert said.startswith("1 running jobs held by a live worker that does not know of them")
         assert job.id in said
+        # when a worker on another machine has the same name, then that worker may run the job
+        broker.attach(Owner(id="elsewhere", name=owner.name, concurrency=1))
+        assert "leases" not in findings(desk, "fail")
 
 
 def test_a_lease_that_its_worker_runs_is_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +109,10 @@ def test_a_lease_that_its_worker_runs_is_known(desk: Desk, monkeypatch: pytest.M
     with desk.mill.worker():
         assert running.wait(60)
         assert "leases" not in findings(desk, "fail")
+        # and so are the leases of two workers with one name
+        with desk.mill.worker(queues=["other"]):
+            eventually(lambda: len(desk.mill.broker.owners()) == 2, "both workers are there")
+            assert "leases" not in findings(desk, "fail")
         go.set()
 
 

@@ -11,7 +11,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.cli.disk_checks import Finding
 from tidemill.client.reading import without_holds
 from tidemill.core.job import Owner, Record, State
-from tidemill.core.scoreboard import read_runs
+from tidemill.core.scoreboard import runs_by_name
 
 __all__ = ["LATE", "STRAY", "clocks", "leases", "server_clock"]
 
@@ -68,13 +68,14 @@ def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
     row for an old lease on its scoreboard, it does not know this lease.
     """
     found: set[int] = set()
-    for owner in owners:
-        runs = read_runs(owner.board, owner.id) if owner.kind == "worker" and owner.board else None
-        mine = [record for record in running if record.worker == owner.name]
-        waiting = {record.token for record in mine} - (runs or {}).keys()
-        if runs is not None and len(mine) - len(waiting) < owner.concurrency:
-            old = {r.token for r in mine if time.time() - r.leased > STRAY}
-            found |= waiting & old
+    for name, runs in runs_by_name(owners).items():
+        if runs is not None:
+            slots = sum(owner.concurrency for owner in owners if owner.name == name)
+            mine = [record for record in running if record.worker == name]
+            waiting = {record.token for record in mine} - runs.keys()
+            if len(mine) - len(waiting) < slots:
+                old = {r.token for r in mine if time.time() - r.leased > STRAY}
+                found |= waiting & old
     return found
 
 

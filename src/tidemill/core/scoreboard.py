@@ -31,11 +31,12 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import NamedTuple
 
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder, create_file
+from tidemill.core.job import Owner
 
 __all__ = [
     "Running",
@@ -45,6 +46,7 @@ __all__ = [
     "read_scoreboard",
     "read_unkillable",
     "remove_scoreboard",
+    "runs_by_name",
     "sweep_scoreboards",
 ]
 
@@ -233,6 +235,19 @@ def read_scoreboard(
     if rows is None:
         return None
     return {token: started for token, _, started, _ in rows if token != _HEADER}
+
+
+def runs_by_name(owners: Iterable[Owner]) -> dict[str, dict[int, tuple[int, float]] | None]:
+    """The runs of all owners of each name, as of ``read_runs``.
+
+    Several owners may have one name. None for a name if one of its owners has no scoreboard here.
+    """
+    found: dict[str, dict[int, tuple[int, float]] | None] = {}
+    for owner in owners:
+        runs = read_runs(owner.board, owner.id) if owner.board else None
+        others = found.get(owner.name, {})
+        found[owner.name] = None if runs is None or others is None else {**others, **runs}
+    return found
 
 
 def read_runs(path: str, owner_id: str) -> dict[int, tuple[int, float]] | None:

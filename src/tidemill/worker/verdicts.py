@@ -26,7 +26,12 @@ log = SafeLog("tidemill.worker")
 
 _FAILED, _CANCELLED = END + ": %s; %s", END + ": %s"
 
-_AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.otel")
+_AROUND_THE_TASK = (
+    "tidemill.worker",
+    "tidemill.client.middleware",
+    "tidemill.otel",
+    "tidemill.django",
+)
 """Modules whose frames lie between the worker and the task."""
 
 ERROR_MOST = 2_000
@@ -244,10 +249,10 @@ def name_of(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback without its first frames: the worker, the middleware, ``tidemill.django``."""
+    """The traceback without its first frames, which lie between the worker and the task."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        ("tidemill.worker", "tidemill.client.middleware", "tidemill.django")
+        _AROUND_THE_TASK
     ):
         trace = trace.tb_next
     return trace or error.__traceback__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -97,3 +98,22 @@ class Strange(Exception):
 def test_an_error_names_its_qualified_class(error: BaseException, expected: str) -> None:
     text, _ = caught(error)
     assert text.startswith(expected)
+
+
+@pytest.mark.parametrize("module", ["tidemill.otel", "tidemill.django.connections"])
+def test_a_traceback_begins_in_the_task(module: str) -> None:
+    # given a module of tidemill that calls the task
+    between: dict[str, Any] = {"__name__": module}
+    exec("def around(task): task()", between)
+
+    def task() -> None:
+        raise ValueError("no")
+
+    # when the task raises
+    with pytest.raises(ValueError, match="no") as raised:
+        between["around"](task)
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # type: ignore[union-attr]
+    # then its traceback shows the task alone
+    _, trace = describe(error)
+    assert "in task" in trace
+    assert "in around" not in trace

@@ -17,7 +17,7 @@ from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.reading import without_holds
 from tidemill.core.clock import wall_time
 from tidemill.core.job import RELAY, Owner, Record, State
-from tidemill.core.scoreboard import read_runs
+from tidemill.core.scoreboard import read_runs, runs_by_name
 
 __all__ = ["JOBS_MOST", "QueueRow", "RunningJob", "Snapshot", "WorkerRow", "take"]
 
@@ -132,10 +132,10 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     records: list[Record] = []
     if any(row.running for row in stats):
         records = broker.find(Filter(states=frozenset({State.RUNNING})), JOBS_MOST).records
-    runs = {owner.name: _runs(owner) for owner in owners}
+    runs = runs_by_name(owners)
     tokens = {record.token for record in records}
     jobs = sorted((_running(r, runs.get(r.worker)) for r in records), key=_longest)
-    workers = [WorkerRow(owner, _busy(runs[owner.name], tokens)) for owner in owners]
+    workers = [WorkerRow(owner, _busy(owner, tokens)) for owner in owners]
     rows = [QueueRow(row, rates[row.name], _takers(owners, row.name)) for row in stats]
     return Snapshot(wall_time(), broker.url, rows, jobs, workers, totals)
 
@@ -145,12 +145,9 @@ def _takers(owners: list[Owner], queue: str) -> int:
     return sum(not owner.queues or queue in owner.queues for owner in owners)
 
 
-def _runs(owner: Owner) -> dict[int, tuple[int, float]] | None:
-    """The runs of a worker on this machine by token; None for another machine's worker."""
-    return read_runs(owner.board, owner.id) if owner.board else None
-
-
-def _busy(runs: dict[int, tuple[int, float]] | None, tokens: set[int]) -> int:
+def _busy(owner: Owner, tokens: set[int]) -> int:
+    """The number of jobs that a worker on this machine runs; -1 for another machine's worker."""
+    runs = read_runs(owner.board, owner.id) if owner.board else None
     return -1 if runs is None else len(runs.keys() & tokens)
 
 
