@@ -223,4 +223,4 @@ def test_top_shows_what_is_known_and_says_what_is_missing(place: Place) -> None:
     assert found["missing"] == ["running jobs", "workers", "the ages of jobs", "totals and rates"]
     text = run(place, "top", "--once")
     assert "no consumer" in text
-    assert "this broker does not tell: running jobs, workers" in text
+    assert "this broker cannot report running jobs, workers" in text

@@ -307,7 +307,7 @@ def test_a_task_that_stops_when_asked_is_cancelled(place: Place) -> None:  # cas
     assert all(job.cancel() for job in jobs)
     stops, astops, returns, failed = place.finish([*jobs, unasked])
     assert (stops.state, stops.error) == (S.CANCELLED, "at page 7")
-    assert (astops.state, astops.error) == (S.CANCELLED, "it stopped when it was asked to")
+    assert (astops.state, astops.error) == (S.CANCELLED, "it stopped on request")
     assert returns.state is S.SUCCEEDED
     assert (failed.state, failed.error) == (S.FAILED, "JobCancelled: of another job")
     events = [(event.what, event.detail) for event in jobs[0].trail]

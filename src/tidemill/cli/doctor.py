@@ -84,7 +84,7 @@ def examine(mill: Tidemill) -> list[Finding]:
             findings += check(mill.broker)
         except TidemillError as error:
             name = check.__name__.strip("_")
-            findings.append(Finding(name, "fail", str(error), "see the sentence above"))
+            findings.append(Finding(name, "fail", str(error), "the message names the problem"))
     return findings
 
 
@@ -116,7 +116,7 @@ def _publishing(broker: Store) -> Iterator[Finding]:
     if info["publishing"] == "open":
         yield Finding("server", "ok", text)
     else:
-        advice = "puts are refused, work goes on: see to the memory and the disk of the server"
+        advice = "puts are refused, work goes on: check memory and disk of the server"
         yield Finding("server", "fail", f"publishing is {info['publishing']}", advice)
     if info["failed"]:
         text = f"{info['failed']:,} failed jobs are kept"
@@ -131,7 +131,7 @@ def _carried(broker: Store) -> Iterator[Finding]:
         return
     text = f"{server} has {info['carrier ready']:,} ready jobs, of {carried:,} that it was given"
     if info["carrier publishing"] != "open":
-        advice = "puts go on, and wait in the store: see to the memory and the disk of the server"
+        advice = "puts go on, and wait in the store: check memory and disk of the server"
         problem = f"publishing is {info['carrier publishing']}"
         yield Finding("carrier", "fail", problem, advice)
     elif carried and not info["carrier ready"]:
@@ -229,7 +229,7 @@ def _workers(broker: Store) -> Iterator[Finding]:
         yield Finding("workers", "warn", text, "start one: tidemill worker MODULE:VAR")
     for owner in workers:  # a scoreboard on another machine cannot be read here
         for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
-            text = f"process {pid} of {owner.name} has outlived its SIGKILL since {clock(since)}"
+            text = f"process {pid} of {owner.name} still runs after SIGKILL, since {clock(since)}"
             advice = "its jobs stay held while a system call hangs: look for a dead mount or disk"
             yield Finding("workers", "warn", text, advice)
 

@@ -82,7 +82,7 @@ def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
 @json_option
 @store_options
 def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
-    """Bring back the jobs of a purge, as they were: of the latest purge, or of the given one.
+    """Bring back the jobs of the latest purge, or of the given one.
 
     A job stays purged when another job has its key by now, or when a job that it waits for did not
     succeed. The same command may bring it back later.

@@ -53,7 +53,8 @@ __all__ = ["worker"]
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Seconds for the other jobs of a process with a stuck job; an hour if one has no retry.",
+    help="Seconds for the other jobs of a process with a stuck job; an hour if one of these jobs "
+    "cannot be retried.",
 )
 @click.option(
     "--shutdown-timeout",

@@ -90,7 +90,7 @@ def clocks(broker: Store) -> Iterator[Finding]:
     ahead = newest[0].envelope.created - now if newest else 0.0
     if ahead > 5:
         text = f"the newest job was created {ahead:.0f} s in the future"
-        advice = "the clock was set back, or a producer's is wrong: use NTP"
+        advice = "the clock was set back, or a producer's clock is wrong: use NTP"
         yield Finding("clock", "warn", text, advice)
         return
     yield from server_clock(broker) or [

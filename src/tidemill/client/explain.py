@@ -135,11 +135,12 @@ def _waiting(record: Record) -> str:
     if links.waits == RunOn.BARRIER:
         failed = f"; {record.failures} did not succeed" if record.failures else ""
         left = "1 job has" if pending == 1 else f"{pending} jobs have"
-        return f"It stands for a group, of which {left} not ended{failed}"
+        return f"It stands for a group: {left} not ended{failed}"
     how = "succeed" if links.waits == RunOn.SUCCESS else "end"
     only = ", and is forgotten if all succeed" if links.waits == RunOn.FAILURE else ""
-    jobs = "1 job" if pending == 1 else f"{pending} jobs"
-    return f"It waits for {jobs} before it to {how}{only}"
+    if pending == 1:
+        return f"It waits until 1 earlier job {how}s{only}"
+    return f"It waits until {pending} earlier jobs {how}{only}"
 
 
 def _running(record: Record) -> str:
@@ -201,7 +202,7 @@ def _carried(broker: Store, row: QueueStats) -> str:
     """Where the ready jobs of a queue are, when a carrier (RabbitMQ) has some of them."""
     where = broker.url if broker.url.startswith("amqp") else "the carrier"
     if row.carried >= row.ready:
-        return f"it lies with {where}, which delivers it to them"
+        return f"it lies with {where}, which delivers it to workers"
     return f"{row.carried:,} of {row.ready:,} ready jobs of the queue lie with {where}"
 
 

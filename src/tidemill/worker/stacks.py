@@ -47,7 +47,7 @@ def own_stacks() -> str:
         try:
             stack = "".join(traceback.format_stack(frame))
         except BaseException:  # a loader that finds the source may run the app's code
-            stack = "(the app's code does not let it be shown)\n"
+            stack = "(not shown: the app's code raised an error)\n"
         parts.append(f"Thread {names.get(ident, ident)}:\n{stack}")
     return "\n".join(parts)
 

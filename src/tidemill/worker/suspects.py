@@ -35,7 +35,9 @@ def set_aside(
     if not suspects or len(suspects) + ended < 2:
         return process.socket.left_words
     log.warning(
-        "%s; each job that it still ran runs alone next (%d)", process.cause(), len(suspects)
+        "%s; each job that the process still ran runs alone next (%d)",
+        process.cause(),
+        len(suspects),
     )
     line = f"interrupted: {process.cause()}; the job runs alone next"
     for token in suspects:

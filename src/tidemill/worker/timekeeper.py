@@ -140,7 +140,7 @@ class Timekeeper:
             self._prefetch.nothing_ended(full=not host.slots.free)
         most = host.setup.max_memory
         if most and not host.slots.quiet and resident_memory() > most:
-            log.info("process %d is beyond max_memory and is replaced", getpid())
+            log.info("process %d uses more than max_memory and is replaced", getpid())
             host.quiet()
 
     def _end_overdue(self) -> None:

@@ -244,7 +244,7 @@ class Timeouts:
         try:
             return title + self._stack_of(run)
         except BaseException:  # loaders of source and awaitables may run the app's code
-            return f"{title}(the app's code does not let it be shown)\n"
+            return f"{title}(not shown: the app's code raised an error)\n"
 
     def _stack_of(self, run: Run) -> str:
         if run.asyncio_task is not None and not _inside(run.asyncio_task):

@@ -92,7 +92,7 @@ def _failure(run: Run, error: BaseException) -> Verdict:
     if isinstance(error, JobTerminated):
         return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
     if isinstance(error, JobCancelled) and run.context.cancelled:
-        reason = storable(str(error)) or "it stopped when it was asked to"
+        reason = storable(str(error)) or "it stopped on request"
         return _failed(lease, envelope, Outcome.CANCELLED, reason, "", started)
     if isinstance(error, JobTimeout):
         return _timed_out(lease, envelope, trace, started, error, caught=run.caught)

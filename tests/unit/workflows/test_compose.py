@@ -692,11 +692,11 @@ def test_explain_names_the_jobs_before_and_the_job_that_dropped_it(tasks: Tasks)
     handle = mill.enqueue(chain(tasks.inc.call(1), tasks.boom, tasks.inc).on_failure(tasks.hook))
     whole = mill.enqueue(chain(first, tasks.total))
     one, two, three = handle.steps
-    assert why(two.id) == f"It waits for 1 job before it to succeed: {one.id} (ready)"
+    assert why(two.id) == f"It waits until 1 earlier job succeeds: {one.id} (ready)"
     assert "forgotten if all succeed" in why(f"{handle.id}.on_failure")
     assert mill.job(two.id).trail[-1].detail == "for 1 job before it"
     barrier = whole.steps[0].id
-    assert why(barrier) == "It stands for a group, of which 2 jobs have not ended"
+    assert why(barrier) == "It stands for a group: 2 jobs have not ended"
     assert f"{barrier} (waiting)" in why(whole.id)
     run_all(mill)
     assert "not run, since job" in why(three.id)

@@ -396,7 +396,7 @@ class Owners:
         except StoreGone:
             raise
         except BrokerUnavailable as error:
-            log.debug("who died is seen to later: %s", error)
+            log.debug("dead owners are handled later: %s", error)
 
     def reap(self) -> int:
         """Give back the jobs of owners that died; return the number of these owners.

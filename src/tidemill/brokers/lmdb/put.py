@@ -170,7 +170,7 @@ def _due_of(commit: Transitions, job: Envelope) -> tuple[int, int]:
 
 
 def _id_taken(job: Envelope) -> DuplicateJob:
-    return DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
+    return DuplicateJob(f"a job with the id {job.id!r} exists already", job.id)
 
 
 def _insert(

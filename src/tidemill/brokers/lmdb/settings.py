@@ -46,7 +46,7 @@ def check_url(url: Url) -> Settings:
     check_prefix(prefix)
     folder = os.path.abspath(os.path.expanduser(url.path))
     if storable(folder) != folder:
-        raise InvalidOption(f"{folder!a} is not UTF-8, which LMDB asks of the name of a folder")
+        raise InvalidOption(f"{folder!a} is not UTF-8: LMDB needs a UTF-8 folder name")
     retention = Retention.from_options(url.options)
     mode = _mode(url.options.get("mode", ""))
     patience = number_option(url.options, "patience", PATIENCE)
@@ -67,6 +67,6 @@ def _mode(text: str) -> int:
     if shares[0] != 6 or any(share not in (0, 6) for share in shares):
         raise InvalidOption(
             f"mode in the url must be 0600, 0660 or 0666, not {text!r}: "
-            "who uses a store reads and writes its files"
+            "every user of a store reads and writes its files"
         )
     return mode

@@ -70,7 +70,7 @@ def _refuse_any(jobs: Jobs, envelopes: Sequence[Envelope]) -> None:
         if (held or over) and job.on_conflict == Conflict.REJECT:
             raise DuplicateJob.of_key(job.key, job.id)
         if job.id in jobs.items or job.id in ids:
-            raise DuplicateJob(f"a job with the id {job.id!r} is kept already", job.id)
+            raise DuplicateJob(f"a job with the id {job.id!r} exists already", job.id)
         if over or (held and job.on_conflict != Conflict.REPLACE):
             continue
         stays = [holder for holder in held[:1] if holder[1]]

@@ -162,7 +162,7 @@ def _duplicate(diag: psycopg.errors.Diagnostic) -> DuplicateJob:
     what = diag.message_detail or ""
     if diag.message_primary == "key":
         return DuplicateJob.of_key(what, diag.message_hint or "")
-    return DuplicateJob(f"a job with the id {what!r} is kept already", what)
+    return DuplicateJob(f"a job with the id {what!r} exists already", what)
 
 
 def _guess(error: psycopg.Error) -> str:

@@ -86,7 +86,7 @@ def _first_line(error: Exception) -> str:
 def refusal(what: bytes, *facts: str) -> TidemillError:
     """The error for a put that the store refused, by the function's answer."""
     if what == b"id":
-        return DuplicateJob(f"a job with the id {facts[0]!r} is kept already", facts[0])
+        return DuplicateJob(f"a job with the id {facts[0]!r} exists already", facts[0])
     if what == b"waits":
         return not_waiting(facts[0])
     if what == b"key":

@@ -162,7 +162,8 @@ class View:
 
 def lacking(snapshot: Snapshot) -> str:
     """The line that names the numbers that a message broker does not know, and the remedy."""
-    return f"this broker does not tell: {', '.join(snapshot.missing)}; with ?store=URL a store does"
+    missing = ", ".join(snapshot.missing)
+    return f"this broker cannot report {missing}; ?store=URL adds a store that can"
 
 
 def _title(name: str, shown: int, count: int, width: int) -> str:

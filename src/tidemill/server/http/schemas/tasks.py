@@ -92,4 +92,4 @@ class FailIn(Struct, forbid_unknown_fields=True):
 class StoppedIn(Struct, forbid_unknown_fields=True):
     """The reason why the worker stopped the job."""
 
-    reason: str = "it stopped when it was asked to"
+    reason: str = "it stopped on request"
