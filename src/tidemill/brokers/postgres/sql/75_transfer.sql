@@ -155,8 +155,7 @@ BEGIN
     END IF;
     IF ended THEN
         PERFORM count(r.line, what);
-        -- A purged job is kept as long as a failed job.
-        what := CASE WHEN is_purged(r.error) THEN 'failed' ELSE what END;
+        what := CASE WHEN is_purged(r.error) THEN 'failed' ELSE what END;  -- kept as long as failed
         INSERT INTO done (seq, prune, finished, class, state, error, result)
         VALUES (r.seq, CASE WHEN r.linked THEN t + p.protect ELSE least(r.finished, t)
                        + keep_for(what, r.result_ttl, answer IS NOT NULL, p) END,

@@ -174,9 +174,8 @@ local function cache_reply(reply)
   return reply
 end
 
--- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes
--- by callers. A sealed store also makes no changes by time, such as moving due jobs. Each queue's row
--- repeats `moved`, for calls that read only the row.
+-- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes by callers.
+-- A sealed store also moves no due jobs. Each queue's row repeats `moved`, for calls that read only the row.
 local function departure()
   local where = call('HGET', B .. ':departure', 'where')
   return where and {'moved', where}
