@@ -350,7 +350,7 @@ class _Runner:
         bulk, until = self._bulk, time.monotonic() + seconds
         while not self.ended.is_set():
             if is_asked_to_stop(self._mill, bulk):
-                bulk.state, bulk.text = "stopped", "somebody stopped it"
+                bulk.state, bulk.text = "stopped", "a user stopped the operation"
                 return False
             if time.time() - bulk.beat > _BEAT:
                 keep(self._mill, bulk)

@@ -232,7 +232,7 @@ def _between(record: Record, before: Attempt, after: Attempt) -> Iterator[Span]:
     if after.run > before.run:
         yield Span("rest", start, end, "at rest, until somebody retried it and it started")
         return
-    text = f"first until it was due again, then {_may_be(record)}"
+    text = f"backoff until it was due, then {_may_be(record)}"
     yield Span("backoff", start, end, "backoff, then waits to start", text, known=False)
 
 

@@ -296,6 +296,8 @@ def _each(verb: str, outcome: str) -> Action:
 
 
 def _edit(mill: DjangoMill, names: list[str], request: Any) -> str:
+    if len(names) != 1:
+        raise InvalidOption("name must be one schedule: choose one and edit again")
     (name,) = names
     given = {key: request.POST.get(key, "").strip() for key in ("cron", "every", "zone")}
     times: Any = {key: value for key, value in given.items() if value}

@@ -62,8 +62,8 @@ def view(request: Any, path: str = "") -> Any:
             return HttpResponse(b"You may not look at jobs.", status=403, content_type="text/plain")
         return redirect_to_login(request.get_full_path(), _login_url())
     name = user.get_username() if user is not None and role is not None else ""
-    size = int(request.META.get("CONTENT_LENGTH") or 0)
-    if size > MOST_BODY:
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if not length.isdigit() or int(length) > MOST_BODY:
         return HttpResponse(b"The form is too large.", status=413, content_type="text/plain")
     try:
         answer = dashboard().handle(_request(request, path, User(name, role or Role.VIEWER)))

@@ -54,7 +54,7 @@ class ScheduleForm(forms.Form):
         initial=timezone.get_default_timezone_name,
     )
     repeats = forms.IntegerField(
-        required=False, min_value=1, help_text="The number of jobs. Empty: it never ends."
+        required=False, min_value=1, help_text="The number of jobs. Empty: the schedule never ends."
     )
 
     def clean_arguments(self) -> list[Any]:

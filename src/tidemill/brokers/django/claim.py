@@ -123,7 +123,7 @@ def lease(
     ``stored`` are the names of queues with ready jobs in the table, if they are known.
     """
     if not want.count:
-        return rules.lease(jobs, owner, want)
+        return rules.lease(jobs, owner, want)[0]
     queues = want.queues or _queues_with_jobs(rows, jobs, stored)
     jobs.rows_of.queues.need(queues)
     jobs.reserve(want.count)
@@ -133,7 +133,7 @@ def lease(
             _read(rows, jobs, queue, want)
         if jobs.facts.has_limits:
             need_limited(rows, jobs, want.count)
-        return rules.lease(jobs, owner, want)
+        return rules.lease(jobs, owner, want)[0]
     return _lease_plainly(rows, jobs, owner, msgspec.structs.replace(want, queues=tuple(queues)))
 
 

@@ -216,7 +216,7 @@ class Owners:
             if owner.board:
                 remove_scoreboard(owner.board, owner.id)
             name = owner.name or owner.id
-            _LOG.warning("gave back what %s %s held, which died", owner.kind, name)
+            _LOG.warning("%s %s died; its jobs go back", owner.kind, name)
         gone = {owner.id for owner in dead}
         left = [one for one in owners if one.owner.id not in gone]
         for attached in list(self._by_id.values()):

@@ -150,8 +150,7 @@ class MemoryBroker(
         come_due(jobs)
         first_due = jobs.first_due()
         self._hand_in(owner, step, reply)
-        if step.want:
-            self._lease(owner, step.want, reply)
+        left = self._lease(owner, step.want, reply) if step.want else False
         if not step.behalf:
             reply.commands, self._commands[owner.id] = self._commands[owner.id], []
         if jobs.departure is not None and step.want and step.want.count:
@@ -161,8 +160,9 @@ class MemoryBroker(
         reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
         unknown.tell(jobs, step.want, reply)
         self._hand_out_schedules(step.fires, reply)
-        if jobs.first_due() != first_due or unknown.came(step):
-            # Wake the other owners: this owner may return too late for the new due time.
+        if jobs.first_due() != first_due or unknown.came(step) or left:
+            # Wake the other owners: this owner may return too late for the new due time, or does
+            # not take a job that it made ready.
             self._wake_all()
         prune(jobs)
         return reply
@@ -178,9 +178,11 @@ class MemoryBroker(
         hand_over(jobs, self._owners.values(), [token for token, _ in step.take])
         reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
 
-    def _lease(self, owner: Owner, want: Want, reply: Reply) -> None:
-        if self._jobs.departure is None:
-            reply.leases = lease(self._jobs, owner, want)
+    def _lease(self, owner: Owner, want: Want, reply: Reply) -> bool:
+        if self._jobs.departure is not None:
+            return False
+        reply.leases, left = lease(self._jobs, owner, want)
+        return left
 
     def _hand_out_schedules(self, most: int, reply: Reply) -> None:
         if most and self._jobs.departure is None:

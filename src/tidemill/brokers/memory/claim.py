@@ -16,16 +16,18 @@ from tidemill.core.job import DEFAULT_TTR, Envelope, Lease, Owner, encode_envelo
 __all__ = ["lease", "start_lease", "ttr_of"]
 
 
-def lease(jobs: Jobs, owner: Owner, want: Want) -> list[Lease]:
-    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows."""
+def lease(jobs: Jobs, owner: Owner, want: Want) -> tuple[list[Lease], bool]:
+    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows.
+
+    Also return True if such a job is ready now and was not leased: another owner may take the job.
+    """
     back = bring_back(jobs, want)
     leases: list[Lease] = []
     if not want.tasks:
         leases += _lease_alone(jobs, owner, want, [item for item, _ in back])
     want = msgspec.structs.replace(want, count=want.count - len(leases))
     leases += _lease(jobs, owner, want)
-    undo(jobs, want, back)
-    return leases
+    return leases, undo(jobs, want, back)
 
 
 def _lease_alone(jobs: Jobs, owner: Owner, want: Want, items: list[Item]) -> list[Lease]:

@@ -52,17 +52,21 @@ def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
     return back
 
 
-def undo(jobs: Jobs, want: Want, back: list[tuple[Item, float]]) -> None:
-    """Set aside again the jobs that were not leased; jobs under a limit stay ready.
+def undo(jobs: Jobs, want: Want, back: list[tuple[Item, float]]) -> bool:
+    """Set aside again the jobs that were not leased. Return True if a job stays ready.
 
-    The timer of a limit finds ready jobs only. If the owner takes no tasks, lost tasks stay ready,
+    Jobs under a limit stay ready. The timer of a limit finds ready jobs only. If the owner takes no tasks, lost tasks stay ready,
     too: another owner leases them.
     """
+    left = False
     for item, until in back:
         record = item.record
-        stays = limited(jobs, item) or (record.losses and not want.tasks)
-        if record.state is State.READY and not stays:
-            set_aside(jobs, item, until - jobs.now if until else 0.0)
+        if record.state is State.READY:
+            if limited(jobs, item) or (record.losses and not want.tasks):
+                left = True
+            else:
+                set_aside(jobs, item, until - jobs.now if until else 0.0)
+    return left
 
 
 def limited(jobs: Jobs, item: Item) -> bool:

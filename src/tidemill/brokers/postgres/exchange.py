@@ -211,7 +211,7 @@ def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
 def _leaves(attached: AttachedOwner, error: Exception) -> None:
     if not attached.outgrown:
         attached.outgrown = True
-        _LOG.error("%s; this worker leaves, what it cannot hand in runs again", error)
+        _LOG.error("%s; this worker stops; jobs whose verdicts it cannot report run again", error)
 
 
 def _may_be_handed(owner: Owner) -> bool:

@@ -371,7 +371,7 @@ class Owners:
             self._liveness.remove(row.number)
             if owner.board and self._near(row):
                 remove_scoreboard(owner.board, owner.id)
-            _LOG.warning("gave back what %s %s held, which died", row.kind, owner.name or row.id)
+            _LOG.warning("%s %s died; its jobs go back", row.kind, owner.name or row.id)
         point("store.reaped")
         return len(dead)
 

@@ -137,7 +137,7 @@ class RedisBroker(
         if born / MICRO != self._born:
             self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
             log.error(
-                "redis at %s came back without what was there: %s",
+                "redis at %s has lost its store: another store is in its place: %s",
                 self._lines.server.where,
                 self._inspection.info(self._settings.replicas)["durability"],
             )

@@ -22,7 +22,7 @@ class Away(BrokerUnavailable):
 
 _PASSING = {
     "LOADING": "is loading its data",
-    "BUSY": "is busy with a script of somebody's",
+    "BUSY": "is busy with another client's script",
     "CLUSTERDOWN": "belongs to a cluster that is down; see CLUSTER INFO",
     "MASTERDOWN": "is a replica whose master is down",
     "TRYAGAIN": "is handing its slot to another node",
@@ -30,7 +30,7 @@ _PASSING = {
     "MOVED": "has handed its slot to another node",
     "NOREPLICAS": "has too few replicas to accept writes (min-replicas-to-write)",
     "READONLY": "is a read-only replica; name its master in the url, or use redis+sentinel://",
-    "UNKILLABLE": "is busy with a script of somebody's",
+    "UNKILLABLE": "is busy with another client's script",
 }
 _LASTING = {
     "NOAUTH": "wants a password; write redis://user:password@host",

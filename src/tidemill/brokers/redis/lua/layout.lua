@@ -175,7 +175,7 @@ local function cache_reply(reply)
 end
 
 -- {'moved', where} while the store moves to another store, else nil. A departing store refuses changes by callers.
--- A sealed store also moves no due jobs. Each queue's row repeats `moved`, for calls that read only the row.
+-- A sealed store makes no changes by time either. Each queue's row repeats `moved`, for calls that read only the row.
 local function departure()
   local where = call('HGET', B .. ':departure', 'where')
   return where and {'moved', where}
