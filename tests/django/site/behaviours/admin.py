@@ -126,6 +126,9 @@ class Admin(TidemillTestCase):
         self.assertContains(self.page("schedule", "nightly"), "15 minutes")
         wrong = self.act("schedule", "edit", "nightly", page="nightly", cron="99 * * * *", stay="1")
         self.assertContains(wrong, "cron")
+        for names in ((), ("nightly", "other")):
+            self.assertLess(self.act("schedule", "edit", *names, every="1 day").status_code, 500)
+        self.assertContains(self.page("schedule", "nightly"), "15 minutes")
         self.act("schedule", "pause", "nightly")
         self.assertTrue(mill.schedules.get("nightly").paused)
         self.act("schedule", "resume", "nightly")

@@ -41,6 +41,12 @@ class Dashboard(TidemillTestCase):
         style = re.search(r'href="(/tidemill/static/[^"]+\.css[^"]*)"', answer.content.decode())
         self.assertEqual(self.client.get(style[1]).status_code, 200)
 
+    def test_a_form_has_a_length_that_is_a_number(self):
+        self.client.force_login(User.objects.create_superuser("root"))
+        for length in ("-1", "many", "9" * 30):
+            answer = self.client.post("/tidemill/queues", CONTENT_LENGTH=length)
+            self.assertEqual(answer.status_code, 413, length)
+
     def test_a_stranger_logs_in_first(self):
         answer = self.client.get("/tidemill/jobs")
         self.assertRedirects(answer, "/admin/login/?next=/tidemill/jobs")
