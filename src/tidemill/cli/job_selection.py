@@ -75,8 +75,9 @@ def whole_id(mill: Tidemill, text: str) -> str:
     """The full id of a job, from its id, or from a beginning or an ending that no other id has.
 
     If an id begins with the text, endings are not compared. Endings are compared for the newest
-    ``LOOK_MOST`` jobs. For a part of a group, chain or flow, the result is the id of this group,
-    chain or flow.
+    :data:`~tidemill.brokers.contract.inspection.LOOK_MOST` jobs. If the text is a beginning of the
+    id of a group, chain or flow, the result is that id, although the ids of its jobs begin with the
+    text, too.
 
     Raises:
         InvalidOption: several ids begin or end with the text; the error lists them.

@@ -53,7 +53,7 @@ _TOP = 20  # functions of the table
 def profile(
     mill: Tidemill, worker: str, seconds: float, hertz: float, output: str | None, as_json: bool
 ) -> None:
-    """Sample what the jobs of a worker do for some seconds, also on another machine.
+    """For some seconds, sample what the jobs of a worker do. The worker may be on another machine.
 
     WORKER is the name of the worker, or a beginning of the name. With a single worker it can be
     left out. Samples count wall time: a job that waits counts as a job that computes.

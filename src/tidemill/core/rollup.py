@@ -13,9 +13,9 @@ Bucket 0 counts times below 1 ms. Bucket ``n`` counts times from ``2 ** (n - 1)`
 
 Counts of ``queue`` rows, by place: first the totals of :data:`QUEUE_TOTALS` since the store was
 made. Then come the numbers of jobs in :data:`QUEUE_STATES`, and the age in seconds of the oldest
-ready job. Both are numbers at the end of the period. A period without a row means that the queue
-has not changed. The row without a period has the latest numbers, and then the time of the minute in
-which these numbers were taken.
+ready job. Both are numbers at the end of the period. A queue that did not change in a period has no
+row for it. One more row of each queue belongs to no period. It has the latest numbers, and as its
+last count the time of the minute in which they were taken.
 """
 
 from __future__ import annotations

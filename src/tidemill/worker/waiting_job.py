@@ -13,8 +13,8 @@ __all__ = ["WaitingJob"]
 class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):
     """A job whose envelope is decoded and whose task is known.
 
-    Waiting jobs sort by the place of their queue, then by rank, then by sequence number. Tokens are
-    unique, so a comparison never compares leases.
+    Waiting jobs sort by the position of their queue in the worker's list of queues, then by rank,
+    then by sequence number. Tokens are unique, so a comparison never compares leases.
     """
 
     queue_place: int

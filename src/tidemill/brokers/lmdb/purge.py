@@ -32,7 +32,8 @@ _Name = Callable[[bytes, bytes], bytes | None]
 def unready_ids(store: Store, queue: str) -> list[bytes]:
     """Ids of the scheduled and waiting jobs of a queue.
 
-    The ids are in the order of the puts. A flow puts a waiting job before the job's parents.
+    The ids are in the order of the puts. A flow puts each job before the jobs for which it waits.
+    So a purge in this order deletes a waiting job first, and cancels none.
     """
     tables = store.tables
     with store.reading_txn() as txn:

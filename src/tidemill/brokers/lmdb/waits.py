@@ -74,7 +74,7 @@ class Waits:
             if over(commit):
                 return True
             next_due = max(0.0, commit.next_due())
-            if sleeper is None:  # a replayed request has a place already
+            if sleeper is None:  # later looks, and replayed requests, have a place
                 sleeper = self._spare.pop() if self._spare else self._store.wakeups.take()
             self._store.wakeups.mark(sleeper, kind, bits)
             return False

@@ -38,7 +38,7 @@ class _Answer(msgspec.Struct):
     missed: Sequence[int] = ()  # plain verdicts without a lease
     lost: Sequence[int] = ()  # other verdicts without a lease
     late: Sequence[int] = ()  # touches without a lease
-    kept: Sequence[int] = ()  # leases that could not be handed over
+    kept: Sequence[int] = ()  # leases for the carrier that were not found
     stale: Sequence[int] = ()  # leases that could not be taken from the carrier
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None

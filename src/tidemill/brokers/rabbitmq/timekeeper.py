@@ -202,7 +202,10 @@ class Timekeeper:
         self._look()
 
     def _notice(self, tag: int, body: bytes) -> None:
-        """Serve a timer queue in use. Keep one notice for each queue, for later timekeepers."""
+        """Serve the timer queue that a notice names.
+
+        One notice of each queue stays unacknowledged, so that a later timekeeper gets it.
+        """
         level = int(body) if body.isdigit() else LEVELS
         place = self._timers.at(level)
         if level in self._noticed or level >= LEVELS:
@@ -221,8 +224,8 @@ class Timekeeper:
             self._put_aside(queue, tag, basic, body)
             return
         before = self._moving.get(held.key)
-        # The message was being moved when the connection was lost, and has a new tag now.
         if before is not None:
+            # The connection was lost while the message was being moved: it came again, with a new tag.
             before.tag, before.era = tag, self._channel.era
         elif held.key in self._moved:
             self._channel.ack(tag, self._channel.era)

@@ -44,8 +44,9 @@ class QueueRow(msgspec.Struct):
 class RunningJob(msgspec.Struct):
     """A job that a worker holds.
 
-    ``since`` is the wall time at which the run began, or at which the job was leased. ``waits`` is
-    True for a job that waits in its worker for a slot.
+    ``since`` is the wall time at which the run began. If no scoreboard here shows the run, it is
+    the wall time at which the job was leased. ``waits`` is True for a job that waits in its worker
+    for a slot.
     """
 
     id: str
@@ -71,7 +72,7 @@ class Snapshot(msgspec.Struct):
     Attributes:
         at: the wall time of the look.
         running: the number of running jobs; ``jobs`` lists at most :data:`JOBS_MOST` of them.
-        missing: the names of the numbers that the broker does not know.
+        missing: what the broker cannot report, in words for the user, such as "workers".
     """
 
     at: float

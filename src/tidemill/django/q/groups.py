@@ -82,11 +82,12 @@ def _link(link: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def delete_group(group_id: str, tasks: bool = False, cached: bool = False) -> int:
-    """Remove the tasks that have ended from a group, and return their number.
+    """From a group, remove the tasks that have ended; return their number.
 
-    With ``tasks`` these tasks are deleted. Without ``tasks`` they keep their results, and the name
-    of the group becomes free. The tag of a job, which names its group, cannot change. So the store
-    gets a new job whose arguments name the removed tasks.
+    With ``tasks`` these tasks are deleted. Without ``tasks`` they stay in the store, with their
+    results, and only leave the group. A tag of a job names its group, and a tag cannot change. So
+    this function enqueues a job whose arguments are the ids of the tasks that left the group.
+    ``split_group`` looks for such jobs.
     """
     mill = project_mill()
     ids = [task.id for task in split_group(group_id)[0]]

@@ -74,7 +74,7 @@ class SizedExchanges:
 
 
 def how_many_fit(sizes: Sequence[int]) -> int:
-    """The number of items that fit into an answer, at least one."""
+    """The number of items after which an answer is full; all of them if it is not."""
     for n, size in enumerate(itertools.accumulate(sizes), 1):
         if size >= ANSWER_BYTES:
             return n

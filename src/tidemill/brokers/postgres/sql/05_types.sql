@@ -37,11 +37,11 @@ CREATE TYPE tidemill.step_reply AS (
     limited boolean
 );
 
--- The results of settling. Each int[] has places in the request.
+-- The results of settling. Each int[] lists positions, from 1, in an array of the request.
 CREATE TYPE tidemill.step_settled AS (
     missed  int[],                           -- plain verdicts that found no lease
     lost    int[],                           -- other verdicts that found no lease
-    kept    int[],                           -- leases that could not be handed over
+    kept    int[],                           -- leases for the carrier that were not found
     late    int[],                           -- touches that found no lease
     ended   bigint[],                        -- jobs that ended
     moved   boolean
@@ -54,13 +54,15 @@ CREATE TYPE tidemill.chosen_jobs AS (
     seqs bigint[], lanes text[], numbers bigint[], turns bigint[], rows tid[], free bigint[]
 );
 
--- Leased jobs, with the figures that their limits count. The jobs in "overdue" were not leased,
--- since they had expired.
+-- The jobs leased in one claim: their number, and the packed leases. Limiters are charged with the
+-- arrays: each job's partition, its cost, the number that it drew in a partition with a key
+-- ("fresh"), and its line. The jobs in "overdue" were not leased, since they had expired.
 CREATE TYPE tidemill.leased_jobs AS (
     got int, leases bytea, lanes text[], costs float8[], fresh bigint[], lines int[], overdue bigint[]
 );
 
--- Changes of schedules. "owners" has the number of the change for each job of the batch.
+-- Changes of schedules. "owners" has, for each job of the batch, the position in "names" of the
+-- change that puts the job.
 CREATE TYPE tidemill.schedule_changes AS (
     names text[], expects bigint[], dues float8[], bodies bytea[], gone bigint[], dues_instead float8[],
     bodies_instead bytea[], owners int[]

@@ -1,8 +1,8 @@
 -- The parts of a step: lock, settle, lease, tell, close.
 
 -- Lock the rows that a step may change or wait for, in the order that all transactions use. First
--- come keys. Then come the children of jobs that the step may end, and the jobs that followers
--- name. Leases come last. Returns the result of lock_flows.
+-- come keys. Then come the children of jobs that the step may end, and the jobs in "next" of the new
+-- jobs that its verdicts put. Leases come last. Returns the result of lock_flows.
 CREATE OR REPLACE FUNCTION tidemill.lock_step(
     req tidemill.step_request, shapes jsonb, others bigint[], seen bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -100,7 +100,7 @@ LANGUAGE sql IMMUTABLE AS $$
     ORDER BY n
 $$;
 
--- Hand leases over to the carrier. A lease that cannot be handed over goes back.
+-- Hand leases over to the carrier. If that fails, the job of the lease goes back to its queue.
 CREATE OR REPLACE FUNCTION tidemill.hand_over(
     did tidemill.step_settled, req tidemill.step_request, my_name text, t float8, p tidemill.prefs)
 RETURNS tidemill.step_settled
@@ -138,7 +138,7 @@ BEGIN
     END IF;
 END $$;
 
--- Do a step that is not repeated: settle, count down children, take from the carrier, lease.
+-- Do a step that repeats no earlier step: settle, count down children, take from the carrier, lease.
 CREATE OR REPLACE FUNCTION tidemill.run_step(
     INOUT r tidemill.step_reply, INOUT mine tidemill.pulse, req tidemill.step_request,
     followers tidemill.batch, w tidemill.want, flows bigint[], my_name text, consumes boolean, t float8,

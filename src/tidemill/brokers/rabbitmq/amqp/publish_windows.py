@@ -127,7 +127,7 @@ class PublishWindow:
 
     Attributes:
         back: messages to send again, before all other messages, when no message is under way.
-        queued: whether the window is in the queue of windows with a turn.
+        queued: whether the window waits for its turn to send.
         target: the queue of the server that gets its messages: its home, or its first delay queue.
         halted: its queues are being made, or cannot be made for now.
         checking: the window waits for the check of its target.

@@ -1,8 +1,8 @@
 -- Partition claims: the jobs that one step takes from the partitions of a line. A run is one pass through a line.
 --
 -- The first job of a partition stands in the ready line; the next jobs come from the partition's own table. A heap
--- holds the next job of each partition, which is written to the line only if the step does not take it. One command
--- removes the jobs taken from each table, since they are always its first jobs. The limiter of a partition gives the
+-- holds the next job of each partition, which is written to the line only if the run does not take it. The jobs taken
+-- from a table are always its first jobs, so one command for each table removes them. The limiter of a partition gives the
 -- tokens for all of its jobs together.
 
 do
@@ -62,7 +62,8 @@ function Claims.first(run)
   return held and (not head or before(held, head)) and held or head
 end
 
--- The claim for the partition of a job; nil when the partition also has jobs in other lines, which may change too.
+-- The claim for the partition of a job; nil when the partition also has jobs in other lines. A lease may then change
+-- which of its jobs stand in those lines.
 function Claims.of(run, head, name)
   local claim = head.claim or run.claims[name]
   if claim then return claim end
@@ -108,7 +109,7 @@ local function follow(run, claim, name)
     local first = claim.taken
     claim.members = call('ZRANGE', Partitions.park_of(line, name), first, first + run.ahead - 1, 'WITHSCORES')
     claim.at, claim.complete = 1, #claim.members < 2 * run.ahead
-    if claim.paced or run.ahead > 1 then -- else the job is not taken now, and nobody needs its cost
+    if claim.paced or run.ahead > 1 then -- for their costs, or because several jobs may be taken
       local ids = {}
       for i = 1, #claim.members, 2 do ids[#ids + 1] = sub(claim.members[i], 9) end
       read_ahead(ids)
@@ -130,7 +131,7 @@ local function follow(run, claim, name)
   push(run.heap, {rank = rank, turn = turn, id = id, claim = claim})
 end
 
--- Note that the first job of a run is leased. With a claim, the job belongs to the partition `name`.
+-- Record that the first job of a run is leased. With a claim, the job belongs to the partition `name`.
 function Claims.take(run, head, claim, name, cost, token)
   if head == run.heads[run.at] then
     run.at = run.at + 1
