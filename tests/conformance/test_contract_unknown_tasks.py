@@ -356,7 +356,9 @@ def test_an_owner_without_tasks_takes_only_set_aside_jobs(
     assert sorted(ask(worker, 5, knows="")) == ["ready0", "ready1"]
 
 
-@pytest.mark.parametrize("why", ["limit", pytest.param("loss", marks=pytest.mark.needs("a witness"))])
+@pytest.mark.parametrize(
+    "why", ["limit", pytest.param("loss", marks=pytest.mark.needs("a witness"))]
+)
 def test_a_job_that_its_owner_may_not_take_wakes_another(
     broker: Broker, worker: LiveOwner, knowing: LiveOwner, need: Callable[[Feature], None], why: str
 ) -> None:

@@ -109,7 +109,7 @@ def test_without_aof_the_worker_begins_anew_and_says_so(
     server.kill()
     server.start()
     worker.wait_line("begins anew")
-    worker.wait_line("has lost its store: another store is in its place: the append-only file is off")
+    worker.wait_line("another store is in its place: the append-only file is off")
     (place.path / "go").touch()
     place.wait_notes(f"end {held.id}")
     assert place.mill.broker.get(held.id) is None

@@ -55,8 +55,8 @@ def bring_back(jobs: Jobs, want: Want) -> list[tuple[Item, float]]:
 def undo(jobs: Jobs, want: Want, back: list[tuple[Item, float]]) -> bool:
     """Set aside again the jobs that were not leased. Return True if a job stays ready.
 
-    Jobs under a limit stay ready. The timer of a limit finds ready jobs only. If the owner takes no tasks, lost tasks stay ready,
-    too: another owner leases them.
+    Jobs under a limit stay ready: the timer of a limit finds ready jobs only. If the owner takes no
+    tasks, lost tasks stay ready, too: another owner leases them.
     """
     left = False
     for item, until in back:

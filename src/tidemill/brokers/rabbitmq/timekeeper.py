@@ -225,7 +225,7 @@ class Timekeeper:
             return
         before = self._moving.get(held.key)
         if before is not None:
-            # The connection was lost while the message was being moved: it came again, with a new tag.
+            # The connection was lost during the move: the message came again, with a new tag.
             before.tag, before.era = tag, self._channel.era
         elif held.key in self._moved:
             self._channel.ack(tag, self._channel.era)
