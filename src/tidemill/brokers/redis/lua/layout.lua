@@ -340,8 +340,7 @@ local function hold(j, held)
   queue[j.id] = held and j.seq
 end
 
--- Note that a job has ended, or was deleted before its end (state WAITING). Each of its dependents (the
--- jobs that wait for it) waits for one job fewer.
+-- Record that a job ended, or was deleted before its end (state WAITING): the jobs after it wait for one job fewer.
 local function add_end(id, state)
   local behind, ends = links_of(id).next, flows.ends
   -- A call counts down all ends that it causes itself. Only the ends that follow from these are bounded.
