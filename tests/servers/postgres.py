@@ -123,6 +123,13 @@ class Postgres(Server):
             psutil.wait_procs(backends, self.patience)  # none may hold the memory that they share
         super().kill(signum)
 
+    def close(self) -> None:
+        """End it and delete its folder. A killed server would leave its shared memory behind."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop(signal.SIGQUIT)
+        super().close()
+
 
 class PgBouncer(Server):
     """A pooler in transaction mode before a server: what belongs to a session does not last."""
