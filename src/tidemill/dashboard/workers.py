@@ -87,7 +87,9 @@ def index(page: Page) -> Response:
     held = _held(page)
     hosts: dict[str, list[WorkerRow]] = {}
     for owner in sorted(owners, key=lambda one: (one.host, one.name)):
-        hosts.setdefault(owner.host or "unknown host", []).append(_row(owner, held))
+        hosts.setdefault(owner.host or "unknown host", []).append(
+            _row(owner, page.look.workers, held)
+        )
     rows = [row for host in hosts.values() for row in host]
     return page.render(
         "workers.html",
@@ -120,12 +122,23 @@ def _held(page: Page) -> dict[str, list[Record]]:
     return page.cached("running", 1.0, look)
 
 
-def _row(owner: Owner, held: dict[str, list[Record]]) -> WorkerRow:
+def _known_runs(owner: Owner) -> dict[int, tuple[int, float]] | None:
+    """The runs of a worker by its scoreboard; None for a worker on another machine."""
     is_here = owner.host == socket.gethostname()
-    known = read_runs(owner.board, owner.id) if owner.board and is_here else None
+    return read_runs(owner.board, owner.id) if owner.board and is_here else None
+
+
+def _row(owner: Owner, owners: list[Owner], held: dict[str, list[Record]]) -> WorkerRow:
+    """What a worker runs. Jobs name their worker, and several workers may have one name."""
+    known = _known_runs(owner)
+    twins = [_known_runs(one) for one in owners if one.name == owner.name and one.id != owner.id]
     runs = []
     for record in held.get(owner.name, ()):
         run = known.get(record.token) if known is not None else None
+        if any(record.token in twin for twin in twins if twin is not None):
+            continue
+        if known is not None and run is None and None in twins:
+            continue  # the worker of the same name on another machine may hold the job
         pid, started = run or (0, 0.0 if known is not None else record.leased)
         runs.append(Run(record, pid, started, known is not None and run is None))
     prefetched = sum(run.is_prefetched for run in runs)
@@ -134,6 +147,7 @@ def _row(owner: Owner, held: dict[str, list[Record]]) -> WorkerRow:
     # first.
     runs.sort(key=lambda run: -run.started)
     runs = sorted(runs[: owner.concurrency or None], key=lambda run: run.started)
+    is_here = owner.host == socket.gethostname()
     usage = _usages.of(owner.pid) if is_here and owner.pid else None
     return WorkerRow(owner, runs, prefetched, usage)
 

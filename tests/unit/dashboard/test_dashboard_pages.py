@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
+import socket
 import time
 from typing import Any
 
 import pytest
 from dashboard_desk import Visitor
 
+import tidemill.dashboard.workers
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
@@ -258,6 +260,25 @@ def test_workers_are_listed_by_host_with_what_they_run(mill: Tidemill, anna: Vis
     assert "1 of 4 slots busy" in shown
     assert f'href="/jobs/{job.id}"' in text
     assert "No worker takes from queue other" in words(anna.get("/workers?queue=other"))
+
+
+@pytest.mark.parametrize("board", ["two", ""])
+def test_a_job_is_shown_beside_the_one_worker_of_its_name_that_runs_it(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch, board: str
+) -> None:
+    # given two workers of one name: both on this machine, or one of them on another machine
+    host = socket.gethostname()
+    one = Owner(id="w1", name="twin", host=host, concurrency=4, board="one")
+    two = Owner(id="w2", name="twin", host=host if board else "box", concurrency=4, board=board)
+    mill.broker.attach(one)
+    mill.broker.attach(two)
+    mill.queue("mail").put("a")
+    boards = {"one": {lease(mill, one, "mail"): (7, time.time())}, "two": {}}
+    monkeypatch.setattr(tidemill.dashboard.workers, "read_runs", lambda path, _: boards[path])
+    # then the page shows the job beside the worker that runs it
+    shown = words(anna.get("/workers"))
+    assert (shown.count("1 of 4 slots busy"), shown.count("0 of 4 slots busy")) == (1, 1)
+    assert "prefetched" not in shown
 
 
 @pytest.mark.parametrize("verb", ["quiet", "stop"])
