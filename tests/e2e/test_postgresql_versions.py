@@ -260,7 +260,7 @@ def test_a_release_two_versions_behind_is_refused_and_its_workers_leave(
     both = rf"has version {VERSION + 2}.*this tidemill has version {VERSION}: upgrade tidemill here"
     said, _ = worker.communicate(timeout=180)
     assert worker.returncode == 0, said
-    assert re.search(both + "; this worker leaves", said), said
+    assert re.search(both + "; this worker stops", said), said
     said, _ = consumer.communicate(timeout=180)
     assert consumer.returncode == 1
     assert re.search(both, said), said

@@ -26,12 +26,7 @@ log = SafeLog("tidemill.worker")
 
 _FAILED, _CANCELLED = END + ": %s; %s", END + ": %s"
 
-_AROUND_THE_TASK = (
-    "tidemill.worker",
-    "tidemill.client.middleware",
-    "tidemill.otel",
-    "tidemill.django",
-)
+_AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.otel")
 """Modules whose frames lie between the worker and the task."""
 
 ERROR_MOST = 2_000
@@ -249,10 +244,14 @@ def name_of(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback without its first frames, which lie between the worker and the task."""
+    """The traceback without its first frames, which lie between the worker and the task.
+
+    A TypeError from ``tidemill.django`` still is an error of the task: Django's own backends treat
+    a call that does not fit the task in the same way.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        _AROUND_THE_TASK
+        (*_AROUND_THE_TASK, "tidemill.django")
     ):
         trace = trace.tb_next
     return trace or error.__traceback__

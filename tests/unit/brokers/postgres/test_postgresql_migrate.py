@@ -164,7 +164,7 @@ def test_a_worker_that_the_store_has_outgrown_leaves(
         reply = old.exchange(step)
         assert reply.settled == [False]
         assert {command.verb for command in reply.commands} == {"quiet"}
-    assert caplog.text.count("this worker leaves") == 1
+    assert caplog.text.count("this worker stops") == 1
     old.detach("old")
     record = old.get("a")
     assert record is not None
