@@ -87,7 +87,7 @@ def test_a_lease_that_its_live_worker_does_not_know(
     assert len(broker.exchange(Step("w", want=Want(1))).leases) == 1
     assert "leases" not in findings(desk, "fail")  # it may be about to start
     # when the lease is old
-    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -1.0)
+    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -3600.0)
     # then
     said = findings(desk, "fail")["leases"]
     assert said.startswith("1 running jobs held by a live worker that does not know of them")
@@ -99,7 +99,7 @@ def test_a_lease_that_its_live_worker_does_not_know(
 
 
 def test_a_lease_that_its_worker_runs_is_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -1.0)
+    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -3600.0)
     go, running = threading.Event(), threading.Event()
 
     @desk.mill.task(name="holds")
