@@ -19,6 +19,7 @@ from servers import NETWORK, rabbitmq_url
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.carried_jobs import Taken, carried_jobs
 from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rabbitmq import RabbitBroker, transfer
@@ -31,6 +32,8 @@ from tidemill.core.errors import FeatureMissing, InvalidOption, StoreMoved
 from tidemill.core.job import Outcome, Record, State, encode_envelope
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.transfer.store_to_store import move
+
+FAILED = Filter(states=frozenset({State.FAILED}))
 
 
 @pytest.fixture(autouse=True)
@@ -395,3 +398,24 @@ def test_a_visit_leaves_no_socket_when_pika_cannot_close_its_connection(
         sock = connection._impl._transport._sock
         monkeypatch.setattr(connection, "close", refuse)
     assert sock.fileno() == -1
+
+
+def test_a_walk_returns_messages_that_arrive_after_a_silence(source: RabbitBroker) -> None:
+    # given three failed jobs, and a connection that brings no message for three seconds
+    source.put([job(id=f"j{n}") for n in range(3)])
+    worker = LiveOwner(source)
+    for lease in worker.await_all(3):
+        assert worker.settle(lease, Outcome.FAIL, error="no")
+    eventually(lambda: len(source.find(FAILED, 10).records) == 3, "the failed jobs")
+    with short_connection.short_connection(source._settings) as server:
+        hear, silent_until = server._hear, time.monotonic() + 3
+
+        def hear_later(left: float) -> None:
+            if left and time.monotonic() < silent_until:
+                time.sleep(left)
+            else:
+                hear(left)
+
+        server._hear = hear_later
+        # then a walk still returns all of them
+        assert len(server.take(source._writer.failed, 10)) == 3

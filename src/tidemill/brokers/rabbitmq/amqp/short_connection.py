@@ -43,11 +43,17 @@ _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
 TAKE_MOST = (1 << 16) - 1
 """The most messages that a consumer may hold."""
 
-_QUIET, _SILENT = 0.2, 2.0
-"""Seconds without a message that end a walk: after all counted messages came, and before."""
+_QUIET = 0.2
+"""Seconds without a message that end a walk, after all counted messages came."""
+
+_SILENT = 2.0
+"""Seconds without a message that end a walk before, or after which it counts the rest anew."""
 
 ANSWER_WITHIN = 10.0
-"""Seconds within which a place must answer. A place that lost its log never answers."""
+"""Seconds within which a place must answer. A place that lost its log never answers.
+
+The server renews its counts of messages every 5 s.
+"""
 
 
 class Unanswered(BrokerUnavailable):
@@ -92,6 +98,7 @@ class ShortConnection:
         self._hear: Any = connection.process_data_events  # pika's types allow only whole seconds
         self.channel: BlockingChannel = connection.channel()
         self._questions: BlockingChannel = connection.channel()
+        self._prefetch = 0
 
     def count(self, place: Place) -> tuple[int, int]:
         """The numbers of ready messages and of consumers of a place; zeros for a missing place."""
@@ -139,9 +146,13 @@ class ShortConnection:
         We hold the messages until their acknowledgement or the end of the connection. Messages that
         are not acknowledged then go back to their positions, if no message is under way. The
         server's count may be out of date, so the walk also waits a short while for messages beyond
-        this count. The walk reads about as many messages as the caller asks for, and never holds
-        more than ``ahead`` unacknowledged messages. The server counts 0 messages in a place without
-        a leader. A walk with ``most=0`` shows whether such a place answers.
+        this count. The walk ends early when another reader holds the rest, and after ``_SILENT``
+        seconds when the caller may hold ``ahead`` messages. Otherwise, if messages are ready and
+        none comes for ``ANSWER_WITHIN`` seconds, the connection ends with ``Unanswered``.
+
+        The walk reads about as many messages as the caller asks for, and never holds more than
+        ``ahead`` unacknowledged messages. The server counts 0 messages in a place without a leader.
+        A walk with ``most=0`` shows whether such a place answers.
         """
         came: deque[Seen] = deque()
 
@@ -152,19 +163,38 @@ class ShortConnection:
         if there is None:
             return
         counted = min(most, there[0])
-        self.channel.basic_qos(prefetch_count=max(1, min(most, ahead)))
+        self._prefetch = max(1, min(most, ahead))
+        self.channel.basic_qos(prefetch_count=self._prefetch)
         with self._answer_of(place):
             tag = self.channel.basic_consume(place.name, push)
         for number in range(most):
-            until = machine_time() + (_QUIET if number >= counted else _SILENT)
-            while not came and (left := until - machine_time()) > 0:
-                self._hear(left)
-            if not came:
+            wait = _SILENT if number < counted else _QUIET
+            if not self._comes(place, came, wait, sure=number < counted and ahead >= most):
                 break
             yield came.popleft()
         with self._answer_of(place):
             self.channel.basic_cancel(tag)
         yield from came  # we already hold these messages
+
+    def _comes(self, place: Place, came: deque[Seen], wait: float, *, sure: bool) -> bool:
+        """Wait for the next message of a walk. ``sure``: each ready message must come in time."""
+        began = machine_time()
+        while True:
+            until = machine_time() + wait
+            while not came and (left := until - machine_time()) > 0:
+                self._hear(left)
+            if came or not sure:
+                return bool(came)
+            ready = self.count(place)[0]
+            # All messages that the server sent before this answer have arrived. A cancel would send
+            # them back.
+            with self._answer_of(place):
+                self.channel.basic_qos(prefetch_count=self._prefetch)
+            self._hear(0)
+            if came or not ready:
+                return bool(came)
+            if machine_time() - began > ANSWER_WITHIN:
+                raise _Silence(place.name, "does not hand out its messages")
 
     @contextlib.contextmanager
     def _answer_of(self, place: Place) -> Iterator[None]:
