@@ -73,6 +73,21 @@ def listens(port: int) -> bool:
     return True
 
 
+def await_stop(pid: int) -> None:
+    """Wait until a process that was sent SIGSTOP has stopped: its threads on other cores run on."""
+    until = time.monotonic() + 30
+    while any(_state(stat) not in "TtZ" for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < until, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+        return "Z"
+
+
 def _dying_with_us() -> list[str]:
     """What to put before a command so that it ends with this process, however that ends (Linux)."""
     setpriv = shutil.which("setpriv")
@@ -136,6 +151,7 @@ class Server:
         pid = self.pid
         os.kill(pid, signal.SIGSTOP)
         try:
+            await_stop(pid)
             yield
         finally:
             os.kill(pid, signal.SIGCONT)

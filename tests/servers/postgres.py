@@ -21,7 +21,7 @@ import psycopg
 from tidemill.brokers.postgres.schema import _functions, _migrations, migrate
 from tidemill.core.clock import new_id
 
-from .base import Server, listens, program
+from .base import Server, await_stop, listens, program
 
 
 class Postgres(Server):
@@ -104,6 +104,8 @@ class Postgres(Server):
         try:
             for process in stopped[1:]:
                 process.suspend()
+            for process in stopped:
+                await_stop(process.pid)
             yield
         finally:
             for process in stopped:
