@@ -8,6 +8,7 @@ import time
 import pytest
 from harness import SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
 from patience import patience
+from servers.base import await_stop
 
 from tidemill.core.job import Outcome, Record, State
 from tidemill.core.scoreboard import read_scoreboard
@@ -258,6 +259,7 @@ def hangs():
     eventually(lambda: job.refresh().attempts, "the verdict")
     # given: the verdict has fallen, and the supervisor stops before it has killed the process
     first.send(signal.SIGSTOP)
+    await_stop(first.pid)
     record = job.refresh()
     try:
         assert (record.state, record.attempt) == (State.RUNNING, 1)

@@ -16,6 +16,7 @@ from typing import Any
 import lmdb
 import pytest
 from lmdb_desk import Gate, Sleeper, commits, in_threads, job, join
+from servers.base import await_stop
 
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.contract.inspection import Filter
@@ -441,6 +442,7 @@ def test_a_sleeper_killed_before_it_fetched(
         until(lambda: in_its_wait(broker))
         if how != "store.fetching":
             os.kill(sleeper.pid, signal.SIGSTOP)
+            await_stop(sleeper.pid)
         if how == "store.begin":  # it is awake, and waits for the write lock
             with broker._store.env.begin(write=True) as txn:
                 broker.put([named("one")], txn=txn)

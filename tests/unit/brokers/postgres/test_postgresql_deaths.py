@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from postgres_desk import connect, job, start, take
 from servers import postgres_url
+from servers.base import await_stop
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
@@ -176,6 +177,7 @@ def test_a_far_owner_that_was_cut_off_has_its_lease_to_come_back(
         time.sleep(2.5 * LEASE)
         assert broker.reap() == 0
         os.kill(mortal.process.pid, signal.SIGSTOP)
+        await_stop(mortal.process.pid)
         _cut(url, mortal.id)  # now it cannot
         time.sleep(0.2)
         mortal_row = broker.get("one")
