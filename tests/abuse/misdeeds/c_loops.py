@@ -60,7 +60,8 @@ async def loop_closed() -> None:
     asyncio.get_running_loop().close()
 
 
-@misdeed("`loop.stop()`, then `loop.close()` from a thread", End(""))
+# If the thread closes the loop before the worker runs the loop again, the process gives up.
+@misdeed("`loop.stop()`, then `loop.close()` from a thread", End("", dies=True))
 async def loop_stopped_and_closed() -> None:
     loop = asyncio.get_running_loop()
     loop.stop()
