@@ -41,7 +41,7 @@ def main() -> int:
             broken += bool(outcome.problems)
             _tell(entry, pool, slots, outcome, options.verbose)
             if options.write:  # now and then: a run takes long
-                PAGE.write_text(page(results))
+                PAGE.write_text(page(results, options.jobs))
     print(f"{len(cells)} tried, {broken} broke a promise")
     return bool(broken)
 

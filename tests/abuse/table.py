@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +22,8 @@ what each misdeed costs: its own job, its process, the jobs beside it, and the t
 job has run. `make abuse` wrote this page. The run tries each misdeed in a real worker on LMDB.
 
 Pools of this run: {pools}. The main thread runs the jobs of a worker with `-c 1`; four main
-threads are four processes (`-p 4 -c 1`).
+threads are four processes (`-p 4 -c 1`). {workers} workers ran at a time on {cores} cores, so the
+seconds include waits for a core.
 
 - **Its job**: the state in which the job of the misdeed ended, and its error. The job had no
 retries.
@@ -31,10 +33,11 @@ retries.
 """
 
 
-def page(results: Results) -> str:
-    """The page as text."""
+def page(results: Results, workers: int) -> str:
+    """The page as text, of a run with so many workers at a time."""
     pools = sorted({f"{pool} x {slots}" for _, pool, slots in results})
-    parts, chapter = [HEAD.format(pools=", ".join(pools))], ""
+    head = HEAD.format(pools=", ".join(pools), workers=workers, cores=os.cpu_count())
+    parts, chapter = [head], ""
     for name, entry in catalogue().items():
         outcomes = {key[1:]: value for key, value in results.items() if key[0] == name}
         if entry.chapter != chapter:
