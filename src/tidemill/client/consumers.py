@@ -1,6 +1,6 @@
 """Take messages in one process: lend owners to ``get``, and handle cancelled calls of ``aget``.
 
-A message with ttr=0 is handed out at most once. Such a message is leased like every other message.
+A message with ttr=0 is handed out at most once. Such messages are leased as all messages are.
 If its consumer no longer wants the message, the message goes back to its place in the queue. The
 acknowledgement is stored just before the consumer gets the message
 (``docs/design/at-most-once.md``).
