@@ -11,7 +11,7 @@ WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py te
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long bench site clean
+.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long breaks bench site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -86,6 +86,9 @@ long: $(VENV)/dev servers  ## each crash point twenty times, a signal at each by
 	TIDEMILL_ROUNDS=20 TIDEMILL_EXAMPLES=300 $(PYTEST) \
 		tests/faults/test_crash_points.py tests/conformance/test_contract_state_machine.py \
 		tests/conformance/test_contract_signals.py
+
+breaks: $(VENV)/dev servers  ## break the product in ten and more places; a test must notice each; WORDS may be given
+	$(BIN)/python -m tests.breaks $(WORDS)
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)

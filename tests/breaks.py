@@ -1,0 +1,171 @@
+"""Breaks of the product, each with tests of ``make test`` that must notice it.
+
+A test that cannot fail proves nothing. ``make breaks`` copies ``src``, breaks one place of the
+copy, runs the tests named here against the copy, and demands that they fail. Then it does the same
+with the next place. ``tests/unit/test_breaks.py`` checks that each place still exists.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "tidemill"
+
+
+class Break(NamedTuple):
+    """One break: in ``file``, ``new`` replaces ``old``; ``tests`` then fail."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def place(self, source: Path = SOURCE) -> Path:
+        """The file that the break changes."""
+        return source / self.file
+
+
+BREAKS = (
+    Break(
+        "The fence is not checked: tokens repeat, so a late verdict settles the next lease.",
+        "brokers/lmdb/claim.py",
+        "token, deadline, ttr_used = commit.next_number(), 0, 0.0",
+        "token, deadline, ttr_used = commit.next_number() and seq + 1, 0, 0.0",
+        "tests/conformance/test_contract_leases.py -k lmdb",
+    ),
+    Break(
+        "A settled job keeps its place in the limit of its queue or key.",
+        "brokers/lmdb/partitions.py",
+        "        partition.running -= 1\n        if back:\n",
+        "        if back:\n",
+        "tests/conformance/test_contract_limits.py -k lmdb",
+    ),
+    Break(
+        "A put wakes no sleeping owner.",
+        "brokers/lmdb/wakeup.py",
+        "        if not sleepers:\n            return 0\n",
+        "        return 0\n",
+        "tests/conformance/test_contract_put.py tests/conformance/test_contract_leases.py -k lmdb",
+    ),
+    Break(
+        "The rollback of a failed step is ignored: its half is stored.",
+        "brokers/lmdb/write_transaction.py",
+        "                self._txn.abort()\n",
+        "                self._txn.commit()\n",
+        "tests/conformance/test_contract_put.py tests/unit/brokers/lmdb -k 'not http'",
+    ),
+    Break(
+        "A second job with the id of a kept job takes its place.",
+        "brokers/lmdb/put.py",
+        "header + envelope, overwrite=False, db=commit.t.job",
+        "header + envelope, overwrite=True, db=commit.t.job",
+        "tests/conformance/test_contract_put.py -k lmdb",
+    ),
+    Break(
+        "An expired job is handed out.",
+        "brokers/lmdb/claim.py",
+        "        if expires and expires <= commit.now:\n",
+        "        if expires < 0:\n",
+        "tests/conformance/test_contract_leases.py tests/conformance/test_contract_put.py -k lmdb",
+    ),
+    Break(
+        "The death of a process counts no attempt.",
+        "worker/lost_jobs.py",
+        "lease.token, Outcome.RETRY, error=self._cause",
+        "lease.token, Outcome.RELEASE, error=self._cause",
+        "tests/simulation",
+    ),
+    Break(
+        "The retry of a stuck job may start while its old run lives.",
+        "worker/process_pool.py",
+        "        verdict.hold = True\n",
+        "",
+        "tests/simulation",
+    ),
+    Break(
+        "A verdict is dropped when the store does not answer.",
+        "worker/store_steps.py",
+        "pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes",
+        "pool.notes = notes + pool.notes",
+        "tests/simulation",
+    ),
+    Break(
+        "Any signature of a job is good.",
+        "core/codec.py",
+        '        if hmac.compare_digest(hmac.digest(key, part, "sha256"), envelope.signature):\n',
+        "        if key:\n",
+        "tests/unit/core tests/unit/client -k sign",
+    ),
+    Break(
+        "Retries have no delay.",
+        "core/backoff.py",
+        "    return random.uniform(0.0, bound) if policy.jitter else bound\n",
+        "    return 0.0\n",
+        "tests/unit/core tests/unit/worker tests/e2e/test_worker_tasks.py -k 'backoff or retr'",
+    ),
+    Break(
+        "Redis: a put publishes no wake-up.",
+        "brokers/redis/lua/wakeup.lua",
+        "return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end",
+        "return true end",
+        "tests/conformance/test_contract_put.py tests/conformance/test_contract_leases.py -k redis",
+    ),
+    Break(
+        "PostgreSQL: a put sends no NOTIFY.",
+        "brokers/postgres/sql/20_put.sql",
+        "            PERFORM pg_notify(place, word);\n",
+        "            NULL;\n",
+        "tests/conformance tests/unit/brokers/postgres -k 'postgresql and (wake or sleep)'",
+    ),
+    Break(
+        "The server lets a viewer change jobs.",
+        "server/http/exchange.py",
+        "    if exchange.role < role:\n",
+        "    if exchange.role < 0:\n",
+        "tests/unit/server",
+    ),
+)
+
+
+def broken_source(one: Break, folder: Path) -> Path:
+    """A copy of the source with the break."""
+    copy = folder / "src"
+    shutil.copytree(SOURCE, copy / "tidemill")
+    file = one.place(copy / "tidemill")
+    file.write_text(file.read_text().replace(one.old, one.new))
+    return copy
+
+
+def is_noticed(one: Break) -> bool:
+    """True when a test fails because of the break."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = broken_source(one, Path(folder))
+        command = f"{sys.executable} -m pytest -n 2 -x -q {one.tests}"
+        environment = {**os.environ, "PYTHONPATH": str(path)}
+        run = subprocess.run(
+            command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+        print(f"{'noticed' if run.returncode == 1 else 'MISSED '}  {one.what}", flush=True)
+        for line in failed or run.stdout.splitlines()[-3:]:
+            print(f"         {line}", flush=True)
+        return run.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    """Try all breaks, or the breaks whose text has one of these words."""
+    tried = [one for one in BREAKS if not words or any(word in one.what for word in words)]
+    missed = [one for one in tried if not is_noticed(one)]
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
