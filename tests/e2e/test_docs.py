@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from offences import expect_none
 
 from tidemill import Tidemill
 from tidemill.cli import main
@@ -36,14 +38,6 @@ def blocks(page: Path, language: str) -> list[str]:
         rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
     )
     return [textwrap.dedent(block) for block in found]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_python_snippets_are_python(page: Path) -> None:
-    for snippet in blocks(page, "python"):
-        ast.parse(snippet) if "await" not in snippet else compile(
-            snippet, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        )
 
 
 def test_the_readmes_first_example_does_what_it_says(tmp_path: Path) -> None:
@@ -113,8 +107,17 @@ def test_the_snippets_of_a_guide_page_run_in_order(
             value.close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_and_options_exist(page: Path) -> None:
+def broken_snippets(page: Path) -> Iterator[str]:
+    """The snippets that are not Python, each after the place of its first line."""
+    for snippet in blocks(page, "python"):
+        try:
+            compile(snippet, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError as error:
+            yield f"{place(page, snippet.splitlines()[0])} a snippet is no Python: {error.msg}."
+
+
+def wrong_commands(page: Path) -> Iterator[str]:
+    """The commands and options that tidemill does not have."""
     text = page.read_text()
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     lines += re.findall(r"`(tidemill [^`]+)`", text)
@@ -124,24 +127,35 @@ def test_commands_and_options_exist(page: Path) -> None:
             continue
         verb, rest = found.groups()
         command = main.get_command(click.Context(main), verb)
-        assert command is not None, f"{page.name} names {verb!r}, which is no command"
         if isinstance(command, click.Group) and rest.strip("` "):
-            inner = rest.split()[0]
-            assert inner in command.commands, f"{page.name}: {verb} has no {inner}"
-            command = command.commands[inner]
+            verb = f"{verb} {rest.split()[0]}"
+            command = command.commands.get(rest.split()[0])
+        if command is None:
+            yield f"{place(page, line)} tidemill has no command {verb!r}."
+            continue
         options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
         for option in re.findall(r"(?<=\s)--?[a-zA-Z][a-z-]*", rest):
-            assert option in options, f"{page.name}: {verb} has no option {option}"
+            if option not in options:
+                yield f"{place(page, line)} tidemill {verb} has no option {option}."
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_make_targets_named_in_the_readme_exist() -> None:
+def broken_links(page: Path) -> Iterator[str]:
+    text = page.read_text()
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in PAGES:
-        for target in re.findall(r"`make ([a-z]+)", page.read_text()):
-            assert target in targets, f"{page.name} names make {target}"
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        if not (page.parent / link).exists():
+            yield f"{place(page, f']({link})')} links to {link}, which does not exist."
+    for target in re.findall(r"`make ([a-z]+)", text):
+        if target not in targets:
+            yield f"{place(page, f'make {target}')} the Makefile has no target {target}."
+
+
+def place(page: Path, text: str) -> str:
+    """The first line of a page that has a text."""
+    before, _, _ = page.read_text().partition(text)
+    return f"{named(page)}:{before.count(chr(10)) + 1}"
+
+
+def test_the_snippets_commands_and_links_of_all_pages_are_true() -> None:
+    checks = (broken_snippets, wrong_commands, broken_links)
+    expect_none(offence for page in PAGES for check in checks for offence in check(page))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pytest
+from offences import expect_none
 
 from tidemill.cli import main
 
@@ -27,26 +28,34 @@ def prints_json(command: click.Command) -> bool:
     return any("--json" in p.opts for p in command.params) or any(map(prints_json, inner))
 
 
-def test_each_verb_is_on_the_page_once() -> None:
-    assert sorted(verb for *_, verb in BLOCKS) == sorted(VERBS)
+def place(verb: str) -> str:
+    """The line of a verb's block on the page."""
+    before, _, _ = PAGE.partition(f"    :prog_name: tidemill {verb}\n")
+    return f"docs/reference/cli.md:{before.count(chr(10)) + 1}"
 
 
-@pytest.mark.parametrize(("module", "name", "verb"), BLOCKS)
-def test_a_block_names_the_command_of_its_verb(module: str, name: str, verb: str) -> None:
-    command = getattr(importlib.import_module(module), name)
-    assert command is main.get_command(click.Context(main), verb)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_page_says_what_a_verb_prints_for_programs(verb: str) -> None:
-    # given the text between a verb's block and the next block or heading
-    _, _, rest = PAGE.partition(f"    :prog_name: tidemill {verb}\n    :depth: 2\n")
-    text = re.split(r"^(?:#|:::)", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    # when the verb has --json, then the text says what it prints; else it says that it has none
-    command = main.get_command(click.Context(main), verb)
-    assert command is not None
-    assert "`--json`" in text or f"`{verb} list --json`" in text
-    assert prints_json(command) is ("has no `--json`" not in text)
+def wrong_verbs() -> Iterator[str]:
+    """What the page does not say, or says wrongly, of a verb."""
+    shown = Counter(verb for *_, verb in BLOCKS)
+    for verb in sorted({*VERBS, *shown}):
+        if shown[verb] != (verb in VERBS):
+            yield f"{place(verb)} {verb} has {shown[verb]} blocks, and not {int(verb in VERBS)}."
+    for module, name, verb in BLOCKS:
+        command = getattr(importlib.import_module(module), name, None)
+        if command is not main.get_command(click.Context(main), verb):
+            yield f"{place(verb)} {module}.{name} is not the command of {verb}."
+    for verb in VERBS:
+        # the text between a verb's block and the next block or heading
+        _, _, rest = PAGE.partition(f"    :prog_name: tidemill {verb}\n    :depth: 2\n")
+        text = re.split(r"^(?:#|:::)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None
+        if "`--json`" not in text and f"`{verb} list --json`" not in text:
+            yield f"{place(verb)} the text on {verb} does not name `--json`."
+        elif prints_json(command) and "has no `--json`" in text:
+            yield f"{place(verb)} {verb} has `--json`, and the text says that it has none."
+        elif not prints_json(command) and "has no `--json`" not in text:
+            yield f"{place(verb)} {verb} has no `--json`. Say so in its text."
 
 
 def options(command: click.Command, words: str = "") -> Iterator[tuple[str, click.Option]]:
@@ -61,14 +70,14 @@ def options(command: click.Command, words: str = "") -> Iterator[tuple[str, clic
             yield f"{words} {option.opts[0]}".strip(), option
 
 
-OPTIONS = dict(options(main))
+def wrong_options() -> Iterator[str]:
+    for name, option in options(main):
+        if not option.help:
+            yield f"tidemill {name} has no help. Say what it does."
+        if option.envvar and not option.show_envvar:
+            yield f"tidemill {name} does not show its environment variable in its help."
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_help_says_what_an_option_does(name: str) -> None:
-    assert OPTIONS[name].help
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].envvar])
-def test_the_help_names_the_environment_variable_of_an_option(name: str) -> None:
-    assert OPTIONS[name].show_envvar
+def test_the_page_and_the_help_describe_each_verb_and_option() -> None:
+    assert len(list(options(main))) > 100
+    expect_none([*wrong_verbs(), *wrong_options()])

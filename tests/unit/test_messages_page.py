@@ -8,8 +8,9 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-import pytest
+from offences import expect_none
 
 import tidemill
 
@@ -29,6 +30,15 @@ VARYING = {
 """Lines that have several levels, and why."""
 
 
+class Logged(NamedTuple):
+    """A call that logs a line at INFO or above."""
+
+    place: str
+    room: str
+    text: str | None
+    method: str
+
+
 def loggers(tree: ast.Module) -> set[str]:
     """The module's names for loggers."""
     made = ("logging.getLogger", "SafeLog")
@@ -41,29 +51,31 @@ def loggers(tree: ast.Module) -> set[str]:
     }
 
 
-def text_of(node: ast.expr, module: str) -> str:
-    """The format of a line: a literal, or a constant of the module."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    assert isinstance(node, ast.Name), f"{module}: the format {ast.unparse(node)} is not constant"
-    constant: str = getattr(importlib.import_module(module), node.id)
-    return constant
+def text_of(node: ast.expr, module: str) -> str | None:
+    """The format of a line, if it is a literal or a constant of the module."""
+    if isinstance(node, ast.Name):
+        text = getattr(importlib.import_module(module), node.id, None)
+    else:
+        text = getattr(node, "value", None)
+    return text if isinstance(text, str) else None
 
 
-def formats() -> Iterator[tuple[str, str, str]]:
-    """The module, the format and the method of each line that is logged at INFO or above."""
+def logged() -> Iterator[Logged]:
     for path in sorted(SOURCE.rglob("*.py")):
-        if path == WRAPPER:
+        source = path.read_text()
+        if path == WRAPPER or not re.search("getLogger|SafeLog", source):
             continue
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(source)
         names = loggers(tree)
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            if ast.unparse(node.func.value) in names and node.func.attr in METHODS:
-                place = 1 if node.func.attr in ("log", "failure") else 0
-                yield module, text_of(node.args[place], module), node.func.attr
+            method = node.func.attr
+            if method in METHODS and ast.unparse(node.func.value) in names:
+                text = text_of(node.args[method in ("log", "failure")], module)
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield Logged(place, module.split(".")[1], text, method)
 
 
 def pattern(text: str) -> str:
@@ -71,44 +83,54 @@ def pattern(text: str) -> str:
     return ".*".join(re.escape(part) for part in PLACEHOLDER.split(text))
 
 
-LINES = sorted(set(formats()))
-FORMATS = sorted({(module, text) for module, text, _ in LINES})
+def unlisted(lines: list[Logged]) -> Iterator[str]:
+    for line in lines:
+        if line.text is None:
+            yield f"{line.place} the format is not constant, so nobody can look it up."
+        elif not any(re.fullmatch(pattern(line.text), shown) for shown in SHOWN):
+            yield f"{line.place} the page does not show the line {line.text!r}."
 
 
-def test_the_lines_of_all_rooms_are_found() -> None:
-    rooms = {module.split(".")[1] for module, _ in FORMATS}
-    assert rooms >= {"app", "brokers", "client", "server", "worker", "cli"}
-    assert len(FORMATS) > 100
-
-
-def test_a_line_has_one_level_wherever_it_is_logged() -> None:
+def with_several_levels(lines: list[Logged]) -> Iterator[str]:
     levels: dict[str, set[str]] = {}
-    for _, text, method in LINES:
-        if PLACEHOLDER.sub("", text) and text not in VARYING:  # not a text that is just an error
-            levels.setdefault(text, set()).add(method)
-    assert {text: found for text, found in levels.items() if len(found) > 1} == {}
+    for line in lines:
+        if line.text and PLACEHOLDER.sub("", line.text):  # not a text that is just an error
+            levels.setdefault(line.text, set()).add(line.method)
+    for line in lines:
+        others = sorted(levels.get(line.text or "", set()) - {line.method})
+        if others and line.text not in VARYING:
+            yield f"{line.place} logs with {line.method} what others log with {', '.join(others)}."
 
 
-@pytest.mark.parametrize(("module", "text"), FORMATS)
-def test_each_log_line_is_on_the_page(module: str, text: str) -> None:
-    assert any(re.fullmatch(pattern(text), shown) for shown in SHOWN)
+def unlisted_loggers() -> Iterator[str]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for name in re.findall(r'(?:getLogger|SafeLog)\("(tidemill[.a-z]*)"\)', line):
+                if name not in SHOWN:
+                    yield f"{path.relative_to(ROOT)}:{number} the page does not show {name}."
 
 
-def test_each_logger_is_on_the_page() -> None:
-    named = {
-        name
-        for path in SOURCE.rglob("*.py")
-        for name in re.findall(r'(?:getLogger|SafeLog)\("(tidemill[.a-z]*)"\)', path.read_text())
-    }
-    assert named <= set(SHOWN)
+def unlisted_exceptions() -> Iterator[str]:
+    headings = " ".join(re.findall(r"^### (.*)$", PAGE, re.MULTILINE))
+    for name in tidemill.__all__:
+        thing = getattr(tidemill, name)
+        exception = isinstance(thing, type) and issubclass(thing, BaseException)
+        if exception and name not in re.findall(r"\w+", headings):
+            yield f"docs/reference/messages.md has no section for {name}."
 
 
-@pytest.mark.parametrize("name", tidemill.__all__)
-def test_each_exception_has_a_section(name: str) -> None:
-    thing = getattr(tidemill, name)
-    if isinstance(thing, type) and issubclass(thing, BaseException):
-        headings = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
-        assert name in re.findall(r"\w+", " ".join(headings))
+def test_the_page_has_each_log_line_logger_and_exception() -> None:
+    lines = list(logged())
+    assert {line.room for line in lines} >= {"app", "brokers", "client", "server", "worker", "cli"}
+    assert len({line.text for line in lines}) > 100
+    expect_none(
+        [
+            *unlisted(lines),
+            *with_several_levels(lines),
+            *unlisted_loggers(),
+            *unlisted_exceptions(),
+        ]
+    )
 
 
 def test_the_levels_on_the_page_are_those_of_logging() -> None:

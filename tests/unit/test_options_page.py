@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import msgspec
-import pytest
+from offences import expect_none
 
 from tidemill import Limit, Retries, Tidemill
 from tidemill.brokers.http import address as http
@@ -44,48 +45,66 @@ def of_command(command: click.Command) -> set[str]:
     return {max(option.opts, key=len) for option in shown if not option.hidden}
 
 
-def test_each_option_of_tasks_calls_and_messages_says_where_it_applies() -> None:
+PLACES = {
+    "task": TASK_OPTIONS,
+    "call": CALL_OPTIONS,
+    "put": PUT_OPTIONS,
+    "publish": PUBLISH_OPTIONS,
+}
+SECTIONS: list[tuple[str, Iterable[str]]] = [
+    ("Tasks, calls and messages", Retries.__struct_fields__),
+    ("Tasks, calls and messages", {f.name for f in dataclasses.fields(Limit) if f.init}),
+    ("Tasks, calls and messages", QueueSettings.__annotations__),
+    ("The app", set(inspect.signature(Tidemill).parameters) - {"defaults"}),
+    ("Worker", of_command(worker)),
+    ("Job server", of_command(server)),
+    ("URLs of stores", lmdb._OPTIONS),
+    ("URLs of stores", redis._OPTIONS),
+    ("URLs of stores", postgres._OURS),
+    ("URLs of stores", rabbitmq._OPTIONS),
+    ("URLs of stores", http._OPTIONS),
+]
+
+
+def wrong_places() -> Iterator[str]:
+    """The options of tasks, calls and messages that the page places wrongly."""
     rows = named(section("Tasks, calls and messages").partition("| option of `Retries`")[0])
-    wheres = {
-        "task": TASK_OPTIONS,
-        "call": CALL_OPTIONS,
-        "put": PUT_OPTIONS,
-        "publish": PUBLISH_OPTIONS,
-    }
-    for where, names in wheres.items():
+    for where, names in PLACES.items():
         told = {name for name, places in rows.items() if where in places.split(", ")}
-        assert told - {"name", "schedule"} == set(names), where
+        for name in sorted((told - {"name", "schedule"}) ^ {*names}):
+            wrong = "is no option" if name in told else "is an option"
+            yield f"{place(f'`{name}`')} {name} {wrong} of a {where}, and the page says otherwise."
 
 
-@pytest.mark.parametrize(
-    ("title", "names"),
-    [
-        ("Tasks, calls and messages", Retries.__struct_fields__),
-        ("Tasks, calls and messages", {f.name for f in dataclasses.fields(Limit) if f.init}),
-        ("Tasks, calls and messages", QueueSettings.__annotations__),
-        ("The app", set(inspect.signature(Tidemill).parameters) - {"defaults"}),
-        ("Worker", of_command(worker)),
-        ("Job server", of_command(server)),
-        ("URLs of stores", lmdb._OPTIONS),
-        ("URLs of stores", redis._OPTIONS),
-        ("URLs of stores", postgres._OURS),
-        ("URLs of stores", rabbitmq._OPTIONS),
-        ("URLs of stores", http._OPTIONS),
-    ],
-)
-def test_each_option_is_on_the_page(title: str, names: object) -> None:
-    assert isinstance(names, (tuple, set, dict))
-    assert {*names} - {*named(section(title))} == set()
+def unlisted_options() -> Iterator[str]:
+    for title, names in SECTIONS:
+        for name in sorted({*names} - {*named(section(title))}):
+            yield f"{place(title)} the section {title!r} has no row for {name}."
 
 
-def test_each_environment_variable_is_on_the_page() -> None:
-    read = {
-        variable
-        for path in (ROOT / "src").rglob("*.py")
-        for variable in re.findall(r"TIDEMILL_[A-Z_]+\b(?!\{)", path.read_text())
-    }
+def wrong_variables() -> Iterator[str]:
+    read = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        text = path.read_text()
+        for found in re.finditer(r"TIDEMILL_[A-Z_]+\b(?!\{)", text):
+            line = text.count("\n", 0, found.start()) + 1
+            read.setdefault(found[0], f"{path.relative_to(ROOT)}:{line}")
     assert len(read) >= 8
-    assert {*named(section("Environment variables"))} == read
+    told = {*named(section("Environment variables"))}
+    for name in sorted(read.keys() - told):
+        yield f"{read[name]} reads {name}, which the page does not show."
+    for name in sorted(told - read.keys()):
+        yield f"{place(f'`{name}`')} no module reads {name}."
+
+
+def place(text: str) -> str:
+    """The first line of the page with a text."""
+    before, found, _ = PAGE.partition(text)
+    return f"docs/reference/options.md:{before.count(chr(10)) + 1 if found else 1}"
+
+
+def test_the_page_has_each_option_and_each_environment_variable() -> None:
+    expect_none([*wrong_places(), *unlisted_options(), *wrong_variables()])
 
 
 def test_the_defaults_on_the_page_hold() -> None:
