@@ -1,62 +1,111 @@
-"""The pages of laws and cases are true: every proof named is there and says what it proves."""
+"""The pages of laws and cases are true: tests name each law and case, and no others."""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from offences import expect_none
 from servers import NETWORK
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
-LINES = (DOCS / "laws.md").read_text().splitlines()
-ROWS = [
-    [cell.strip() for cell in line.strip("|\n").split("|")]
-    for line in LINES
-    if re.match(r"\| \d+ \|", line)
-]
-HEAD = next(line for line in LINES if line.startswith("| law |"))
+LAWS = [(n, line) for n, line in enumerate((DOCS / "laws.md").read_text().splitlines(), 1)]
+HEAD = next(line for _, line in LAWS if line.startswith("| law |"))
 BROKERS = [cell.strip() for cell in HEAD.strip("|").split("|")][2:-1]
-KNOWN = set(re.findall(r"^\| ([A-Z]\d+) \|", (DOCS / "cases.md").read_text(), re.MULTILINE))
+ROWS = {
+    f"docs/laws.md:{number}": [cell.strip() for cell in line.strip("|").split("|")]
+    for number, line in LAWS
+    if re.match(r"\| \d+ \|", line)
+}
+CASE = r"[A-Z]+[0-9]+"
+CASES = {
+    line.split("|")[1].strip(): f"docs/cases.md:{number}"
+    for number, line in enumerate((DOCS / "cases.md").read_text().splitlines(), 1)
+    if line.startswith("| ") and not line.startswith("| case |")
+}
 
 
-def marks(path: Path) -> str:
-    """What a file says of itself, in comments and docstrings."""
-    return path.read_text().lower()
+@functools.cache
+def marks(name: str) -> str:
+    """What a file of tests says of itself, in comments and docstrings."""
+    path = TESTS / name
+    return path.read_text().lower() if path.is_file() else ""
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"law {row[0]}")
-def test_a_law_said_to_hold_is_proven_where_the_page_says(row: list[str]) -> None:
-    number, _, *cells, proofs = row
-    assert set(cells) <= {"yes", "no"}
-    assert len(cells) == len(BROKERS)
-    files = [name.strip() for name in proofs.split(",") if name.strip()]
-    assert bool(files) == ("yes" in cells)
-    for name in files:
-        found = re.search(rf"\blaws? (\d+,? (and )?)*{number}\b", marks(TESTS / name))
-        assert found, f"{name} marks no test with law {number}"
-    for broker, cell in zip(BROKERS, cells, strict=True):
-        # The conformance suite runs on all; other files are of one broker, or of the network's.
-        common = (
-            "conformance/",
-            "unit/core/test_codec",
-            *(("e2e/test_brokers",) * (broker in NETWORK)),
-        )
-        own = any(name.startswith(common) or broker in name for name in files)
-        assert cell == "no" or own or broker == "lmdb", f"nothing proves law {number} on {broker}"
+def unproven_laws() -> Iterator[str]:
+    for place, (number, _, *cells, proofs) in ROWS.items():
+        if len(cells) != len(BROKERS) or not {*cells} <= {"yes", "no"}:
+            yield f"{place} law {number} does not say yes or no of each broker."
+            continue
+        files = [name.strip() for name in proofs.split(",") if name.strip()]
+        if not files or "yes" not in cells:
+            yield f"{place} law {number} holds on no broker, or names no test."
+        for name in files:
+            if not re.search(rf"\blaws? (\d+,? (and )?)*{number}\b", marks(name)):
+                yield f"{place} tests/{name} marks no test with law {number}."
+        for broker, cell in zip(BROKERS, cells, strict=True):
+            # The conformance suite runs on all; other files are of one broker, or of the network's.
+            common = (
+                "conformance/",
+                "unit/core/test_codec",
+                *(("e2e/test_brokers",) * (broker in NETWORK)),
+            )
+            own = any(name.startswith(common) or broker in name for name in files)
+            if cell == "yes" and not own and broker != "lmdb":
+                yield f"{place} no test named there proves law {number} on {broker}."
 
 
-def test_all_nineteen_are_there() -> None:
-    assert [row[0] for row in ROWS] == [str(number) for number in range(1, 20)]
+def unknown_laws() -> Iterator[str]:
+    known = {row[0] for row in ROWS.values()}
+    for place, comment in comments(r"laws?"):
+        for listed in re.findall(r"\blaws? ((?:\d+(?:,? and |, )?)+)", comment):
+            for number in re.findall(r"\d+", listed):
+                if number not in known:
+                    yield f"{place} names law {number}, which docs/laws.md does not have."
 
 
-def test_cases_named_in_tests_are_on_the_page() -> None:
-    named = {
-        case
-        for path in TESTS.rglob("*.py")
-        for line in re.findall(r"# cases? .*", path.read_text())
-        for case in re.findall(r"\b[A-Z]\d+\b", line)
-    }
-    assert named <= KNOWN, f"unknown cases: {sorted(named - KNOWN)}"
-    assert len(named) > 30
+def comments(word: str) -> Iterator[tuple[str, str]]:
+    """Place and text of each comment in tests that has a word before a number."""
+    for path in sorted(TESTS.rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if found := re.search(rf"#.*\b{word} [A-Z]*[0-9].*", line):
+                yield f"{path.relative_to(TESTS.parent)}:{number}", found[0]
+
+
+def cases_named() -> Iterator[tuple[str, str]]:
+    """Place and case, for each case that a comment in tests names."""
+    for place, comment in comments(r"cases?"):
+        for listed in re.findall(rf"\bcases? ((?:{CASE}(?:,? and |, )?)+)", comment):
+            for case in re.findall(CASE, listed):
+                yield place, case
+
+
+def is_test(place: str) -> bool:
+    """Whether a file has tests; those of Django's kind lie in a folder of their own."""
+    return "/test_" in place or "/behaviours/" in place
+
+
+def misnamed_cases() -> Iterator[str]:
+    named = list(cases_named())
+    tested = {case for place, case in named if is_test(place)}
+    for case, place in CASES.items():
+        if not re.fullmatch(CASE, case):
+            yield f"{place} {case} is no name of a case: write letters, then a number."
+        elif case not in tested:
+            yield f"{place} no test names case {case}."
+    for place, case in named:
+        if case not in CASES:
+            yield f"{place} names case {case}, which docs/cases.md does not have."
+
+
+def test_each_law_is_proven_where_the_page_says() -> None:
+    assert [row[0] for row in ROWS.values()] == [str(number) for number in range(1, 20)]
+    expect_none([*unproven_laws(), *unknown_laws()])
+
+
+def test_each_case_is_named_by_a_test() -> None:
+    assert len(CASES) > 50
+    expect_none(misnamed_cases())
