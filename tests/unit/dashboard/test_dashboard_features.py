@@ -22,8 +22,9 @@ def words(text: str) -> str:
 
 
 @pytest.fixture
-def mill(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> Tidemill:
+def mill(monkeypatch: pytest.MonkeyPatch) -> Tidemill:
     """A broker that counts ready jobs and consumers, and knows nothing else."""
+    mill = Tidemill("memory://")
     features = frozenset({Feature.DURABLE, Feature.PROCESSES, Feature.DELAY})
     monkeypatch.setattr(mill.broker, "features", features)
     rows = [QueueStats(name="mail", ready=12, consumers=2)]

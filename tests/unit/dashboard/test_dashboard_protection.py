@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
 import pytest
@@ -18,9 +19,10 @@ PAUSE = "/queues/mail/pause"
 
 
 @pytest.fixture
-def mill(mill: Tidemill) -> Tidemill:
-    mill.queue("mail").put("hello")
-    return mill
+def mill() -> Iterator[Tidemill]:
+    with Tidemill("memory://") as mill:
+        mill.queue("mail").put("hello")
+        yield mill
 
 
 @pytest.fixture

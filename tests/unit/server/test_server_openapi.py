@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from offences import expect_none
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.job import Envelope, Outcome, Record, State
@@ -60,15 +62,27 @@ def test_all_references_in_the_description_resolve() -> None:
     msgspec.json.encode(DESCRIPTION)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method}{e.path}")
-def test_every_endpoint_has_a_summary_and_answers(endpoint: Endpoint) -> None:
-    assert endpoint.handler.__doc__, "it says what it does"
-    assert endpoint.method in ("GET", "POST", "PUT", "PATCH", "DELETE")
-    assert (endpoint.role is Role.VIEWER) == (endpoint.method == "GET")
-    if endpoint.method in ("GET", "DELETE"):
-        assert endpoint.body is None
+def test_every_endpoint_has_a_summary_and_answers() -> None:
+    expect_none(
+        f"{endpoint.method} {endpoint.path} {wrong}."
+        for endpoint in ENDPOINTS
+        for wrong in wrongs(endpoint)
+    )
+
+
+def wrongs(endpoint: Endpoint) -> Iterator[str]:
+    """What the declaration of an endpoint must not say."""
+    if not endpoint.handler.__doc__:
+        yield "has no docstring that says what it does"
+    if endpoint.method not in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        yield "has an unknown method"
+    if (endpoint.role is Role.VIEWER) != (endpoint.method == "GET"):
+        yield "lets viewers change something, or asks for more than a viewer to read"
+    if endpoint.method in ("GET", "DELETE") and endpoint.body is not None:
+        yield "has a body"
     statuses = {kind.status for kind in KINDS.values()} | {200, 201, 202, 204}
-    assert {endpoint.status, *endpoint.also} <= statuses
+    if unknown := {endpoint.status, *endpoint.also} - statuses:
+        yield f"answers with the unknown status {unknown}"
 
 
 def test_operation_ids_are_unique() -> None:
