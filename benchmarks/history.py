@@ -46,7 +46,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, Outcome, Owner, Verdict
 
 STEPS = 200
@@ -55,7 +55,7 @@ BODY = b"x" * 100
 
 def rows_of(count: int) -> list[HistoryRow]:
     """Rows with 70 numbers."""
-    at = int(wall_time())
+    at = int(clock.wall())
     numbers = tuple((n * 7919) % 50 if n % 3 else n * 1000 for n in range(70))
     spans = [(MINUTE, "a"), (HOUR, "a"), (MINUTE, "b"), (HOUR, "b")]
     return [

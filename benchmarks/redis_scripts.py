@@ -20,11 +20,10 @@ from pathlib import Path
 import redis
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.redis import server_clock
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
@@ -141,12 +140,12 @@ def acts(broker: RedisBroker) -> list[tuple[str, Callable[[], object]]]:
     """What is done, and how."""
 
     def come_due() -> None:
-        server_clock.server_offset = lambda: LATER * 1.1
+        clock.server_ahead = lambda: LATER * 1.1
         broker.exchange(Step("w", want=Want(10, queues=("overdue",))))
         broker.tick()
 
     def prune() -> None:
-        server_clock.server_offset = lambda: 7200.0
+        clock.server_ahead = lambda: 7200.0
         broker.tick()
 
     def change() -> None:

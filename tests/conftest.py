@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 from disks import mounted
 from harness import Place, open_place
+from moved_clock import MovedClock
 from servers import NETWORK, postgres_for_a_while, served_for_a_while, share_servers
 from xdist.scheduler import LoadScopeScheduling
 
@@ -100,6 +101,12 @@ _numbers = itertools.count()
 def _served_for_this_test() -> Iterator[None]:
     with postgres_for_a_while(), served_for_a_while():
         yield
+
+
+@pytest.fixture
+def moved_clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    """The clocks of this process and of servers; they go on, and the test moves them ahead."""
+    return MovedClock(monkeypatch)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tidemill import Tidemill, __version__
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history_numbers import TaskNumbers, Times
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _queues(rows: list[QueueStats]) -> Iterator[Family]:
         for row in known(state)
     }
     yield _gauge("tidemill_queue_jobs", "Jobs in the queue, by state.", states)
-    now = wall_time()
+    now = clock.wall()
     ages = {
         (("queue", row.name),): round(max(0.0, now - row.oldest), 3) if row.oldest else 0.0
         for row in known("oldest")

@@ -89,7 +89,7 @@ def clock(request: pytest.FixtureRequest, kind: Kind, monkeypatch: pytest.Monkey
     """The clock of the broker. In a test with the mark ``still_clock`` a slow machine costs no time
     of the broker."""
     is_still = request.node.get_closest_marker("still_clock") is not None
-    return Clock(kind.clocks, monkeypatch, STILL if is_still else 1.0)
+    return Clock(kind, monkeypatch, STILL if is_still else 1.0)
 
 
 @pytest.fixture

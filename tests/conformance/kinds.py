@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import time
 import urllib.parse
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from moved_clock import MovedClock
 from servers import (
     django_on_mariadb,
     django_on_postgres,
@@ -23,19 +23,21 @@ from servers import (
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One broker under test: its URL, and who reads the clock.
+    """One broker under test: its URL, and whose clock it goes by.
 
     In the URL ``{dir}`` stands for a fresh directory, ``{name}`` for its name, ``{redis}``,
     ``{postgres}`` and ``{rabbitmq}`` for servers that are started when first asked for.
-    ``volatile`` is a broker that is as durable as its server, when those of the tests keep nothing
-    on disk. ``cannot`` names promises it does not keep though no feature stands for them; tests say
-    that they need one by the same words. What is ``served`` is reached through a job server; a
-    ``carrier`` brings what is ready in the store.
+    A test may move the clocks of a broker if they are ``fake``. A clock ``of_server`` does not
+    follow when somebody sets the clock of this machine. ``volatile`` is a broker that is as durable
+    as its server, when those of the tests keep nothing on disk. ``cannot`` names promises it does
+    not keep though no feature stands for them; tests say that they need one by the same words. What
+    is ``served`` is reached through a job server; a ``carrier`` brings what is ready in the store.
     """
 
     name: str
     url: str
-    clocks: tuple[str, ...] = ()
+    fake: bool = True
+    of_server: bool = False
     volatile: bool = False
     cannot: frozenset[str] = frozenset()
     served: bool = False
@@ -100,36 +102,24 @@ NOT_IF_CARRIED = frozenset(
     }
 )
 
-DJANGO_CLOCK = ("tidemill.brokers.django.server_clock",)
 DJANGO_ELSEWHERE = {
-    "TIDEMILL_TEST_DJANGO": Kind("django+postgresql", "{django-postgres}", DJANGO_CLOCK),
-    "TIDEMILL_TEST_MARIADB": Kind("django+mariadb", "{django-mariadb}", DJANGO_CLOCK),
+    "TIDEMILL_TEST_DJANGO": Kind("django+postgresql", "{django-postgres}", of_server=True),
+    "TIDEMILL_TEST_MARIADB": Kind("django+mariadb", "{django-mariadb}", of_server=True),
 }
 """The broker on other databases than SQLite: run when a variable asks, since each takes long."""
 
 KINDS = [
-    Kind("memory", "memory://", ("tidemill.brokers.memory.transitions",)),
-    Kind("lmdb", "lmdb://{dir}/store", ("tidemill.brokers.lmdb.store_clock",)),
-    Kind("redis", "{redis}?prefix={name}", ("tidemill.brokers.redis.server_clock",), volatile=True),
-    Kind(
-        "postgresql",
-        "{postgres}",
-        ("tidemill.brokers.postgres.server_clock",),
-        volatile=True,
-    ),
-    Kind("rabbitmq", "{rabbitmq}?prefix={name}", cannot=NOT_BY_RABBITMQ),
-    Kind("django", "{sqlite}", DJANGO_CLOCK),
+    Kind("memory", "memory://"),
+    Kind("lmdb", "lmdb://{dir}/store"),
+    Kind("redis", "{redis}?prefix={name}", of_server=True, volatile=True),
+    Kind("postgresql", "{postgres}", of_server=True, volatile=True),
+    Kind("rabbitmq", "{rabbitmq}?prefix={name}", fake=False, cannot=NOT_BY_RABBITMQ),
+    Kind("django", "{sqlite}", of_server=True),
     *(kind for name, kind in DJANGO_ELSEWHERE.items() if name in os.environ),
-    Kind(
-        "http",
-        "lmdb://{dir}/store",
-        ("tidemill.brokers.lmdb.store_clock", "tidemill.server.http.broker_rpc"),
-        served=True,
-    ),
+    Kind("http", "lmdb://{dir}/store", served=True),
     Kind(
         "rabbitmq+lmdb",
         "lmdb://{dir}/store",
-        ("tidemill.brokers.lmdb.store_clock", "tidemill.brokers.carrier.worker"),
         cannot=NOT_IF_CARRIED,
         carrier="{rabbitmq}?prefix={name}",
     ),
@@ -143,64 +133,25 @@ STILL = 0.01
 """The speed of a clock that all but stands still by itself."""
 
 
-class Clock:
-    """The broker's clocks, which a test may move; where they cannot be, time passes really.
+class Clock(MovedClock):
+    """The clocks of a broker; where a test cannot move them, time passes really."""
 
-    By themselves they go at ``speed``, which is that of time itself unless said.
-    """
-
-    def __init__(
-        self, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, speed: float = 1.0
-    ) -> None:
-        self._wall = self._machine = 0.0
-        self._since, self._lag = time.monotonic(), 1.0 - speed
-        self._monkeypatch = monkeypatch
-        self.fake = bool(modules)
-        self.of_server = any(name.endswith(".server_clock") for name in modules)
-        self.rule(modules)
-
-    def rule(self, modules: tuple[str, ...]) -> None:
-        """Be the clock of some modules."""
-        clock = importlib.import_module("tidemill.core.clock")
-        wall, machine = clock.wall_time, clock.machine_time
-        for name in modules:
-            module = importlib.import_module(name)
-            for attribute, read in (
-                ("wall_time", lambda: wall() + self.wall),
-                ("machine_time", lambda: machine() + self.machine),
-                ("server_offset", lambda: self.machine),
-            ):
-                if hasattr(module, attribute):
-                    self._monkeypatch.setattr(module, attribute, read)
-
-    @property
-    def wall(self) -> float:
-        """Seconds by which the wall clock is ahead of the real one."""
-        return self._wall - self._behind()
-
-    @property
-    def machine(self) -> float:
-        """Seconds by which the machine's clock, or the server's, is ahead of the real one."""
-        return self._machine - self._behind()
-
-    def _behind(self) -> float:
-        return self._lag * (time.monotonic() - self._since) if self._lag else 0.0
-
-    def now(self) -> float:
-        """The wall time by the broker's clock."""
-        return time.time() + self.wall
+    def __init__(self, kind: Kind, monkeypatch: pytest.MonkeyPatch, speed: float = 1.0) -> None:
+        super().__init__(monkeypatch, speed if kind.fake else 1.0)
+        self.fake = kind.fake
+        self.of_server = kind.of_server
 
     def advance(self, seconds: float) -> None:
         """Time passes."""
-        if not self.fake:
-            if seconds > LONGEST:
-                pytest.skip(f"{seconds:g} s, which the clock of this broker cannot be moved by")
+        if self.fake:
+            super().advance(seconds)
+        elif seconds > LONGEST:
+            pytest.skip(f"{seconds:g} s, which the clock of this broker cannot be moved by")
+        else:
             time.sleep(seconds)
-        self._wall += seconds
-        self._machine += seconds
 
     def set_wall(self, seconds: float) -> None:
         """Somebody sets the wall clock forward, or back. Only where clocks are fake."""
         if not self.fake:
             pytest.skip("the clock of this broker cannot be set")
-        self._wall += seconds
+        super().set_wall(seconds)

@@ -20,11 +20,11 @@ from tidemill.brokers.contract.history_rows import (
     join_name,
 )
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Outcome, Verdict
 
 DONE = Outcome.SUCCESS
-NOW = int(wall_time()) // HOUR * HOUR
+NOW = int(clock.wall()) // HOUR * HOUR
 ODD = join_name("q ü", "app.wörk '\"{}%\\ 💥", "1.0\t\x7f")
 LONG_NAMES = [join_name("q" * 200, "ß" * 100, end * 200) for end in "yx"]
 

@@ -14,11 +14,11 @@ from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.transfer import history as copying
 from tidemill.transfer.store_to_store import move
 
-NOW = int(wall_time()) // HOUR * HOUR
+NOW = int(clock.wall()) // HOUR * HOUR
 STORES = [kind for kind in KINDS if kind.name not in ("memory", "rabbitmq")]
 
 
@@ -33,7 +33,6 @@ def target(
     request: pytest.FixtureRequest, tmp_path: Path, source: Store, clock: Clock
 ) -> Iterator[Store]:
     kind: Kind = request.param
-    clock.rule(kind.clocks)
     opened = open_broker(kind.store_url(tmp_path / "target"))
     yield opened
     opened.close()

@@ -11,7 +11,7 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.job_numbers import JobNumbers, with_job_numbers
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
@@ -68,7 +68,7 @@ def test_head_lists_the_first_jobs_of_each_state(
 
 
 def test_due_by_either_clock_is_one_order(broker: Broker, named: JobNumbers) -> None:
-    given = message(id="at", at=wall_time() + 20)
+    given = message(id="at", at=clock.wall() + 20)
     broker.put([message(id="in30", delay=30), given, message(id="in10", delay=10)])
     assert head_ids(named, "default", State.SCHEDULED) == ["in10", "at", "in30"]
 

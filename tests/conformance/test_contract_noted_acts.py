@@ -15,11 +15,11 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import History, NotedAct, with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, MOST_NOTED, HistoryRow
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Outcome, State, rank_of
 
-AT = int(wall_time())
+AT = int(clock.wall())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import cast
@@ -25,7 +24,7 @@ from tidemill.brokers.contract.schedules import (
 )
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import StoreMoved, TaskNotFound
 from tidemill.core.job import Conflict, Envelope, Planned, State, rank_of
 from tidemill.worker.child_protocol import Hello
@@ -37,12 +36,8 @@ pytestmark = pytest.mark.still_clock
 
 
 @pytest.fixture(autouse=True)
-def schedules(
-    need: Callable[[Feature], None], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests read the time from the broker's clock."""
+def schedules(need: Callable[[Feature], None]) -> None:
     need(Feature.SCHEDULES)
-    monkeypatch.setattr(sys.modules[__name__], "wall_time", clock.now)
 
 
 def add(broker: Broker, name: str, due: float = 0.0, body: bytes = b"rule") -> int:
@@ -81,7 +76,7 @@ def put(broker: Broker, name: str, *jobs: Envelope) -> tuple[str, ...]:
 
 
 def test_a_record_is_kept_as_it_was_given(broker: Broker) -> None:
-    due = wall_time() + 3600.123456
+    due = clock.wall() + 3600.123456
     version = add(broker, "nightly", due, b"\0any\xffbytes")
     (found, missing) = broker.schedules(["nightly", "other"])
     assert missing is None
@@ -144,7 +139,7 @@ def test_each_change_of_a_call_stands_by_itself(broker: Broker) -> None:
 def test_a_schedule_is_handed_out_when_due_and_never_before(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
-    add(broker, "soon", wall_time() + 200)
+    add(broker, "soon", clock.wall() + 200)
     add(broker, "paused", 0.0)
     reply = worker.exchange(fires=100)
     assert reply.schedules == []
@@ -156,8 +151,8 @@ def test_a_schedule_is_handed_out_when_due_and_never_before(
 def test_only_owners_that_fire_schedules_get_them(
     broker: Broker, worker: LiveOwner, consumer: LiveOwner
 ) -> None:
-    add(broker, "due", wall_time() - 1)
-    add(broker, "soon", wall_time() + 60)
+    add(broker, "due", clock.wall() - 1)
+    add(broker, "soon", clock.wall() + 60)
     for hand in (worker, consumer):
         reply = hand.exchange(want=Want(1))
         assert reply.schedules == []
@@ -168,7 +163,7 @@ def test_only_owners_that_fire_schedules_get_them(
 def test_the_earliest_come_first_and_no_more_than_asked_for(
     broker: Broker, worker: LiveOwner
 ) -> None:
-    now = wall_time()
+    now = clock.wall()
     for name, ago in (("b", 2), ("a", 1), ("c", 3)):
         add(broker, name, now - ago)
     assert names(worker, 2) == ["c", "b"]
@@ -180,7 +175,7 @@ def test_two_workers_never_get_the_same_schedule(
     broker: Broker, worker: LiveOwner
 ) -> None:  # case C7
     other = LiveOwner(broker, "w2")
-    due = wall_time() - 1
+    due = clock.wall() - 1
     for n in range(20):
         add(broker, f"s{n:02}", due)
     got = [name for hand in (worker, other, worker, other) for name in names(hand, 7)]
@@ -191,7 +186,7 @@ def test_an_unfired_schedule_is_handed_out_again(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
     # Who had it died: another gets it a second later, as it was.
-    due = wall_time() - 1
+    due = clock.wall() - 1
     version = add(broker, "s", due)
     other = LiveOwner(broker, "w2")
     assert names(worker) == ["s"]
@@ -205,7 +200,7 @@ def test_an_unfired_schedule_is_handed_out_again(
 
 
 def test_a_change_that_fails_leaves_a_claim_as_it_is(broker: Broker, worker: LiveOwner) -> None:
-    version = add(broker, "s", wall_time() - 1)
+    version = add(broker, "s", clock.wall() - 1)
     assert names(worker) == ["s"]
     assert broker.change_schedules([Change("s", version + 1000, 1.0)]) == [Changed()]
     assert names(worker) == []
@@ -213,9 +208,9 @@ def test_a_change_that_fails_leaves_a_claim_as_it_is(broker: Broker, worker: Liv
 
 def test_of_two_changes_to_one_version_one_succeeds(broker: Broker, clock: Clock) -> None:
     # case C7: the first was slow, and the second was handed it as well
-    version = add(broker, "s", wall_time() - 1)
+    version = add(broker, "s", clock.wall() - 1)
     first, second = job(id="first"), job(id="second")
-    next_due = wall_time() + 60
+    next_due = clock.wall() + 60
     for put_job, done in ((first, True), (second, False)):
         (changed,) = broker.change_schedules(
             [Change("s", version, next_due, b"rule", jobs=(put_job,))]
@@ -228,9 +223,9 @@ def test_of_two_changes_to_one_version_one_succeeds(broker: Broker, clock: Clock
 def test_a_changed_schedule_comes_at_its_new_time(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
-    add(broker, "s", wall_time() - 1)
+    add(broker, "s", clock.wall() - 1)
     (schedule,) = worker.exchange(fires=5).schedules
-    change = Change("s", schedule.version, wall_time() + 300, jobs=(job(),))
+    change = Change("s", schedule.version, clock.wall() + 300, jobs=(job(),))
     broker.change_schedules([change])
     reply = worker.exchange(fires=5)
     assert reply.schedules == []
@@ -245,7 +240,7 @@ def test_a_claimed_schedule_that_is_paused_or_removed_does_not_come_again(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
     for name in ("paused", "removed"):
-        add(broker, name, wall_time() - 1)
+        add(broker, name, clock.wall() - 1)
     paused, removed = sorted(worker.exchange(fires=5).schedules, key=lambda s: s.name)
     broker.change_schedules(
         [Change("paused", paused.version), Change("removed", removed.version, gone=True)]
@@ -259,7 +254,7 @@ def test_a_claimed_schedule_that_is_paused_or_removed_does_not_come_again(
 def test_a_wall_clock_that_is_set_fires_nothing_twice(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:  # law 19
-    version = add(broker, "s", wall_time() + 1800)
+    version = add(broker, "s", clock.wall() + 1800)
     clock.set_wall(3600)
     if clock.of_server:  # which nobody has set
         assert names(worker) == []
@@ -276,7 +271,7 @@ def test_a_wall_clock_that_is_set_fires_nothing_twice(
 def test_a_claim_does_not_hang_on_the_wall_clock(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:  # law 19
-    add(broker, "s", wall_time() - 1)
+    add(broker, "s", clock.wall() - 1)
     assert names(worker) == ["s"]
     clock.set_wall(-3600)
     clock.advance(1.5)
@@ -290,10 +285,10 @@ def test_an_earlier_due_time_wakes_a_sleeper(broker: Broker, worker: LiveOwner) 
     worker.exchange(want=Want(1), fires=5)
     broker.wait(worker.id, 0.0)  # whatever was before
     worker.exchange(want=Want(1), fires=5)
-    add(broker, "s", wall_time() + 3600)
+    add(broker, "s", clock.wall() + 3600)
     hinted(broker, worker)
     assert 3500 < worker.exchange(want=Want(1), fires=5).next_due < 3601
-    add(broker, "sooner", wall_time() + 5)
+    add(broker, "sooner", clock.wall() + 5)
     hinted(broker, worker)
     assert worker.exchange(want=Want(1), fires=5).next_due < 6
 
@@ -302,7 +297,7 @@ def test_a_worker_without_room_gets_due_schedules_too(broker: Broker, worker: Li
     worker.exchange(want=Want(0), fires=5)
     broker.wait(worker.id, 0.0)
     worker.exchange(want=Want(0), fires=5)
-    add(broker, "s", wall_time() - 1)
+    add(broker, "s", clock.wall() - 1)
     hinted(broker, worker)
     assert names(worker) == ["s"]
 
@@ -368,9 +363,9 @@ def test_a_change_may_be_another_when_all_its_jobs_are_left_out(
 ) -> None:
     # case C7: what repeats count
     broker.put([job(id="holder", key="k")])
-    due = wall_time() + 3600
+    due = clock.wall() + 3600
     for name, ids in (("none", ["a"]), ("some", ["b", "c"]), ("all", ["d"])):
-        version, jobs = add(broker, name, wall_time() - 1), []
+        version, jobs = add(broker, name, clock.wall() - 1), []
         for n, job_id in enumerate(ids):
             key = "k" if name == "none" or n else ""
             jobs.append(job(id=job_id, key=key, on_conflict=conflict))
@@ -402,7 +397,7 @@ def test_a_change_that_fails_is_none_instead_either(broker: Broker) -> None:
 def test_many_that_are_known_are_changed_and_struck_at_once(
     broker: Broker, worker: LiveOwner
 ) -> None:
-    now = wall_time()
+    now = clock.wall()
     versions = {name: add(broker, name, now + 600) for name in "abcd"}
     changes = [
         Change("a", versions["a"], now - 1, b"sooner", jobs=(job(id="ja"),)),
@@ -439,7 +434,7 @@ def test_a_job_names_its_schedule(broker: Broker, worker: LiveOwner) -> None:
 
 
 def test_a_store_that_is_left_fires_nothing(broker: Broker, worker: LiveOwner) -> None:
-    version = add(broker, "s", wall_time() - 1)
+    version = add(broker, "s", clock.wall() - 1)
     broker.depart("redis://elsewhere")
     reply = worker.exchange(fires=5)
     assert reply.schedules == []
@@ -453,7 +448,7 @@ def test_a_store_that_is_left_fires_nothing(broker: Broker, worker: LiveOwner) -
 def test_schedules_are_adopted_unchanged(broker: Broker, worker: LiveOwner) -> None:
     add(broker, "taken", body=b"here")
     there = open_broker("memory://")
-    now = wall_time()
+    now = clock.wall()
     for name, due in (("due", now - 1), ("later", now + 600), ("paused", 0.0), ("taken", 5.0)):
         add(there, name, due, name.encode())
     departure = there.depart(broker.url, seal=True)
@@ -474,7 +469,7 @@ def test_a_server_tells_the_wall_time_of_due_schedules(
     kind: Kind, broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
     # law 19: next times are reckoned by the clock of who hands them out
-    due = wall_time() + 3600
+    due = clock.wall() + 3600
     add(broker, "a", due)
     assert worker.exchange(fires=1).wall == 0
     clock.advance(3605)
@@ -492,7 +487,7 @@ def test_declarations_are_kept_and_listed_before_schedules(
 ) -> None:
     # given declarations, one with the longest name, and schedules
     longest = DECLARATION + "t" * 200
-    due = wall_time() + 3600
+    due = clock.wall() + 3600
     for name in ("  ", longest, f"{DECLARATION}app.send", "a"):
         add(broker, name, due)
     # then

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from typing import Any
 
 import msgspec
@@ -89,7 +88,7 @@ class SideBySide(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.clock = Clock((*KINDS[0].clocks, *self.kind.clocks), self.patch, SPEED)
+        self.clock = Clock(self.kind, self.patch, SPEED)
         self.dir = tempfile.mkdtemp()
         self.model: Broker = open_broker(f"memory://?{OPTIONS}")
         self.subject: Broker = open_broker(self.kind.store_url(self.dir, OPTIONS))
@@ -231,7 +230,7 @@ class SideBySide(RuleBasedStateMachine):
         stale = data.draw(st.integers(0, 4)) == 0 and self.versions
         versions = self.versions if stale else seen
         self.versions = seen
-        wall = time.time() + self.clock.wall
+        wall = self.clock.wall()
         drawn = []
         for name in names:
             due = data.draw(st.sampled_from([0.0, wall - 5.5, wall + 3.5, wall + 12.5]))

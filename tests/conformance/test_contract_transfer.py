@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import wall_time
 from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Command, Envelope, Links, Outcome, Placed, Put, Record, State, Unique
 from tidemill.transfer.store_to_store import PASSES
@@ -34,7 +32,6 @@ def target(
     request: pytest.FixtureRequest, tmp_path: Path, needs_move: None, clock: Clock
 ) -> Iterator[Broker]:
     kind: Kind = request.param
-    clock.rule(kind.clocks)
     opened = open_broker(kind.store_url(tmp_path / "target"))
     if Feature.MOVE not in opened.features:
         opened.close()
@@ -208,7 +205,7 @@ def test_a_wall_clock_due_time_keeps_following_the_wall_clock(
     broker: Broker, target: Broker, clock: Clock
 ) -> None:
     # law 19; the fraction is none that a store keeps exactly
-    at = time.time() + 100.1234567
+    at = clock.wall() + 100.1234567
     broker.put([job(id="moved", at=at), job(id="delayed", delay=100.0)])
     assert all(move(broker, target))
     target.put([job(id="put", at=at)])
@@ -292,7 +289,7 @@ def test_a_key_that_is_held_is_held_there_too(broker: Broker, target: Broker, cl
     # law 12; the period goes on by the wall clock of the producer
     if not {Feature.UNIQUE} <= broker.features & target.features:
         pytest.skip("one of the two holds no keys")
-    worker, now = LiveOwner(broker), wall_time()
+    worker, now = LiveOwner(broker), clock.wall()
     unique = Unique(period=60)
     broker.put([job(id="a", key="done", unique=unique, created=now)])
     worker.settle(worker.take(1)[0])

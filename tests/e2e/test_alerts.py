@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 from cli_store import Desk
 from harness import eventually
+from moved_clock import MovedClock
 from servers.base import free_port
 from servers.http import JobServer
 
@@ -205,14 +205,15 @@ def values(mill: Tidemill, **rule: Any) -> dict[str, float]:
     return {value.queue: value.value for value in found}
 
 
-def test_each_kind_of_rule_measures_its_value(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_rule_measures_its_value(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
+) -> None:
     for n in range(3):
         desk.add.enqueue(n)
     assert values(desk.mill, when="depth") == {"sums": 3}
     assert values(desk.mill, when="no-worker") == {"sums": 3}
     assert 0 <= values(desk.mill, when="oldest")["sums"] < 60
-    now = time.time()
-    monkeypatch.setattr("tidemill.alerts.measure.wall_time", lambda: now + 1000)
+    moved_clock.set_wall(1000)
     assert 999 < values(desk.mill, when="oldest")["sums"] < 1060
     desk.mill.broker.set_queue("sums", paused=True)
     assert values(desk.mill, when="oldest") == {"sums": 0}

@@ -16,6 +16,7 @@ import pytest
 from cli_store import Desk
 from click.testing import CliRunner
 from harness import eventually
+from moved_clock import MovedClock
 from servers import Redis
 from servers.http import JobServer
 
@@ -347,8 +348,9 @@ def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_from_the_future(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     # case Q9, as far as the doctor goes
-    monkeypatch.setattr("tidemill.client.envelopes.wall_time", lambda: 4_000_000_000.0)
-    desk.add.enqueue(1)
+    with monkeypatch.context() as patch:
+        MovedClock(patch, wall=4_000_000_000.0)
+        desk.add.enqueue(1)
     assert "in the future" in findings(desk, "warn")["clock"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cli_store import Desk
 from harness import eventually
+from moved_clock import MovedClock
 from pty_screen import Screen
 from servers import Redis
 
@@ -245,8 +246,7 @@ def test_one_object_a_look(desk: Desk) -> None:
 def test_rates_are_differences_of_totals(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a look
     desk.add.enqueue(1)
-    moment = iter([100.0, 104.0])
-    monkeypatch.setattr("tidemill.cli.top.rates.machine_time", lambda: next(moment))
+    clock = MovedClock(monkeypatch, speed=0.0)
     monkeypatch.setattr(Meter, "_read_minutes", lambda self, mill: None)  # a minute may end here
     meter = Meter()
     (row,) = take(desk.mill, meter).queues
@@ -257,6 +257,7 @@ def test_rates_are_differences_of_totals(desk: Desk, monkeypatch: pytest.MonkeyP
     leases = lease(desk, 4)
     settle(desk, leases[:2])
     settle(desk, leases[2:], Outcome.FAIL)
+    clock.advance(4)
     # then
     (row,) = take(desk.mill, meter).queues
     assert (row.rates.into, row.rates.out, row.rates.failed) == (2.0, 1.0, 0.5)

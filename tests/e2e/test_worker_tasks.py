@@ -14,7 +14,7 @@ import pytest
 from harness import Place, eventually, open_place
 
 from tidemill import JobFailed, JobNotFound, ResultNotKept, ResultTimeout, Tidemill
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, State
 from tidemill.core.retry import Retries
 
@@ -121,7 +121,7 @@ def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3
     assert single.attempt == 1
     for attempt in record.attempts:
         assert attempt.worker == "smith"
-        assert attempt.started <= attempt.ended <= wall_time()
+        assert attempt.started <= attempt.ended <= clock.wall()
         assert attempt.error == "ValueError: broken"
         assert "def fails" not in attempt.traceback
         assert 'raise ValueError("broken")' in attempt.traceback
@@ -207,9 +207,8 @@ def test_signatures(place: Place) -> None:  # case T15
     stranger = Tidemill(place.url, secret_keys=["stolen"], allow_imports=["*"])
     rotated, forged = old.enqueue(name, 1), stranger.enqueue(name, 2)
     unsigned = place.mill.enqueue(name, 3)
-    bomb = Envelope(
-        id=new_id(), task=name, body=pickle.dumps([[Bomb()], {}]), pickled=True, created=wall_time()
-    )
+    body, now = pickle.dumps([[Bomb()], {}]), clock.wall()
+    bomb = Envelope(id=new_id(), task=name, body=body, pickled=True, created=now)
     place.mill.broker.put([bomb])
     place.worker()
     ok, *bad = place.finish([rotated, forged, unsigned, place.mill.job(bomb.id)])

@@ -19,7 +19,7 @@ from servers.http import JobServer
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow
 from tidemill.brokers.registry import migrate_store, open_broker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -200,7 +200,7 @@ def succeeded(place: Place) -> int:
 def test_kill_in_the_middle_of_a_move(tmp_path: Path, point: str, kind: str) -> None:
     # case Q20
     source, target = (STORES[kind](tmp_path / name) for name in ("source", "target"))
-    minute = int(wall_time()) // MINUTE * MINUTE
+    minute = int(clock.wall()) // MINUTE * MINUTE
     rows = [HistoryRow("task", f"{n:04}", MINUTE, minute, (n,)) for n in range(1100)]
     with contextlib.closing(open_broker(source)) as store:
         with_history(store, "history").keep_history(rows)

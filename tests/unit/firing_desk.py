@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
+from moved_clock import MovedClock
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
@@ -14,28 +13,28 @@ from tidemill.worker.child_protocol import Hello
 from tidemill.worker.scheduling import Scheduling
 
 NOON = 1_800_000_000.0  # 2027-01-15 08:00 UTC
-READERS = (
-    *("brokers.memory.transitions", "client.envelopes", "schedules.declare", "schedules.parse"),
-    "worker.scheduling",
-)
 
 
 class Desk:
     """An app, a broker, a clock, and two supervisors' ways of firing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = NOON
-        for name in READERS:
-            module = importlib.import_module(f"tidemill.{name}")
-            monkeypatch.setattr(module, "wall_time", lambda: self.now)
-        machine = importlib.import_module("tidemill.brokers.memory.transitions")
-        monkeypatch.setattr(machine, "machine_time", lambda: self.now)
+        self._clock = MovedClock(monkeypatch, speed=0.0, wall=NOON, machine=NOON)
         self.mill = Tidemill("memory://")
         self.mill.task(name="tick")(tick)
         self.broker = self.mill.broker
         for owner in ("w1", "w2"):
             self.broker.attach(Owner(id=owner, name=owner))
         self.firing = Scheduling("app:mill")
+
+    @property
+    def now(self) -> float:
+        """The time of all clocks."""
+        return self._clock.wall()
+
+    @now.setter
+    def now(self, time: float) -> None:
+        self._clock.advance(time - self.now)
 
     def due(self, owner: str = "w1") -> list[str]:
         return [s.name for s in self.broker.exchange(Step(owner, fires=500)).schedules]

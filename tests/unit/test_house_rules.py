@@ -69,7 +69,7 @@ MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
     "brokers/lmdb": 60,
-    "brokers/postgres": 31,
+    "brokers/postgres": 30,
     "brokers/postgres/sql": 32,
     "brokers/rabbitmq": 29,
     "brokers/redis/lua": 43,

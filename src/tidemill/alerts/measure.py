@@ -13,7 +13,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.reading import without_holds
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing
 from tidemill.core.job import Owner
 
@@ -72,7 +72,7 @@ def _of_queue(rule: Rule, row: QueueStats, owners: Sequence[Owner]) -> Value:
         text = f"queue {row.name} has {row.ready:,} ready jobs, more than {rule.above:,.0f}"
         return Value(rule, row.name, float(row.ready), text)
     if rule.when == "oldest":
-        age = max(0.0, wall_time() - row.oldest) if row.oldest and not row.paused else 0.0
+        age = max(0.0, clock.wall() - row.oldest) if row.oldest and not row.paused else 0.0
         text = f"the oldest ready job of queue {row.name} is {age:.0f} s old, more than "
         return Value(rule, row.name, age, f"{text}{rule.above:g} s")
     served = any(not owner.queues or row.name in owner.queues for owner in owners)

@@ -18,7 +18,7 @@ from tidemill.alerts.send import SendFailed, send
 from tidemill.alerts.state import Alert
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.history_rows import join_name
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
 __all__ = ["Watch"]
@@ -78,7 +78,7 @@ class Watch:
     def look(self) -> None:
         """Measure once, and hand new messages to the sending thread."""
         known = state.alerts(self._mill)
-        now = wall_time()
+        now = clock.wall()
         for value in measure(self._mill, self._rules.rules):
             key = join_name(value.rule.name, value.queue)
             alert = known.pop(key, None)
@@ -95,14 +95,14 @@ class Watch:
             if alert is not None:
                 self._end(alert, now)
             return
-        since = self._above.setdefault(key, machine_time())
+        since = self._above.setdefault(key, clock.machine())
         if alert is not None and not alert.ended:
             alert.measured(value)
             if not alert.told:
                 self._tell("begin", alert)
             elif self._rules.remind and now - alert.told_at >= self._rules.remind:
                 self._tell("reminder", alert)
-        elif machine_time() - since >= value.rule.lasting:
+        elif clock.machine() - since >= value.rule.lasting:
             began = Alert(
                 rule=value.rule.name,
                 when=value.rule.when,
@@ -150,7 +150,7 @@ class Watch:
                 self._sending.discard(alert.key)
 
     def _send_one(self, event: str, alert: Alert) -> None:
-        now = wall_time()
+        now = clock.wall()
         message = alert.message(event, now, self._mill.broker.url, self._host)
         send(self._rules.send, message, self._stop)
         if event == "end":

@@ -13,7 +13,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.log_options import log_options
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.log_output import LogSettings, log_output
 
@@ -88,7 +88,7 @@ def test(rules: str, as_json: bool) -> None:
     """Send a test alert to the target of the rules. Exit code 1 if nobody could be told."""
     from tidemill.alerts.send import Message, SendFailed, send
 
-    target, now = _read(rules).send, wall_time()
+    target, now = _read(rules).send, clock.wall()
     message = Message(
         event="test",
         text="test: alerts of tidemill arrive here",

@@ -13,7 +13,7 @@ import click
 from tidemill.app import Tidemill
 from tidemill.cli.connect import app_option, json_option, open_mill, store_options, url_option
 from tidemill.cli.enqueue import argument, keyword
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
@@ -170,7 +170,7 @@ def next_(
 
 
 def _preview(when: When, count: int) -> list[dt.datetime]:
-    rule, now = when.rule, wall_time()
+    rule, now = when.rule, clock.wall()
     if rule.counts_from_start and not rule.start:
         raise click.UsageError("--every counts from --start; pass --start, too")
     found = times(rule, now, count)

@@ -26,7 +26,7 @@ from tidemill.client.message import Message, settle_together
 from tidemill.client.runtime import Runtime
 from tidemill.client.threads import cancel_later
 from tidemill.client.undelivered import fresh_copy
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.config import Seconds, check_count, check_name, check_seconds
 from tidemill.core.errors import CodecError, InvalidOption, TidemillError
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
@@ -112,7 +112,7 @@ class Session:
             name=f"{host}:{pid}",
             host=host,
             pid=pid,
-            started=wall_time(),
+            started=clock.wall(),
         )
         mill.broker.attach(owner)
         self.attached[owner.id] = owner
@@ -259,7 +259,7 @@ class Consumers:
         If a young lease has ended, the message was acknowledged. The message of an old lease is not
         put again, because it may belong to another consumer.
         """
-        verdicts = [Verdict(lease.token, Outcome.RELEASE, ended=wall_time()) for lease in leases]
+        verdicts = [Verdict(lease.token, Outcome.RELEASE, ended=clock.wall()) for lease in leases]
         # After an error the messages are ready again when their ttr is over.
         with contextlib.suppress(TidemillError, msgspec.DecodeError):
             settled = self.exchange(Step(owner, verdicts)).settled

@@ -8,7 +8,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Note, priority_of
@@ -166,7 +166,7 @@ class JobContext:
 
     def log(self, line: str) -> None:
         """Add a line to the job's trail. The last 100 lines stay, cut to 2,000 characters each."""
-        self._report(Note(self._token, line=_line(line), time=wall_time()))
+        self._report(Note(self._token, line=_line(line), time=clock.wall()))
 
     def _report(self, note: Note) -> None:
         if self._send is not None:

@@ -20,7 +20,7 @@ from tidemill.client.options import CALL_OPTIONS, Options
 from tidemill.client.runtime import Runtime
 from tidemill.client.threads import is_in_event_loop
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing, InvalidOption, TaskNotFound, TidemillError
 from tidemill.core.suggest import did_you_mean
 from tidemill.limits.declare import Limit
@@ -106,7 +106,7 @@ class Declarations:
         """The tasks whose declarations an event loop should first read in a thread."""
         if self._mill.sync:
             return []
-        soon = machine_time() + AHEAD
+        soon = clock.machine() + AHEAD
         mine, known = self._mill.tasks, self._known
         return [
             name
@@ -133,7 +133,7 @@ class Declarations:
             bodies = [record.body if record is not None else None for record in records]
         if len(self._known) > MOST:
             self._known.clear()
-        now = machine_time()
+        now = clock.machine()
         found = {name: _opened(name, body, now) for name, body in zip(names, bodies, strict=True)}
         self._known.update(found)
         return found
@@ -144,7 +144,7 @@ class Declarations:
             return mine.options
         if not self._mill.sync:
             declared = self._known.get(task)
-            if declared is None or declared.until < machine_time():
+            if declared is None or declared.until < clock.machine():
                 declared = self._read([task])[task]
             if declared.options is not None:
                 _check_computed(task, declared.computed, given)
@@ -156,7 +156,7 @@ class Declarations:
 
     def _list_names(self) -> None:
         """Read the names of declared tasks, for a suggestion."""
-        broker, now = self._mill.broker, machine_time()
+        broker, now = self._mill.broker, clock.machine()
         if now < self._listed_until or Feature.SCHEDULES not in broker.features:
             return
         try:

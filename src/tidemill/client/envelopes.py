@@ -8,7 +8,7 @@ from tidemill.client.call import Call
 from tidemill.client.events import headers_of
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import warn_if_local
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import pack_pickle_call, pack_plain_call, sign
 from tidemill.core.config import check_name, check_size
 from tidemill.core.job import Envelope, Links
@@ -62,7 +62,7 @@ def seal(mill: Runtime, envelope: Envelope) -> Envelope:
     """Complete an envelope: check its size, and add its id, its time and its signature."""
     check_size(envelope.body, envelope.headers, envelope.tags)
     envelope.id = envelope.id or new_id()
-    envelope.created = wall_time()
+    envelope.created = clock.wall()
     envelope.pickled = mill.pickles
     if mill.keys:
         envelope.signature = sign(envelope, mill.keys[0])

@@ -10,7 +10,7 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.causes import cause_of, cause_text, parents_of
 from tidemill.client.trail import attempt_text, is_stuck
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Owner, Record, RunOn, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
@@ -165,7 +165,7 @@ def _current(record: Record) -> str:
 
 def _moment(moment: float) -> str:
     """A time and its distance from now: ``18:37:38, in 42 s``."""
-    left = max(0.0, moment - wall_time())
+    left = max(0.0, moment - clock.wall())
     for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if left >= 2 * unit:
             return f"{_clock(moment)}, in {left / unit:.0f} {name}"
@@ -174,7 +174,7 @@ def _moment(moment: float) -> str:
 
 def _clock(moment: float) -> str:
     """A wall time in the local zone, with its date unless it is today."""
-    local, today = time.localtime(moment), time.localtime(wall_time())
+    local, today = time.localtime(moment), time.localtime(clock.wall())
     return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", local)
 
 

@@ -24,7 +24,7 @@ from tidemill.client.history_numbers import (
 )
 from tidemill.client.queue_history import queue_numbers
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample
@@ -209,7 +209,7 @@ class History:
 
 
 def _period(since: Seconds, until: Seconds) -> Period:
-    first, last, now = check_seconds("since", since), check_seconds("until", until), wall_time()
+    first, last, now = check_seconds("since", since), check_seconds("until", until), clock.wall()
     if last >= first:
         raise InvalidOption(
             f"until ({last:g}) must be less than since ({first:g}): both count seconds before now"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import Seconds, check_seconds, storable
 from tidemill.core.errors import CodecError, LeaseLost
@@ -197,7 +197,7 @@ def settle_together(
     messages: Sequence[Message], outcome: Outcome, *, delay: float = 0.0, error: str = ""
 ) -> list[Message]:
     """Settle messages of one owner in one exchange. Return the messages whose leases were valid."""
-    first, now = messages[0], wall_time()
+    first, now = messages[0], clock.wall()
     shown = storable(error)[:2000]
     verdicts = [
         Verdict(m._token, outcome, delay=delay, error=shown, started=m._leased, ended=now)

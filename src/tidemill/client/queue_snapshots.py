@@ -25,7 +25,7 @@ from tidemill.client.queue_rows import (
     latest_of,
     rows_of_all,
 )
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
 __all__ = ["QueueSnapshots"]
@@ -59,12 +59,12 @@ class QueueSnapshots:
 
     def acted(self) -> None:
         """Record that this process did something with jobs in this minute."""
-        self._last = _minute_of(wall_time())
+        self._last = _minute_of(clock.wall())
         self._first = self._first or self._last
 
     def due_in(self) -> float:
         """Seconds until the next snapshot is due; infinity until the process acts."""
-        return max(0.0, self._due - wall_time())
+        return max(0.0, self._due - clock.wall())
 
     @property
     def _due(self) -> float:
@@ -84,7 +84,7 @@ class QueueSnapshots:
         Raises:
             BrokerUnavailable: the store cannot be reached.
         """
-        now = wall_time()
+        now = clock.wall()
         if now < self._not_before and not ending:
             return
         self._not_before = 0.0
@@ -115,7 +115,7 @@ class QueueSnapshots:
         Raises:
             BrokerUnavailable: the store cannot be reached.
         """
-        now = wall_time()
+        now = clock.wall()
         minute = _minute_of(now) - (0 if ending else MINUTE)
         if self._began:
             self._store(broker, minute, now, also_unchanged=False)
@@ -145,7 +145,7 @@ class QueueSnapshots:
                 return
             counts = counts_of(broker.stats(), now)
             changed = changed_rows(latest, counts, minute)
-            if wall_time() - now > _STALE or not (changed or also_unchanged):
+            if clock.wall() - now > _STALE or not (changed or also_unchanged):
                 return
             for start in range(0, len(changed), _AT_ONCE):
                 some = changed[start : start + _AT_ONCE]

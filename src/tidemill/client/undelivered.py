@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Envelope, Lease
 
 __all__ = ["fresh_copy"]
@@ -18,7 +18,7 @@ def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:
     """A copy of a leased message, for a new put."""
     left = 0.0
     if envelope.expires:
-        left = max(0.001, envelope.created + envelope.expires - wall_time())
+        left = max(0.001, envelope.created + envelope.expires - clock.wall())
     return msgspec.structs.replace(
         envelope, delay=0.0, at=0.0, rank=lease.rank, expires=left, unique=None
     )

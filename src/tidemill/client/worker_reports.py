@@ -7,6 +7,7 @@ history, called a note. So the worker may run on any machine that has the same s
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import machine_time, new_id
+from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Command, Owner
 from tidemill.core.suggest import hint
@@ -151,15 +152,15 @@ def ask_worker(
     question = Question(verb, new_id(), seconds, hertz)
     if not broker.command(worker.id, question.command):
         raise TidemillError(f"worker {worker.name} has ended")
-    until = machine_time() + seconds + PATIENCE
-    pause, looked = threading.Event(), machine_time()
-    while machine_time() < until:
+    until = time.monotonic() + seconds + PATIENCE
+    pause, looked = threading.Event(), time.monotonic()
+    while time.monotonic() < until:
         pause.wait(_LOOK_EVERY)
         for row in notes.history(KIND, ALWAYS, name=question.id):
             notes.keep_history([HistoryRow(KIND, row.name, ALWAYS, row.at)])
             return msgspec.msgpack.decode(zlib.decompress(row.sample), type=Report)
-        if machine_time() - looked > 1.0:
-            looked = machine_time()
+        if time.monotonic() - looked > 1.0:
+            looked = time.monotonic()
             if worker.id not in [owner.id for owner in broker.owners()]:
                 raise TidemillError(f"worker {worker.name} ended before it answered")
     raise TidemillError(

@@ -12,24 +12,39 @@ show only these 8.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import secrets
 import time
 from collections.abc import Callable
 
-__all__ = ["id_floor", "id_time", "machine_time", "new_id", "short_id", "wall_time"]
-
-wall_time = time.time
+__all__ = ["Clock", "clock", "id_floor", "id_time", "new_id", "short_id"]
 
 # CLOCK_BOOTTIME goes on while a laptop sleeps, CLOCK_MONOTONIC stops. macOS lacks CLOCK_BOOTTIME.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-# Default arguments are locals, which are fast; every hot path calls this.
-def machine_time(_read: Callable[[int], float] = time.clock_gettime, _clock: int = _CLOCK) -> float:
-    """Seconds since this machine booted. The clock never jumps, and all processes read the same."""
-    return _read(_clock)
+class Clock:
+    """The clocks of this process. All its code reads them through :data:`clock`; a test moves them.
+
+    Code that really waits, for a descriptor or a lock, measures its wait with ``time.monotonic``.
+
+    Attributes:
+        wall: reads the wall time.
+        machine: reads the seconds since this machine booted. This clock never jumps, and all
+            processes read the same.
+        server_ahead: reads the seconds that brokers add to the time of their server. Only a test
+            changes them.
+    """
+
+    def __init__(self) -> None:
+        self.wall: Callable[[], float] = time.time
+        self.machine: Callable[[], float] = functools.partial(time.clock_gettime, _CLOCK)
+        self.server_ahead: Callable[[], float] = float  # 0.0
+
+
+clock = Clock()
 
 
 class _Ids:
@@ -53,7 +68,7 @@ os.register_at_fork(after_in_child=_ids.reset)
 
 def new_id() -> str:
     """A new job id: unique without coordination, in the order of creation."""
-    moment, count = int(time.time() * 1000), _ids.tick() & 0xFFFFF
+    moment, count = int(clock.wall() * 1000), _ids.tick() & 0xFFFFF
     return "%011x%s%05x" % (moment, _ids.process, count)  # noqa: UP031 - quicker than an f-string
 
 

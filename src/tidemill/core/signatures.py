@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import verify
 from tidemill.core.errors import BadSignature
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict
@@ -42,7 +42,7 @@ def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
 
 def refusal(lease: Lease, error: Exception) -> Verdict:
     """The verdict on a message whose consumer cannot open it."""
-    now = wall_time()
+    now = clock.wall()
     if isinstance(error, KeysMissing):
         return Verdict(lease.token, Outcome.RELEASE, delay=COMES_AGAIN, ended=now)
     return Verdict(lease.token, Outcome.FAIL, error=str(error), started=lease.leased, ended=now)

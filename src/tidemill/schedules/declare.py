@@ -21,7 +21,7 @@ from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
 from tidemill.core.errors import (
@@ -187,7 +187,7 @@ class Schedules:
         """
         check_name("schedule name", name)
         stored = self._stored(name, _checked(name, call), when_of(when, options))
-        change = kept.added(name, stored, wall_time())
+        change = kept.added(name, stored, clock.wall())
         if stored.ended:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
         declare_limit(self._broker, stored.job.limit)
@@ -241,7 +241,7 @@ class Schedules:
 
         A schedule without a time left has ended, and is removed unless code declares it.
         """
-        return self._change(name, lambda old: kept.resumed(self._found(name, old), wall_time()))
+        return self._change(name, lambda old: kept.resumed(self._found(name, old), clock.wall()))
 
     def retime(self, name: str, when: Timing) -> Schedule:
         """Give a schedule other times, from now on; repeats, jitter and job stay.
@@ -252,7 +252,7 @@ class Schedules:
             ScheduleOver: the schedule would never fire.
             InvalidOption: a value is wrong.
         """
-        new, now = when_of(when, {}), wall_time()
+        new, now = when_of(when, {}), clock.wall()
         if not times(new.rule, now, 1) and not new.rule.counts_from_start:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
         return self._change(
@@ -269,7 +269,7 @@ class Schedules:
 
     def run(self, name: str) -> Job[Any]:
         """Put the job of a schedule once more, now; the times of the schedule stay."""
-        now = wall_time()
+        now = clock.wall()
         job = kept.job_of(kept.decode(self._record(name).body), now, now)
         handle: Job[Any] = self._mill.put([job])[0]
         return handle
@@ -446,4 +446,4 @@ def _in_words(declared: _Declared) -> str:
 
 
 def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:
-    return kept.declared(name, kept.decode(body), old, wall_time())
+    return kept.declared(name, kept.decode(body), old, clock.wall())

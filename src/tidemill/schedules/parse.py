@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeGuard
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_count, check_known, check_moment, check_seconds
 from tidemill.core.errors import InvalidOption
 from tidemill.schedules.rules import UNITS, Rule, next_time
@@ -130,7 +130,7 @@ class When:
         if not isinstance(catch_up, bool):
             raise InvalidOption(f"catch_up must be True or False, not {catch_up!r}")
         self.rule = rule
-        self.said = wall_time() if rule.at or rule.start or rule.end else 0.0
+        self.said = clock.wall() if rule.at or rule.start or rule.end else 0.0
         self.repeats = 0 if repeats is None else check_count("repeats", repeats, 1)
         self.jitter = 0.0 if jitter is None else check_seconds("jitter", jitter)
         self.catch_up = catch_up

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.client.undelivered import fresh_copy
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Outcome, Verdict
 from tidemill.server.shared_owner import SharedOwner
@@ -65,7 +65,7 @@ async def deliver(
 
 async def _acknowledge(shared_owner: SharedOwner, jobs: Sequence[ReservedJob]) -> list[ReservedJob]:
     """Acknowledge jobs; return the jobs whose leases were still valid."""
-    verdicts = [Verdict(job.lease.token, Outcome.SUCCESS, ended=wall_time()) for job in jobs]
+    verdicts = [Verdict(job.lease.token, Outcome.SUCCESS, ended=clock.wall()) for job in jobs]
     done = await asyncio.gather(*[shared_owner.settle(verdict) for verdict in verdicts])
     return [job for job, settled in zip(jobs, done, strict=True) if settled]
 

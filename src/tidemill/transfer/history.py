@@ -25,7 +25,7 @@ from tidemill.brokers.contract.history_rows import (
     split_name,
 )
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Owner
@@ -97,7 +97,7 @@ def _windows(span: int) -> Iterator[tuple[int, int]]:
     if span not in KEEP:
         yield 0, LATEST
         return
-    now, window = int(wall_time()), _WINDOWS[span]
+    now, window = int(clock.wall()), _WINDOWS[span]
     since = (now - KEEP[span]) // window * window
     while since <= now:
         yield since, since + window

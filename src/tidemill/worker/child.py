@@ -22,7 +22,7 @@ from typing import Any
 
 from tidemill.client.runtime import Runtime
 from tidemill.client.worker_reports import Answer, Question, question_of
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
@@ -107,7 +107,7 @@ class Child:
 
         With a concurrency of 1 the calling thread runs the jobs.
         """
-        self.scoreboard.sign(self.setup.first_slot, getpid(), machine_time())
+        self.scoreboard.sign(self.setup.first_slot, getpid(), clock.machine())
         timekeeper = threading.Thread(
             target=self.timekeeper.serve, name="tidemill-timekeeper", daemon=True
         )
@@ -242,7 +242,7 @@ class Child:
 
     def stop_in(self, seconds: float) -> None:
         """Tell running jobs that the worker stops; end these jobs before the process is killed."""
-        self.timeouts.stop_at = machine_time() + seconds - min(NOTICE, seconds / 2)
+        self.timeouts.stop_at = clock.machine() + seconds - min(NOTICE, seconds / 2)
         self.stopping.set()
         self.out.ring()
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.schedules import DECLARATION, Change, Schedule
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import StoreFull, StoreMoved
 from tidemill.worker.child_protocol import Hello
 
@@ -51,7 +51,7 @@ class TaskDeclarations:
         Raises:
             BrokerUnavailable: the next call tries again.
         """
-        ours, now = hello.declared, machine_time()
+        ours, now = hello.declared, clock.machine()
         same = ours is self._ours or ours == self._ours
         self._ours = ours
         if (same and now < self._again) or Feature.SCHEDULES not in broker.features:
@@ -81,7 +81,7 @@ class TaskDeclarations:
             return list(due)
         mine = {f"{DECLARATION}{name}" for name, _ in self._ours}
         changes = [
-            Change(old.name, old.version, wall_time() + KEEP, old.body, gone=old.name not in mine)
+            Change(old.name, old.version, clock.wall() + KEEP, old.body, gone=old.name not in mine)
             for old in expired
         ]
         with contextlib.suppress(StoreFull, StoreMoved):
@@ -95,7 +95,7 @@ def _store(broker: Store, declared: list[tuple[str, bytes]], *, change: bool) ->
     """Store some declarations. Without ``change``, renew stored ones but keep their content."""
     while declared:
         records = broker.schedules([f"{DECLARATION}{name}" for name, _ in declared])
-        due = wall_time() + KEEP
+        due = clock.wall() + KEEP
         tried: list[tuple[str, bytes]] = []
         changes: list[Change] = []
         for (name, body), old in zip(declared, records, strict=True):

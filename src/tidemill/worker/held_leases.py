@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.lost_jobs import unstarted
 
@@ -60,7 +60,7 @@ class HeldLeases:
         if not verdicts:
             return
         self._open.difference_update([one.token for one in verdicts if not one.hold])
-        now = machine_time()
+        now = clock.machine()
         size = sum([len(one.result) for one in verdicts])
         self._taken.append((now, size, verdicts))
         self._count += len(verdicts)
@@ -82,7 +82,7 @@ class HeldLeases:
         self._behind = False
 
     def _settle_again(self, strays: Sequence[int]) -> list[Verdict]:
-        wanted, oldest = frozenset(strays), machine_time() - KEPT_FOR
+        wanted, oldest = frozenset(strays), clock.machine() - KEPT_FOR
         again = [
             one
             for at, _, verdicts in self._taken

@@ -22,7 +22,7 @@ from tidemill.brokers.contract.history_rows import (
     join_name,
     split_name,
 )
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.fingerprint import OTHER
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.counting import Concluded, Counting
@@ -108,8 +108,8 @@ class WorkerHistory:
         if not self.on:
             return [], Numbers()
         leases, self._leases = self._leases, []
-        numbers = Numbers(leases=leases, at=int(wall_time()))
-        if machine_time() >= self._paused:
+        numbers = Numbers(leases=leases, at=int(clock.wall()))
+        if clock.machine() >= self._paused:
             numbers.sums = self._counting.take() if self._counting else []
             numbers.refunds, self._refunds = self._refunds, []
         return self._in_periods(numbers.sums, numbers.at) + numbers.refunds, numbers
@@ -136,7 +136,7 @@ class WorkerHistory:
 
     def refused(self, numbers: Numbers) -> None:
         """Keep the numbers of a refused step, and send no numbers for a while."""
-        self._paused = machine_time() + PAUSE
+        self._paused = clock.machine() + PAUSE
         self.again(numbers)
 
     def lost(self, numbers: Numbers, verdicts: Sequence[Verdict]) -> None:

@@ -20,7 +20,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.results import MEMBER_COUNT, member_id
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import import_task, make_task
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import pack, unpack
 from tidemill.core.job import (
     GROUP,
@@ -98,7 +98,7 @@ class InlineExecutor(Executor):
     def start(self, job: WaitingJob) -> Run:
         """Give the run its context, which keeps the notes of the job."""
         context = JobContext(job.envelope, attempt=1, send=self._notes.append, worker="inline")
-        self._started = wall_time()
+        self._started = clock.wall()
         return Run(job, context, 0, self._started)
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
@@ -148,7 +148,7 @@ class InlineExecutor(Executor):
         state, outcome, error, trace = State.SUCCEEDED, Outcome.SUCCESS, "", ""
         if self._error is not None:
             state, outcome, (error, trace) = State.FAILED, Outcome.FAIL, describe(self._error)
-        started, ended = self._started, wall_time()
+        started, ended = self._started, clock.wall()
         attempt = Attempt(1, "inline", started, started, ended, outcome, error, trace)
         steps = [note for note in self._notes if note.done >= 0]
         return Record(
@@ -235,7 +235,7 @@ class _Inline:
     def _keep_group(self, group_id: str, count: int, failures: int) -> None:
         """Keep the job that stands for a group."""
         envelope = Envelope(
-            id=group_id, task=GROUP, created=wall_time(), headers={MEMBER_COUNT: str(count)}
+            id=group_id, task=GROUP, created=clock.wall(), headers={MEMBER_COUNT: str(count)}
         )
         state, error = State.SUCCEEDED, ""
         if failures:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
 from tidemill.core.scoreboard import Running
 from tidemill.worker.counting import Concluded
@@ -48,7 +48,7 @@ class LostJobs:
             else:
                 self._count(lease, running[token])
         for token, due in process.stuck.due.items():
-            delay = max(0.0, due - machine_time())
+            delay = max(0.0, due - clock.machine())
             self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
         process.held.clear()
 
@@ -71,7 +71,7 @@ class LostJobs:
                 *(self._cause, job_name(envelope), lease.attempt),
                 "again" if again else "not again",
             )
-        ended = wall_time()
+        ended = clock.wall()
         verdict = Verdict(
             lease.token, Outcome.RETRY, error=self._cause, started=started, ended=ended
         )
@@ -80,7 +80,7 @@ class LostJobs:
 
     def _interrupt(self, lease: Lease, started: float) -> None:
         self.interrupted = True
-        now = wall_time()
+        now = clock.wall()
         envelope = lease.open()
         with logged_as(JobContext(envelope, lease.attempt)):
             log.warning("%s was interrupted and goes back: %s", job_name(envelope), self._why)

@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.client.context import JobContext, Waits, running_job
 from tidemill.client.log_attributes import logged_as
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Note, Verdict
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
@@ -78,13 +78,13 @@ class ProcessExecutor(Executor):
             *(envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping),
             self._worker,
         )
-        run = Run(job, context, get_ident(), wall_time())
+        run = Run(job, context, get_ident(), clock.wall())
         if self._logs_debug:
             self._log_start(run)
         if not self._spare:
             self._spare = _spare_memory()
         if envelope.timeout:
-            run.deadline = machine_time() + envelope.timeout
+            run.deadline = clock.machine() + envelope.timeout
         if job.task.is_async:
             run.asyncio_task, run.loop = current_task(), get_running_loop()
             self._timeouts.begin(run)

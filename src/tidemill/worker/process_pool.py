@@ -12,7 +12,7 @@ import sys
 
 from tidemill.client.runtime import Runtime
 from tidemill.client.worker_reports import question_of
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.job import Command, Note, Outcome, Verdict
 from tidemill.worker.child_protocol import Closed, Up
@@ -75,7 +75,7 @@ class ProcessPool(ProcessStarter):
             for up in process.socket.receive(socket.MSG_DONTWAIT):
                 self._hear(process, up)
         except Closed:
-            process.closed_at = process.closed_at or machine_time()
+            process.closed_at = process.closed_at or clock.machine()
             if process.exited(0.02):
                 self._gone(process)
             elif process.running():
@@ -172,7 +172,7 @@ class ProcessPool(ProcessStarter):
         for process in self.processes:
             # Do not wait for the end of the socket: a task's forked child may keep the socket open.
             if process.exited():
-                process.closed_at = process.closed_at or machine_time()
+                process.closed_at = process.closed_at or clock.machine()
         reap_orphans(self._reap_own)
 
     def _reap_own(self, pid: int) -> bool:
@@ -186,7 +186,7 @@ class ProcessPool(ProcessStarter):
         lease = process.held.pop(verdict.token, None)
         if lease is None:
             return
-        first, now = not process.stuck, machine_time()
+        first, now = not process.stuck, clock.machine()
         process.stuck.add(lease, verdict, now)
         process.stuck.threads.update(row.thread for row in process.rows((verdict.token,)))
         process.urgent = True
@@ -232,7 +232,7 @@ class ProcessPool(ProcessStarter):
 
     def look_after(self) -> None:
         """Find stuck and dead processes, kill those that must go, and start missing ones."""
-        now = machine_time()
+        now = clock.machine()
         for process in list(self.processes):
             if process.timed or process.stuck or process.killed or process.idle_at:
                 self._read_all(process)  # the supervisor may be in a call of the store
@@ -283,7 +283,7 @@ class ProcessPool(ProcessStarter):
 
     def next_look(self, *, exact: bool = False) -> float:
         """Machine time of the next look at the processes. A look finds changes without a signal."""
-        now, grace = machine_time(), self.settings.stuck_grace
+        now, grace = clock.machine(), self.settings.stuck_grace
         times = [process.next_look(grace, now) for process in self.processes]
         if exact:
             times += [at for process in self.processes for at in process.deadlines()]
@@ -304,7 +304,7 @@ class ProcessPool(ProcessStarter):
 
     def _outlives(self, process: WorkerProcess) -> None:
         """Handle a killed process that a system call keeps alive: give back its waiting jobs."""
-        process.note_unkillable(wall_time())
+        process.note_unkillable(clock.wall())
         self.news = True
         for token in sorted(process.held.keys() - {row.token for row in process.running()}):
             del process.held[token]
@@ -363,7 +363,7 @@ class ProcessPool(ProcessStarter):
 
     def _crashed(self, process: WorkerProcess) -> None:
         """Back off when processes die as fast as they are started."""
-        now = machine_time()
+        now = clock.machine()
         if now - process.born > CRASH_AGE and process.hello is not None and not process.hello.error:
             log.error("%s", process.cause())
             return
@@ -405,11 +405,11 @@ class ProcessPool(ProcessStarter):
         processes = [process for process in self.processes if not process.unkillable]
         for process in processes:
             self.end(process)
-        until = machine_time() + KILL_PATIENCE
+        until = clock.machine() + KILL_PATIENCE
         for process in processes:
             if process not in self.processes:
                 continue
-            if process.exited(max(0.001, until - machine_time())):
+            if process.exited(max(0.001, until - clock.machine())):
                 self._gone(process)
             else:
                 self._outlives(process)
@@ -417,7 +417,7 @@ class ProcessPool(ProcessStarter):
     def dump(self) -> None:
         """Print the stacks of all processes; those of a blocked process are read from outside."""
         for process in self.processes:
-            process.dump_at = machine_time() + DUMP_PATIENCE
+            process.dump_at = clock.machine() + DUMP_PATIENCE
             process.tell(Command("dump"))
 
     def report(self, command: Command) -> None:

@@ -7,7 +7,7 @@ import os
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.worker.child_protocol import Setup
 from tidemill.worker.guard_process import GuardProcess
@@ -55,7 +55,7 @@ class ProcessStarter:
             log.error("cannot start a worker process: %s; trying again", error)
             if share >= 0:
                 self.shares.put_back(share)
-            self._respawn_at = machine_time() + 1.0
+            self._respawn_at = clock.machine() + 1.0
             return None
         point("worker.spawned")
         self.processes.append(process)
@@ -65,7 +65,7 @@ class ProcessStarter:
     @property
     def held_back(self) -> bool:
         """True while no process may start: the last start failed, or processes crash too often."""
-        return machine_time() < self._respawn_at
+        return clock.machine() < self._respawn_at
 
     def _start(self, process: WorkerProcess) -> None:
         setup = self._setup(process.first_slot)

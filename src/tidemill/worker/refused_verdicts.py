@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import SMALL_RESULT, Broker
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.job import RESULT_NOT_KEPT, Note, Outcome, Verdict
@@ -64,8 +64,8 @@ class RefusedVerdicts:
         must be offered again.
         """
         reply = Reply(next_due=0.0 if verdicts or notes else float("inf"))
-        if not isinstance(error, StoreFull) and machine_time() - self._refused_at >= SAID_FOR:
-            self._refused_at = machine_time()
+        if not isinstance(error, StoreFull) and clock.machine() - self._refused_at >= SAID_FOR:
+            self._refused_at = clock.machine()
             log.error("the store refused a step: %s; its verdicts are handed in one by one", error)
         if notes:
             self._store_notes(broker, notes, reply)
@@ -87,8 +87,8 @@ class RefusedVerdicts:
 
     def say_full(self, error: StoreFull) -> None:
         """Log once that the store has no room."""
-        if not self._full and machine_time() - self._full_at >= SAID_FOR:
-            self._full, self._full_at = True, machine_time()
+        if not self._full and clock.machine() - self._full_at >= SAID_FOR:
+            self._full, self._full_at = True, clock.machine()
             log.error("%s; the worker keeps the outcome of ended jobs until there is room", error)
 
     def say_room(self) -> None:
@@ -123,8 +123,8 @@ class RefusedVerdicts:
         large = [verdict for verdict in verdicts if len(verdict.result) > SMALL_RESULT]
         for verdict in large:
             verdict.result = RESULT_NOT_KEPT
-        if large and machine_time() - self._lost_at >= SAID_FOR:
-            self._lost_at = machine_time()
+        if large and clock.machine() - self._lost_at >= SAID_FOR:
+            self._lost_at = clock.machine()
             log.error("%s; until then large results are not kept", error)
 
     # -- one by one -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
 __all__ = ["note_release"]
@@ -30,9 +30,9 @@ def note_release(broker: Store, release: str, worker: str) -> None:
     try:
         if history.history("deploy", ALWAYS, name=release):
             return
-        note = {"worker": worker, "host": socket.gethostname(), "time": wall_time()}
+        note = {"worker": worker, "host": socket.gethostname(), "time": clock.wall()}
         sample = msgspec.msgpack.encode(note)
-        row = HistoryRow("deploy", release, ALWAYS, int(wall_time()), (), sample)
+        row = HistoryRow("deploy", release, ALWAYS, int(clock.wall()), (), sample)
         history.keep_history([row])
     except (TidemillError, OSError) as error:
         log.warning("the release %s is not noted: %s", release, error)

@@ -19,7 +19,7 @@ from tidemill.client.worker_reports import (
     Report,
     encode_report,
 )
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["KEPT", "Reports", "keep_reports"]
@@ -50,7 +50,7 @@ class Reports:
 
     def ask(self, question: Question, processes: Iterable[WorkerProcess]) -> None:
         """Begin a question that these processes have received."""
-        until = machine_time() + question.seconds + _PATIENCE[question.verb]
+        until = clock.machine() + question.seconds + _PATIENCE[question.verb]
         self._open[question.id] = _Open(question.verb, processes, until)
 
     def hear(self, pid: int, answers: Iterable[Answer]) -> None:
@@ -63,13 +63,13 @@ class Reports:
     @property
     def due_in(self) -> float:
         """Seconds until :meth:`complete` has something to do; infinity without a question."""
-        now = machine_time()
+        now = clock.machine()
         times = [q.until - now if q.waits else 0.0 for q in self._open.values()]
         return max(0.0, min(times, default=float("inf")))
 
     def complete(self) -> dict[str, Report]:
         """Take the reports that are complete or overdue, by the id of the question."""
-        now, done = machine_time(), dict[str, Report]()
+        now, done = clock.machine(), dict[str, Report]()
         for question_id, question in list(self._open.items()):
             if question.waits and now < question.until:
                 continue
@@ -84,7 +84,7 @@ class Reports:
 
 def keep_reports(notes: History, reports: dict[str, Report]) -> None:
     """Store these reports, and delete old reports that nobody has fetched."""
-    now = int(wall_time())
+    now = int(clock.wall())
     rows = [
         HistoryRow(KIND, question_id, ALWAYS, now, sample=encode_report(report))
         for question_id, report in reports.items()

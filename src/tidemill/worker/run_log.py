@@ -9,7 +9,7 @@ import collections
 import logging
 
 from tidemill.client.log_attributes import logged_as
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Envelope, Outcome, Verdict
 from tidemill.worker.run import Run
 from tidemill.worker.safe_logging import SafeLog
@@ -75,7 +75,7 @@ class RunLog:
 
     def ended(self, run: Run, verdict: Verdict) -> None:
         """Log a run, or count it for the summary; log a slow run in any case."""
-        if self.slow and (verdict.ended or wall_time()) - run.started >= self.slow:
+        if self.slow and (verdict.ended or clock.wall()) - run.started >= self.slow:
             self._write_slow(run, verdict)
         if self._left <= 0:
             self._counted.append(verdict.outcome)
@@ -87,16 +87,16 @@ class RunLog:
         with logged_as(run.context):
             log.warning(
                 SLOW,
-                *(envelope.task, envelope.id, (verdict.ended or wall_time()) - run.started),
+                *(envelope.task, envelope.id, (verdict.ended or clock.wall()) - run.started),
                 *(_wait_of(run), envelope.queue, run.lease.attempt, self.slow),
             )
 
     def _write(self, run: Run, verdict: Verdict) -> None:
-        now = machine_time()
+        now = clock.machine()
         if now >= self._until:
             self._left, self._until = self._most, now + 1.0
         self._left -= 1
-        seconds, attempt = (verdict.ended or wall_time()) - run.started, run.lease.attempt
+        seconds, attempt = (verdict.ended or clock.wall()) - run.started, run.lease.attempt
         how = _WORDS[Outcome(verdict.outcome)]
         with logged_as(run.context):
             log.info(END, *end_values(run.envelope, attempt, how, seconds))

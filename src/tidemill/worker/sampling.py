@@ -16,10 +16,9 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import CodeType, FrameType
-
-from tidemill.core.clock import machine_time
 
 __all__ = ["Sampler", "Stacks"]
 
@@ -47,8 +46,8 @@ class Sampler(threading.Thread):
         self._counts: collections.Counter[_Key] = collections.Counter()
 
     def run(self) -> None:
-        pause, began, samples = threading.Event(), machine_time(), 0
-        while (spent := machine_time() - began) < self._seconds:
+        pause, began, samples = threading.Event(), time.monotonic(), 0
+        while (spent := time.monotonic() - began) < self._seconds:
             self._sample()
             samples += 1
             pause.wait(max(0.0, samples * self._every - spent))

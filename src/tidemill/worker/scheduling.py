@@ -15,7 +15,7 @@ from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.limits import declare_limit
 from tidemill.brokers.contract.schedules import Change, Changed, LeftOut, Schedule
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
 from tidemill.schedules import record as kept
@@ -72,7 +72,7 @@ class Scheduling:
         Raises:
             BrokerUnavailable: perhaps nothing is stored; then another worker gets these schedules.
         """
-        now = wall or wall_time()
+        now = wall or clock.wall()
         lives = self._lives_by(broker)
         changes = [_fired(schedule, now, lives) for schedule in due]
         point("worker.firing")
@@ -114,7 +114,7 @@ class Scheduling:
             FeatureMissing: the app declares schedules, and the broker does not support them.
             BrokerUnavailable: the next call tries again.
         """
-        if hello.schedules == self._stored or machine_time() < self._again:
+        if hello.schedules == self._stored or clock.machine() < self._again:
             return
         if hello.schedules:
             need(broker, Feature.SCHEDULES, "a schedule")
@@ -126,7 +126,7 @@ class Scheduling:
                     self._withdraw(broker, name)
             except StoreFull as error:
                 log.error("the schedules of the app are not stored: %s", error)
-                self._again = machine_time() + WITHOUT_ROOM
+                self._again = clock.machine() + WITHOUT_ROOM
                 return
         self._stored = hello.schedules
 
@@ -154,7 +154,7 @@ class Scheduling:
             new.app = self._app
             try:
                 change = kept.declared(
-                    name, new, old, wall_time(), owner=self._owner, alive=alive.keys()
+                    name, new, old, clock.wall(), owner=self._owner, alive=alive.keys()
                 )
                 differs = old is None or kept.differs(new, old)
             except CodecError as error:

@@ -18,10 +18,9 @@ import platform
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable
-
-from tidemill.core.clock import machine_time
 
 __all__ = ["own_stacks", "stacks_of_threads"]
 
@@ -57,7 +56,7 @@ def stacks_of_threads(path: str, pid: int, threads: Iterable[int]) -> str:
 
     ``path`` is the file that the process has given to ``faulthandler.register``.
     """
-    until = machine_time() + PATIENCE
+    until = time.monotonic() + PATIENCE
     parts = [_stack_of_thread(path, pid, thread, until) for thread in dict.fromkeys(threads)]
     return "\n".join(part for part in parts if part)
 
@@ -68,7 +67,7 @@ def _stack_of_thread(path: str, pid: int, thread: int, until: float) -> str:
         if not _signal_thread(pid, thread):
             return ""
         pause, still, text = threading.Event(), 0, ""
-        while machine_time() < until and still < _STILL and not text.endswith(_OUTERMOST):
+        while time.monotonic() < until and still < _STILL and not text.endswith(_OUTERMOST):
             pause.wait(_LOOK)
             last, size = size, os.path.getsize(path)
             # The handler writes piece by piece, and a busy machine may stop its thread in between.

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.worker.process_pool import ProcessPool
 
 __all__ = ["StalledExit", "store_last"]
@@ -42,9 +42,9 @@ def store_last(
     After False, the worker does not detach: by a detach, the store would give back ended jobs
     without an attempt.
     """
-    until = machine_time() + LAST_STEP
+    until = clock.machine() + LAST_STEP
     exchange()
-    while pool.verdicts and machine_time() < until:
+    while pool.verdicts and clock.machine() < until:
         pause()
         exchange()
     if not pool.verdicts:
@@ -71,7 +71,7 @@ class StalledExit:
 
         Called only when all processes are gone. ``until`` is the end of the shutdown timeout.
         """
-        now = machine_time()
+        now = clock.machine()
         self._since = self._since or now
         is_settled = not (pool.verdicts or pool.sent)
         end = self._since + PATIENCE

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
 from tidemill.core.job import Note, Verdict
 from tidemill.worker.held_leases import HeldLeases
@@ -83,7 +83,7 @@ class StoreSteps:
                 raise
             self.asked = 0
             if isinstance(error, StoreFull):
-                self._short_until = machine_time() + SHORT_FOR
+                self._short_until = clock.machine() + SHORT_FOR
             reply = self._refusals.settle(broker, verdicts, notes, error)
             with self._lock:
                 pool.history.refused(self._numbers)
@@ -104,7 +104,7 @@ class StoreSteps:
         pool, known = self._pool, self._pool.known
         self.asked = pool.dispatch.room() if takes else 0
         # A lease takes up room in a full store, and the verdicts may need this room.
-        if machine_time() < self._short_until:
+        if clock.machine() < self._short_until:
             self.asked = max(0, min(self.asked, pool.slots - pool.held))
         known.load([it.hello for it in pool.processes if it.serving and it.hello])
         return Want(

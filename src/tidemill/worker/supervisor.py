@@ -33,7 +33,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
 from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import machine_time, new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (
     BrokerUnavailable,
@@ -92,7 +92,7 @@ class Supervisor:
             name=name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            started=wall_time(),
+            started=clock.wall(),
             queues=settings.queues,
             concurrency=settings.concurrency * settings.processes,
             version=__version__,
@@ -253,7 +253,7 @@ class Supervisor:
             pool.news = False
             self._take_signals()
             pool.look_after()
-            if self._stopping and machine_time() >= self._stopping:
+            if self._stopping and clock.machine() >= self._stopping:
                 pool.end_all()
             if pool.news:
                 self.signals.ring()
@@ -372,11 +372,11 @@ class Supervisor:
 
     def _take_signals(self) -> None:
         """Act on signals, with the lock held. The supervisor or the watchdog calls this."""
-        signals, now = self.signals.take(), machine_time()
+        signals, now = self.signals.take(), clock.machine()
         for signum in signals:
             self._take_signal(signum, now)
         if signals:
-            self._watchdog.expect(machine_time())
+            self._watchdog.expect(clock.machine())
             self.signals.ring()
 
     def _take_signal(self, signum: int, now: float) -> None:
@@ -389,7 +389,7 @@ class Supervisor:
             self._stop_softly("Ctrl-C" if signum == signal.SIGINT else "TERM")
         elif gently or signum == signal.SIGQUIT:
             log.warning("stopping now: %s", _what_goes_back(self.pool.running))
-            self._stopping = machine_time()
+            self._stopping = clock.machine()
             self.pool.end_all()
         elif signum == signal.SIGHUP and not self._stopping:
             self.pool.roll()
@@ -409,7 +409,7 @@ class Supervisor:
             )
         elif not self.settings.burst:
             log.info("stopping: no job is running")
-        self._stopping = machine_time() + self.settings.shutdown_timeout
+        self._stopping = clock.machine() + self.settings.shutdown_timeout
         self.pool.be_quiet()
         for process in self.pool.processes:
             process.stop_in(self.settings.shutdown_timeout)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Note
 from tidemill.worker.worker_process import WorkerProcess
 
@@ -44,5 +44,5 @@ def set_aside(
         lease = process.held.pop(token)
         lease.losses += 1
         spare.append(lease)
-        notes.append(Note(token, line=line, time=wall_time()))
+        notes.append(Note(token, line=line, time=clock.wall()))
     return True

@@ -11,7 +11,7 @@ import socket
 from os import getpid
 from typing import Protocol
 
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Verdict
 from tidemill.core.retry import JobTerminated
 from tidemill.core.scoreboard import Scoreboard
@@ -95,11 +95,11 @@ class Timekeeper:
 
     def serve(self) -> None:
         """Keep time until the process ends."""
-        host, ticked = self._host, machine_time()
+        host, ticked = self._host, clock.machine()
         try:
             while True:
                 host.out.sleep(self._next_look())
-                now = machine_time()
+                now = clock.machine()
                 if not host.loop.blocks(host.timeouts.running.values(), now):
                     # A heartbeat shows that a job can still end.
                     host.scoreboard.beat(host.setup.first_slot, now)
@@ -124,10 +124,10 @@ class Timekeeper:
         deadline = host.timeouts.next_deadline()
         # A job that ended keeps ``active`` true for one more tick, which checks the memory.
         if deadline is None and not host.slots.active:
-            summary = host.run_log.next_look(machine_time())
+            summary = host.run_log.next_look(clock.machine())
             return 1.0 if host.loop.was_stopped else -1 if summary is None else summary
         self.dozing = False
-        return TICK if deadline is None else min(TICK, max(0.001, deadline - machine_time()))
+        return TICK if deadline is None else min(TICK, max(0.001, deadline - clock.machine()))
 
     def _tick(self) -> None:
         """Give back jobs that wait too long, and check the memory: every 50 ms while jobs run."""
@@ -146,7 +146,7 @@ class Timekeeper:
     def _end_overdue(self) -> None:
         """Interrupt overdue jobs; report stuck ones, and have the process replaced."""
         host = self._host
-        for run in host.timeouts.look(machine_time()):
+        for run in host.timeouts.look(clock.machine()):
             trace = host.timeouts.stack_of(run)
             terminated = run.interrupted is JobTerminated
             host.out.stuck.append(

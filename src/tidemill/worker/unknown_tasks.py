@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 
 from tidemill.brokers.contract.exchange import Reply
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.safe_logging import SafeLog
@@ -90,7 +90,7 @@ class KnownTasks:
         if envelope.task in self.names:
             self.names = tuple(name for name in self.names if name != envelope.task)
         self._say(envelope.task, verdict.error)
-        now, grace = wall_time(), self._grace
+        now, grace = clock.wall(), self._grace
         age = max(0.0, now - envelope.created)
         if grace is not None and (grace <= 0 or (self.told < 0 and age >= grace)):
             verdict.outcome, verdict.started, verdict.ended = Outcome.FAIL, now, now

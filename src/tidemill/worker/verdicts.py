@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.backoff import backoff
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.error_types import is_one_of
@@ -42,7 +42,7 @@ def refused(lease: Lease, reason: str) -> Verdict:
     else:
         with logged_as(JobContext(envelope, lease.attempt)):
             log.error("%s was refused: %s", job_name(envelope), reason)
-    now = wall_time()
+    now = clock.wall()
     return Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now)
 
 
@@ -55,7 +55,7 @@ def unknown(lease: Lease, envelope: Envelope) -> Verdict:
 
 def success(run: Run, value: Any) -> Verdict:
     """The verdict on a job whose task returned ``value``."""
-    now = wall_time()
+    now = clock.wall()
     try:
         result = pack_result(value)
     except BaseException as error:  # encoding may run the value's own code
@@ -81,7 +81,7 @@ def _failure(run: Run, error: BaseException) -> Verdict:
         run.context.log(f"skipped: {error}" if str(error) else "skipped")
         return success(run, None)
     if isinstance(error, WorkerStopping) and run.context.stopping:
-        run.context.log(f"interrupted after {wall_time() - started:.3f} s: its worker stops")
+        run.context.log(f"interrupted after {clock.wall() - started:.3f} s: its worker stops")
         return Verdict(lease.token, Outcome.RELEASE, started=started)
     text, trace = describe(error)
     if isinstance(error, JobTerminated):
@@ -175,7 +175,7 @@ def _failed(
     """
     if outcome is Outcome.RETRY and delay is None:
         delay = backoff(envelope.retries, lease.attempt)
-    ended = wall_time()
+    ended = clock.wall()
     verdict = Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, ended)
     with logged_as(JobContext(envelope, lease.attempt)):
         if outcome is Outcome.CANCELLED:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 
 __all__ = ["Watchdog"]
 
@@ -78,7 +78,7 @@ class Watchdog:
                 at = self._look()
             except Exception:
                 log.exception("a look at the worker processes failed; trying again")
-                at = machine_time() + AFTER_ERROR
+                at = clock.machine() + AFTER_ERROR
             self._until = min(at, self._until)
 
     def _sleep(self) -> bool:
@@ -86,7 +86,7 @@ class Watchdog:
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         poll.register(self._signals, select.POLLIN)
-        seconds = self._until - machine_time()
+        seconds = self._until - clock.machine()
         ready = poll.poll(None if seconds == float("inf") else max(0.0, seconds) * 1000)
         try:
             self._read.recv(4096)

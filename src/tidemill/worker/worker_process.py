@@ -17,7 +17,7 @@ import threading
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import machine_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Command, Lease
 from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP, Child
@@ -76,7 +76,7 @@ class WorkerProcess:
         # Machine time since which a process that is to end runs no job; 0 for other processes.
         self.idle_at = 0.0
         self._examined = 0.0  # machine time of the last check for a kill by somebody else
-        self.born = machine_time()
+        self.born = clock.machine()
         self.pid = 0
         self._popen: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -177,7 +177,7 @@ class WorkerProcess:
     def tell(self, command: Command) -> None:
         """Pass a command on. A terminated job that does not end counts as stuck."""
         if command.verb == "terminate":
-            self.doomed[command.token] = machine_time() + WITNESS_PATIENCE
+            self.doomed[command.token] = clock.machine() + WITNESS_PATIENCE
         self.socket.post(Down(commands=[command]))
 
     def lose(self) -> None:
@@ -283,7 +283,7 @@ class WorkerProcess:
         With ``by_us`` its running jobs use no attempt.
         """
         self.killed = by_us
-        self.killed_at = self.killed_at or machine_time()
+        self.killed_at = self.killed_at or clock.machine()
         if self._popen is None:
             # A worker in a thread cannot be killed, but notices the closed socket.
             self.socket.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 from servers import rabbitmq_url
 
 from tidemill import (
@@ -115,8 +116,7 @@ def test_options_of_the_call_go_before_declared_ones(producer: Tidemill, url: st
 def test_a_task_that_no_worker_has_declared_is_refused(
     producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr(declarations, "machine_time", lambda: now)
+    clock = MovedClock(monkeypatch, speed=0.01)
     with pytest.raises(TaskNotFound, match=r"'app.send' is no task .* add \.using\(queue=…\) to"):
         producer.enqueue("app.send", 1)
     assert producer.find().records == []
@@ -125,7 +125,7 @@ def test_a_task_that_no_worker_has_declared_is_refused(
     assert (envelope(producer, job).queue, envelope(producer, job).retries.limit) == ("q", 1)
     # a worker starts, and the refusal ends
     start_worker(url, queue="mail")
-    now += declarations.ABSENT + 0.1
+    clock.advance(declarations.ABSENT + 0.1)
     assert envelope(producer, producer.enqueue("app.send", 1)).queue == "mail"
     with pytest.raises(TaskNotFound, match=r"did you mean 'app.send'\?"):
         producer.enqueue("app.sedn", 1)
@@ -189,20 +189,19 @@ def test_a_computed_option_must_be_given_to_a_call_by_name(
 def test_the_latest_declaration_is_read_after_some_seconds(
     producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr(declarations, "machine_time", lambda: now)
+    clock = MovedClock(monkeypatch, speed=0.01)
     start_worker(url, queue="old")
     assert envelope(producer, producer.enqueue("app.send", 1)).queue == "old"
     start_worker(url, queue="new")
     assert envelope(producer, producer.enqueue("app.send", 1)).queue == "old"
-    now += declarations.FRESH + 1
+    clock.advance(declarations.FRESH + 1)
     assert envelope(producer, producer.enqueue("app.send", 1)).queue == "new"
 
 
 def test_a_producer_reads_once_for_many_calls(
     producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declarations, "machine_time", lambda: 1000.0)
+    MovedClock(monkeypatch, speed=0.01)
     start_worker(url, queue="mail")
     reads: list[Any] = []
     read = producer.broker.schedules

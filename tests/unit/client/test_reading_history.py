@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from moved_clock import MovedClock
 
 from tidemill import BrokerUnavailable, FeatureMissing, InvalidOption, Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -27,29 +28,15 @@ from tidemill.testing import run_all
 NOW = 1_000_000 * 3600 + 30 * 60 + 20.0
 """Twenty seconds after half past an hour."""
 
-CLOCKS = ("tidemill.client.history.wall_time", "tidemill.client.queue_snapshots.wall_time")
-
-
-class Clock:
-    """The wall time of the code under test."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for name in CLOCKS:
-        monkeypatch.setattr(name, clock)
-    return clock
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    return MovedClock(monkeypatch, speed=0.01, wall=NOW)
 
 
 @pytest.fixture
-def mill(clock: Clock) -> Tidemill:
+def mill(clock: MovedClock) -> Tidemill:
     return Tidemill("memory://")
 
 
@@ -91,7 +78,10 @@ def failed(ago: float, release: str, host: str, number: int, times: int) -> list
 # -- tasks ----------------------------------------------------------------------------------------
 
 
-def test_tasks_have_counts_rates_and_times(mill: Tidemill) -> None:
+def test_tasks_have_counts_rates_and_times(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MovedClock(monkeypatch, speed=0.0, wall=NOW)
     keep(mill, *ran(30, "q", "t", "", succeeded=90), *ran(90, "q", "t", "r1", succeeded=10))
     (one,) = mill.history.tasks(since=600)
     assert (one.queue, one.task, one.release) == ("q", "t", "")
@@ -169,7 +159,7 @@ def numbers(found: list[QueueNumbers], queue: str = "") -> QueueNumbers:
     return one
 
 
-def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: Clock) -> None:
+def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: MovedClock) -> None:
     @mill.task(name="t", queue="q")
     def task() -> None: ...
 
@@ -177,7 +167,7 @@ def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: 
     snapshots.keep(mill.broker)  # of the empty store
     mill.enqueue_many([task.call() for _ in range(3)])
     snapshots.acted()
-    clock.now += 60
+    clock.advance(60)
     snapshots.keep(mill.broker)
     mill.enqueue_many([task.call() for _ in range(2)])
     run_all(mill)
@@ -186,11 +176,11 @@ def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: 
         assert [point.accepted for point in one.points] == [0, 0, 3, 2]
         assert [point.succeeded for point in one.points] == [0, 0, 0, 5]
         assert [point.ready for point in one.points] == [0, 0, 3, 0]
-        assert one.points[-1].at == floor(clock.now, 60)
+        assert one.points[-1].at == floor(clock.wall(), 60)
         assert one.total("accepted") == 5
 
 
-def test_the_first_snapshot_of_an_old_store_adds_nothing(mill: Tidemill, clock: Clock) -> None:
+def test_the_first_snapshot_of_an_old_store_adds_nothing(mill: Tidemill, clock: MovedClock) -> None:
     @mill.task(name="t")
     def task() -> None: ...
 
@@ -199,18 +189,20 @@ def test_the_first_snapshot_of_an_old_store_adds_nothing(mill: Tidemill, clock: 
     assert isinstance(mill.broker, MemoryBroker)
     for row in rows(mill):
         mill.broker.keep_history([msgspec.structs.replace(row, counts=())])
-    clock.now += 120
+    clock.advance(120)
     QueueSnapshots().keep(mill.broker)
     task.enqueue()
     assert numbers(mill.history.queues(since=60)).total("accepted") == 1
 
 
-def test_jobs_that_were_put_before_the_first_worker_count(mill: Tidemill, clock: Clock) -> None:
+def test_jobs_that_were_put_before_the_first_worker_count(
+    mill: Tidemill, clock: MovedClock
+) -> None:
     @mill.task(name="t")
     def task() -> None: ...
 
     mill.enqueue_many([task.call() for _ in range(3)])
-    clock.now += 120
+    clock.advance(120)
     run_all(mill)
     one = numbers(mill.history.queues(since=600))
     assert (one.total("accepted"), one.total("succeeded")) == (3, 3)
@@ -218,7 +210,7 @@ def test_jobs_that_were_put_before_the_first_worker_count(mill: Tidemill, clock:
 
 @pytest.mark.parametrize("ago", [2 * 3600, 20 * 3600, 20 * 86_400])
 def test_the_time_begins_with_the_last_snapshot_before_it(
-    mill: Tidemill, clock: Clock, ago: int
+    mill: Tidemill, clock: MovedClock, ago: int
 ) -> None:
     @mill.task(name="t", queue="q")
     def task() -> None: ...
@@ -229,11 +221,11 @@ def test_the_time_begins_with_the_last_snapshot_before_it(
         mill.enqueue_many(tasks)
         run_all(mill)
 
-    clock.now = NOW - ago
+    clock.set_wall(-ago)
     act(10, 9)
-    clock.now = NOW - 60
+    clock.set_wall(ago - 60)
     act(3, 2)
-    clock.now = NOW
+    clock.advance(60)
     one = numbers(mill.history.queues(since=300), "q")
     # the worker found the jobs when it began, so they count in the minute before
     assert (one.points[-3].accepted, one.points[-2].succeeded) == (3, 2)
@@ -242,7 +234,7 @@ def test_the_time_begins_with_the_last_snapshot_before_it(
     assert (long.total("accepted"), long.total("succeeded")) == (13, 11)
 
 
-def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: Clock) -> None:
+def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: MovedClock) -> None:
     def of(ago: int, accepted: int) -> list[HistoryRow]:
         counts = (accepted, *[0] * 11)
         at = floor(NOW - ago, 60)
@@ -253,7 +245,7 @@ def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: Clo
     assert [point.accepted for point in one.points] == [5, 0, 2, 0]
 
 
-def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: Clock) -> None:
+def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: MovedClock) -> None:
     counts = (5, *[0] * 8, 4, 0, 9)
     at = floor(NOW - 180, 60)
     keep(mill, *[HistoryRow("queue", n, MINUTE, at, counts) for n in (ALL_QUEUES, "q")])
@@ -265,13 +257,13 @@ def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: Clo
 # -- when snapshots are kept ----------------------------------------------------------------------
 
 
-def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: Clock) -> None:
+def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: MovedClock) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
     assert snapshots.due_in() == float("inf")
     snapshots.acted()
     assert 39 < snapshots.due_in() < 41  # soon after the end of the minute
-    clock.now += 41
+    clock.advance(41)
     assert snapshots.due_in() == 0
     snapshots.keep(mill.broker)
     assert snapshots.due_in() == float("inf")
@@ -279,12 +271,12 @@ def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: 
 
 
 def test_after_a_failure_the_next_try_comes_a_minute_later(
-    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    mill: Tidemill, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
     snapshots.acted()
-    clock.now += 61
+    clock.advance(61)
     with monkeypatch.context() as patch:
 
         def away() -> list[Any]:
@@ -295,32 +287,36 @@ def test_after_a_failure_the_next_try_comes_a_minute_later(
             snapshots.keep(mill.broker)
         snapshots.keep(mill.broker)  # asks nobody
         assert 59 < snapshots.due_in() < 61
-    clock.now += 61
+    clock.advance(61)
     snapshots.keep(mill.broker)
     assert snapshots.due_in() == float("inf")
 
 
-def test_a_busy_process_keeps_a_snapshot_of_every_minute(mill: Tidemill, clock: Clock) -> None:
+def test_a_busy_process_keeps_a_snapshot_of_every_minute(mill: Tidemill, clock: MovedClock) -> None:
     snapshots = QueueSnapshots()
     for _ in range(300):  # a step each second
         snapshots.keep(mill.broker)
         snapshots.acted()
-        clock.now += 1
+        clock.advance(1)
     first = floor(NOW, 60) - 60
     assert [row.at for row in rows(mill)] == [first + 60 * n for n in range(6)]
     assert 0 < snapshots.due_in() <= 60.1
 
 
-def test_a_snapshot_that_comes_late_is_of_the_minute_before(mill: Tidemill, clock: Clock) -> None:
+def test_a_snapshot_that_comes_late_is_of_the_minute_before(
+    mill: Tidemill, clock: MovedClock
+) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
     snapshots.acted()
-    clock.now += 600
+    clock.advance(600)
     snapshots.keep(mill.broker)
-    assert max(row.at for row in rows(mill)) == floor(clock.now, 60) - 60
+    assert max(row.at for row in rows(mill)) == floor(clock.wall(), 60) - 60
 
 
-def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(mill: Tidemill, clock: Clock) -> None:
+def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(
+    mill: Tidemill, clock: MovedClock
+) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker, ending=True)  # it did nothing, so this is its first snapshot
     snapshots.acted()
@@ -329,7 +325,7 @@ def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(mill: Tidemill, clo
 
 
 def test_a_server_keeps_a_snapshot_only_when_the_queues_have_changed(
-    mill: Tidemill, clock: Clock
+    mill: Tidemill, clock: MovedClock
 ) -> None:
     @mill.task(name="t")
     def task() -> None: ...
@@ -338,7 +334,7 @@ def test_a_server_keeps_a_snapshot_only_when_the_queues_have_changed(
     for puts in (0, 1, 0, 2):  # in four minutes
         snapshots.keep_if_changed(mill.broker)
         mill.enqueue_many([task.call() for _ in range(puts)])
-        clock.now += 60
+        clock.advance(60)
     snapshots.keep_if_changed(mill.broker, ending=True)
     first = floor(NOW, 60)
     assert [row.at for row in rows(mill) if row.name == ALL_QUEUES] == [
@@ -351,7 +347,7 @@ def test_a_server_keeps_a_snapshot_only_when_the_queues_have_changed(
     ]
 
 
-def test_idle_queues_cost_no_rows(mill: Tidemill, clock: Clock) -> None:
+def test_idle_queues_cost_no_rows(mill: Tidemill, clock: MovedClock) -> None:
     # given many queues, and a snapshot of them
     @mill.task(name="t")
     def task() -> None: ...
@@ -364,7 +360,7 @@ def test_idle_queues_cost_no_rows(mill: Tidemill, clock: Clock) -> None:
     for _ in range(180):
         task.using(queue="q7").enqueue()
         snapshots.acted()
-        clock.now += 60
+        clock.advance(60)
         snapshots.keep(mill.broker)
     # then only this queue has more rows: by minute, and by hour
     new = all_rows(mill) - before
@@ -385,27 +381,29 @@ def all_rows(mill: Tidemill) -> set[tuple[str, int, int]]:
     }
 
 
-def test_a_queue_that_was_deleted_counts_from_nothing_again(mill: Tidemill, clock: Clock) -> None:
+def test_a_queue_that_was_deleted_counts_from_nothing_again(
+    mill: Tidemill, clock: MovedClock
+) -> None:
     @mill.task(name="t", queue="q")
     def task() -> None: ...
 
     for count in (5, 2):
         mill.enqueue_many([task.call() for _ in range(count)])
         run_all(mill)
-        clock.now += 120
+        clock.advance(120)
         if count == 5:
             assert isinstance(mill.broker, MemoryBroker)
             assert mill.broker.forget_queue("q")
             task.using(queue="other").enqueue()
             run_all(mill)  # keeps a snapshot without the queue
             assert ("q", ALWAYS, 0) not in all_rows(mill)
-            clock.now += 120
+            clock.advance(120)
     one = numbers(mill.history.queues(since=600), "q")
     assert (one.total("accepted"), one.total("succeeded")) == (7, 7)
 
 
 def test_sums_are_exact_whoever_keeps_the_snapshots(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(int(os.environ.get("TIDEMILL_EXAMPLES", "20"))):
         with Tidemill("memory://") as mill:
@@ -413,7 +411,7 @@ def test_sums_are_exact_whoever_keeps_the_snapshots(
 
 
 def keep_at_random(
-    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
+    mill: Tidemill, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # given three processes that act and end at random, and the totals of each of their snapshots
     choose = random.Random(seed)
@@ -442,14 +440,14 @@ def keep_at_random(
         if choose.random() < 0.1:
             processes[one].keep(mill.broker, ending=True)
             processes[one] = QueueSnapshots()
-        clock.now += choose.choice((1, 20, 59, 61, 200, 4000, 80_000))
+        clock.advance(choose.choice((1, 20, 59, 61, 200, 4000, 80_000)))
         for each in processes:
             each.keep(mill.broker)
     # then the numbers of each time are what was put since the snapshot before it
     now = accepted(mill)
     for since in (600, 86_400, 20 * 86_400, 89 * 86_400):
         span = MINUTE if since <= 86_400 else HOUR
-        begin = floor(clock.now - since, span)
+        begin = floor(clock.wall() - since, span)
         last = max([at for of, at in totals if of == span and at < begin], default=-1)
         before = totals.get((span, last), {})
         expected = {name: number - before.get(name, 0) for name, number in now.items()}
@@ -462,17 +460,17 @@ def accepted(mill: Tidemill) -> dict[str, int]:
 
 
 def test_a_process_that_was_stopped_stores_no_old_totals(
-    mill: Tidemill, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    mill: Tidemill, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
     snapshots.acted()
-    clock.now += 61
+    clock.advance(61)
     stats = mill.broker.stats
 
     def stopped() -> list[Any]:
         found = stats()
-        clock.now += 120
+        clock.advance(120)
         return found
 
     monkeypatch.setattr(mill.broker, "stats", stopped)
@@ -498,7 +496,10 @@ def test_releases_are_noted_once_by_the_workers_that_run_them(
     assert [one.release for one in mill.history.deploys()] == ["1.0", "1.1"]
 
 
-def test_the_async_twins_answer_the_same(mill: Tidemill) -> None:
+def test_the_async_twins_answer_the_same(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MovedClock(monkeypatch, speed=0.0, wall=NOW)
     keep(mill, *ran(30, "q", "t", ""), *failed(30, "", "h", 1, 1))
     history = mill.history
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tidemill.core.clock import id_time, new_id, short_id, wall_time
+from tidemill.core.clock import clock, id_time, new_id, short_id
 
 
 def test_ids_of_a_process_increase() -> None:
@@ -13,7 +13,7 @@ def test_ids_of_a_process_increase() -> None:
     ids = [new_id() for _ in range(10_000)]
     assert ids == sorted(set(ids))
     assert {len(job_id) for job_id in ids} == {26}
-    assert abs((id_time(ids[-1]) or 0.0) - wall_time()) < 60
+    assert abs((id_time(ids[-1]) or 0.0) - clock.wall()) < 60
 
 
 def test_the_last_characters_tell_ids_of_all_processes_apart() -> None:

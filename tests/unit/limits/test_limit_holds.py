@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from harness import eventually
+from moved_clock import MovedClock
 
 from tidemill import FeatureMissing, InvalidOption, Limit, LimitTimeout, Tidemill
 from tidemill.client.lease_renewal import LEASE, LeaseRenewal
 from tidemill.client.message import Message
-from tidemill.core.clock import machine_time
 
 DB = Limit(name="db", concurrency=1)
 
@@ -83,12 +83,11 @@ def test_an_app_with_keys_signs_its_holds(serializer: str) -> None:
 
 
 def test_a_hold_outlives_its_lease_while_the_process_runs(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # given a lease that is renewed, and the clock of the store
     touches: list[bool] = []
-    touch, now = Message.touch, machine_time()
-    monkeypatch.setattr("tidemill.brokers.memory.transitions.machine_time", lambda: now)
+    touch = Message.touch
 
     def counted(message: Message) -> bool:
         touches.append(touch(message))
@@ -99,7 +98,7 @@ def test_a_hold_outlives_its_lease_while_the_process_runs(
     with mill.limits.hold("db", timeout=5):
         # when the time of three leases has passed
         for _ in range(9):
-            now += LEASE / 3
+            moved_clock.advance(LEASE / 3)
             seen = len(touches)
             eventually(functools.partial(_are_more, touches, seen), "a renewal")
         # then the place is still held

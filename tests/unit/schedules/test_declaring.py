@@ -312,8 +312,7 @@ def test_a_schedule_refused_for_room_is_stored_later(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.mill.schedule("s", desk.mill.call("tick"), every=60)
-    change, firing, now = desk.broker.change_schedules, Scheduling("app:mill"), [1000.0]
-    monkeypatch.setattr("tidemill.worker.scheduling.machine_time", lambda: now[0])
+    change, firing = desk.broker.change_schedules, Scheduling("app:mill")
 
     def full(changes: list[Change]) -> None:
         raise StoreFull("the disk is full")
@@ -323,6 +322,6 @@ def test_a_schedule_refused_for_room_is_stored_later(
         desk.declare(firing)
     assert caplog.text.count("are not stored: the disk is full") == 1
     monkeypatch.setattr(desk.broker, "change_schedules", change)
-    now[0] += 31
+    desk.now += 31
     desk.declare(firing)
     assert [s.name for s in desk.mill.schedules] == ["s"]

@@ -26,7 +26,7 @@ from tidemill import (
     When,
 )
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.schedules.parse import ScheduleOptions
 from tidemill.testing import worker
 
@@ -162,7 +162,7 @@ def test_a_time_without_a_zone_is_in_that_of_the_schedule(mill: Tidemill) -> Non
 
 
 def test_a_schedule_is_added_shown_and_removed(mill: Tidemill) -> None:
-    before = wall_time()
+    before = clock.wall()
     shown = mill.schedules.add("s", mill.call("report", "sales"), every=60, repeats=3)
     assert isinstance(shown, Schedule)
     assert shown == mill.schedules.get("s")

@@ -13,7 +13,7 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.rpc import Role
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.memory import MemoryBroker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Command, Owner
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.schedules import record as kept
@@ -98,9 +98,9 @@ def test_a_worker_declares_fires_and_withdraws_as_an_operator(
     firing.declare(broker, Hello(schedules=mill.schedules.declared()))
     # when they fire, the last time too, are withdrawn, put aside, and forgotten
     due = [record for record in broker.schedules(["often", "once"]) if record is not None]
-    firing.fire(broker, due, wall_time() + 60)
+    firing.fire(broker, due, clock.wall() + 60)
     firing.declare(broker, Hello())
-    for wall in (wall_time() + 120, wall_time() + 3 * kept.FORGET):
+    for wall in (clock.wall() + 120, clock.wall() + 3 * kept.FORGET):
         (record,) = broker.schedules(["often"])
         assert record is not None
         firing.fire(broker, [record], wall)
@@ -125,16 +125,16 @@ def test_a_worker_declares_renews_and_removes_the_options_of_tasks_as_an_operato
 def test_an_operator_removes_ended_schedules(mill: Tidemill, broker: Noting) -> None:
     call = next(iter(mill.tasks.values())).call()
     mill.schedules.add("last", call, every=0.01, repeats=1)
-    mill.schedules.add("late", call, at=wall_time() + 600)
+    mill.schedules.add("late", call, at=clock.wall() + 600)
     assert broker.took() == [Role.ADMIN] * 2
     (record,) = broker.schedules(["last"])
     assert record is not None
-    Scheduling().fire(broker, [record], wall_time() + 60)
+    Scheduling().fire(broker, [record], clock.wall() + 60)
     # what was paused until its only time was over
     mill.schedules.pause("late")
     (record,) = broker.schedules(["late"])
     assert record is not None
-    over = kept.resumed(record, wall_time() + 1200)
+    over = kept.resumed(record, clock.wall() + 1200)
     assert over.gone
     broker.change_schedules([over])
     assert broker.schedules(["last", "late"]) == [None, None]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 
 from tidemill import StoreFull, Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import DECLARATION, Schedule
 from tidemill.core.job import Owner
-from tidemill.worker import declarations
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import KEEP, RENEW, WITHOUT_ROOM, TaskDeclarations
 
@@ -19,9 +19,7 @@ class Desk:
     """A store whose calls are counted, and a clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_800_000_000.0
-        for clock in ("wall_time", "machine_time"):
-            monkeypatch.setattr(declarations, clock, lambda: self.now)
+        self.clock = MovedClock(monkeypatch, speed=0.0)
         self.broker = Tidemill("memory://").broker
         self.reads = self.writes = 0
         read, write = self.broker.schedules, self.broker.change_schedules
@@ -81,15 +79,15 @@ def test_the_latest_declaration_holds_and_older_workers_only_renew(desk: Desk) -
     # given a worker, and then one with new code
     old, new = TaskDeclarations(), TaskDeclarations()
     old.declare(desk.broker, hello(a=b"1", b=b"1"))
-    desk.now += 60
+    desk.clock.advance(60)
     new.declare(desk.broker, hello(a=b"2"))
     assert (body(desk, "a"), body(desk, "b")) == (b"2", b"1")
     # when the older worker renews
-    desk.now += RENEW
+    desk.clock.advance(RENEW)
     old.declare(desk.broker, hello(a=b"1", b=b"1"))
     found = desk.found("a")
     assert found is not None
-    assert (found.body, found.due) == (b"2", desk.now + KEEP)
+    assert (found.body, found.due) == (b"2", desk.clock.wall() + KEEP)
     # when it loads the new code
     old.declare(desk.broker, hello(a=b"3"))
     assert body(desk, "a") == b"3"
@@ -104,7 +102,7 @@ def test_a_name_that_no_worker_renews_is_removed_after_thirty_days(desk: Desk) -
     due = [found for found in (desk.found("a"), desk.found("b")) if found is not None]
     other = Schedule("s", 1)
     # when both come due at a worker that has one of them
-    desk.now += KEEP
+    desk.clock.advance(KEEP)
     assert stays.expire(desk.broker, [*due, other]) == [other]
     # then
     assert body(desk, "a") is None
@@ -123,7 +121,7 @@ def test_a_full_store_is_tried_again_later(desk: Desk, monkeypatch: pytest.Monke
     monkeypatch.setattr(desk.broker, "change_schedules", change)
     worker.declare(desk.broker, hello(a=b"1"))
     assert body(desk, "a") is None
-    desk.now += WITHOUT_ROOM
+    desk.clock.advance(WITHOUT_ROOM)
     worker.declare(desk.broker, hello(a=b"1"))
     assert body(desk, "a") == b"1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.job import Lease, Outcome, Verdict
@@ -63,12 +64,11 @@ def test_a_lease_that_a_verdict_holds_stays_open() -> None:
 
 @pytest.mark.parametrize("bound", ["KEPT_MOST", "KEPT_BYTES", "KEPT_FOR"])
 def test_memory_of_verdicts_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(held_leases, "machine_time", lambda: now)
+    clock = MovedClock(monkeypatch, speed=0.0)
     leases_held = HeldLeases()
     leases_held.settled([success(1, b"x" * 100)])
     monkeypatch.setattr(held_leases, bound, 1 if bound == "KEPT_MOST" else 100)
-    now += 101 if bound == "KEPT_FOR" else 0
+    clock.advance(101 if bound == "KEPT_FOR" else 0)
     leases_held.settled([success(2, b"x" * 100)])
     assert strays(leases_held, 1, 2) == [(2, Outcome.SUCCESS), (1, Outcome.RELEASE)]
 

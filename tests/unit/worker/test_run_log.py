@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 
 from tidemill.client.context import JobContext, running_job
 from tidemill.client.log_attributes import mark_records
 from tidemill.client.options import Options
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict, encode_envelope
 from tidemill.core.retry import Retries, Retry
-from tidemill.worker import run_log, verdicts
+from tidemill.worker import verdicts
 from tidemill.worker.run import Run
 from tidemill.worker.run_log import LINES_MOST, RunLog
 from tidemill.worker.waiting_job import WaitingJob
@@ -32,11 +33,8 @@ def _factory_put_back(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The machine time that the log reads."""
-    now = [100.0]
-    monkeypatch.setattr(run_log, "machine_time", lambda: now[0])
-    return now
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    return MovedClock(monkeypatch, speed=0.0, machine=100.0)
 
 
 def run(attempt: int = 1, **options: Any) -> Run:
@@ -53,7 +51,7 @@ def verdict(outcome: Outcome = Outcome.SUCCESS) -> Verdict:
 
 
 def test_a_run_has_a_line_that_names_the_job(
-    caplog: pytest.LogCaptureFixture, clock: list[float]
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     RunLog(1).ended(run(attempt=2), verdict())
     (record,) = caplog.records
@@ -67,7 +65,7 @@ def test_a_run_has_a_line_that_names_the_job(
 
 
 def test_lines_beyond_the_bound_become_one_a_second(
-    caplog: pytest.LogCaptureFixture, clock: list[float]
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     # given two processes, that share the bound
     log, most = RunLog(2), LINES_MOST // 2
@@ -75,39 +73,39 @@ def test_lines_beyond_the_bound_become_one_a_second(
     for _ in range(most + 1500):
         log.ended(run(), verdict())
     log.ended(run(), verdict(Outcome.FAIL))
-    log.look(clock[0] + 0.9)
+    log.look(clock.machine() + 0.9)
     assert len(caplog.records) == most
     # then the second ends with a summary of the others
-    assert log.next_look(clock[0] + 0.9) == pytest.approx(0.1)
-    clock[0] += 1.0
-    log.look(clock[0])
+    assert log.next_look(clock.machine() + 0.9) == pytest.approx(0.1)
+    clock.advance(1.0)
+    log.look(clock.machine())
     line = "1,501 more jobs ended in the last second: 1,500 succeeded, 1 failed"
     assert caplog.messages[most:] == [line]
     # and in the next second only a summary stands for the runs
     log.ended(run(), verdict())
     assert len(caplog.records) == most + 1
-    clock[0] += 1.0
-    log.look(clock[0])
+    clock.advance(1.0)
+    log.look(clock.machine())
     assert caplog.messages[-1] == "1 job ended in the last second: 1 succeeded"
     # and after a second with few runs each has its line again
-    assert log.next_look(clock[0]) is None
+    assert log.next_look(clock.machine()) is None
     log.ended(run(), verdict())
     assert caplog.messages[-1].startswith("shop.send[j1] succeeded")
 
 
 def test_a_new_second_has_its_own_lines(
-    caplog: pytest.LogCaptureFixture, clock: list[float]
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     log = RunLog(1)
     for _ in range(3):
         for _ in range(LINES_MOST - 1):
             log.ended(run(), verdict())
-        clock[0] += 1.0
+        clock.advance(1.0)
     assert len(caplog.records) == 3 * (LINES_MOST - 1)
 
 
 def test_the_end_of_the_process_loses_no_summary(
-    caplog: pytest.LogCaptureFixture, clock: list[float]
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     log = RunLog(1)
     for _ in range(LINES_MOST + 2):

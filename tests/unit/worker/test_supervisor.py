@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from harness import LIMIT, eventually
+from moved_clock import MovedClock
 
 from tidemill import State, StoreFull, Tidemill, current_job
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.testing import run_all, worker
-from tidemill.worker import store_steps, supervisor
+from tidemill.worker import store_steps
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
 
@@ -118,15 +119,10 @@ def test_two_orders_to_stop_at_once_are_one_however_slow_the_stop_is(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # case T11; given a supervisor that takes five seconds to pass an order on
-    now, ended = [100.0], list[float]()
-
-    def wait(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(supervisor, "machine_time", lambda: now[0])
+    clock, ended = MovedClock(monkeypatch, speed=0.0), list[float]()
     worker = Supervisor(Settings(app=""), mill)
-    monkeypatch.setattr(worker.pool, "be_quiet", lambda: wait(5))
-    monkeypatch.setattr(worker.pool, "end_all", lambda: ended.append(now[0]))
+    monkeypatch.setattr(worker.pool, "be_quiet", lambda: clock.advance(5))
+    monkeypatch.setattr(worker.pool, "end_all", lambda: ended.append(clock.machine()))
     try:
         # when two orders come at once, then nothing stops the worker now
         worker.signals.send(signal.SIGTERM)
@@ -136,7 +132,7 @@ def test_two_orders_to_stop_at_once_are_one_however_slow_the_stop_is(
         # when another order comes later, then it does
         worker.signals.send(signal.SIGTERM)
         worker._take_signals()
-        assert ended == [now[0]]
+        assert ended == [clock.machine()]
     finally:
         worker._watchdog.close()
         worker.pool.close()

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from harness import eventually
+from moved_clock import MovedClock
 
 from tidemill import State, Tidemill
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.clock import wall_time
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
 from tidemill.core.job import (
@@ -175,18 +175,16 @@ def test_taking_back_leaves_nothing() -> None:
 
 
 @pytest.fixture
-def history(monkeypatch: pytest.MonkeyPatch) -> WorkerHistory:
-    """A history at 3,661 s, whose pauses end when ``Clock.machine`` says so."""
-    Clock.machine = 1000.0
-    monkeypatch.setattr("tidemill.worker.history.wall_time", lambda: 3661.0)
-    monkeypatch.setattr("tidemill.worker.history.machine_time", lambda: Clock.machine)
+def stopped(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    return MovedClock(monkeypatch, speed=0.0, wall=3661.0)
+
+
+@pytest.fixture
+def history(stopped: MovedClock) -> WorkerHistory:
+    """A history at 3,661 s."""
     one = WorkerHistory("w", "r1")
     one.on = True
     return one
-
-
-class Clock:
-    machine = 1000.0
 
 
 def test_a_step_has_its_numbers_by_minute_by_hour_and_for_ever(history: WorkerHistory) -> None:
@@ -239,23 +237,27 @@ def test_a_frame_with_a_verdict_that_came_too_late_is_counted_again(
     assert total(history.send()[0], "task", SUCCEEDED) == 1
 
 
-def test_numbers_of_a_refused_step_follow_after_a_pause(history: WorkerHistory) -> None:
+def test_numbers_of_a_refused_step_follow_after_a_pause(
+    history: WorkerHistory, stopped: MovedClock
+) -> None:
     history.conclude([concluded()])
     rows, numbers = history.send()
     history.settled(numbers, [concluded()[0]])
     history.refused(numbers)
     assert history.send()[0] == []
-    Clock.machine += PAUSE
+    stopped.advance(PAUSE)
     assert history.send()[0] == rows
 
 
-def test_a_verdict_that_was_replaced_counts_as_what_was_stored(history: WorkerHistory) -> None:
+def test_a_verdict_that_was_replaced_counts_as_what_was_stored(
+    history: WorkerHistory, stopped: MovedClock
+) -> None:
     one = concluded()
     history.conclude([one])
     _, numbers = history.send()
     history.replaced(numbers, one[0], concluded(Outcome.FAIL, error="E: x")[0])
     history.refused(numbers)
-    Clock.machine += PAUSE
+    stopped.advance(PAUSE)
     rows, _ = history.send()
     assert (total(rows, "task", SUCCEEDED), total(rows, "task", FAILED)) == (0, 1)
 
@@ -384,14 +386,10 @@ def test_numbers_of_steps_that_fail_come_later(
 def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_acted(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of snapshots stands still until a minute ends 1.5 s after the worker's last act."""
-    minute = int(wall_time()) // 60 * 60
+    """A minute begins with the worker, and ends 1.5 s after its last act."""
+    minute = int(time.time()) // 60 * 60
+    clock = MovedClock(monkeypatch, wall=minute)
     acts, kept = list[float](), threading.Event()
-
-    def clock() -> float:
-        return minute + 58.5 + (time.monotonic() - acts[1] if len(acts) > 1 else 0.0)
-
-    monkeypatch.setattr("tidemill.client.queue_snapshots.wall_time", clock)
     keep_history = mill.broker.keep_history  # type: ignore[attr-defined]
 
     def keeps(rows: Sequence[HistoryRow]) -> None:
@@ -409,7 +407,9 @@ def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_ac
 
         def acts_now() -> None:  # the worker takes the job, and settles the job
             acted()
-            acts.append(time.monotonic())
+            acts.append(clock.wall())
+            if len(acts) == 2:
+                clock.set_wall(minute + 58.5 - clock.wall())
 
         monkeypatch.setattr(supervisor._snapshots, "acted", acts_now)
         well.enqueue().result(timeout=60)

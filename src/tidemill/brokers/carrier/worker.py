@@ -17,7 +17,7 @@ from tidemill.brokers.carrier.relay import (
 )
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.job import (
     Command,
@@ -66,7 +66,7 @@ class CarriedWorker:
         brought, self._brought = self._brought, []
         lost = len(reply.taken) < len(brought)  # the owner was given up, and took no lease
         taken = [False] * len(brought) if lost else reply.taken
-        now, since = wall_time(), machine_time()
+        now, since = clock.wall(), clock.machine()
         for one, mine in zip(brought, taken, strict=True):
             if mine:
                 self.relay.came(one)
@@ -93,7 +93,7 @@ class CarriedWorker:
 
     def _done_with(self, step: Step) -> list[Verdict]:
         """Verdicts on messages whose jobs have ended, or have run for ``_KEPT`` seconds."""
-        kept, late = self._kept, machine_time() - _KEPT
+        kept, late = self._kept, clock.machine() - _KEPT
         tokens = [one.token for one in step.verdicts if one.token in kept and not one.hold]
         tokens += itertools.takewhile(lambda token: kept[token][1] < late, kept)
         return [Verdict(kept.pop(token)[0], Outcome.SUCCESS) for token in dict.fromkeys(tokens)]

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tidemill.brokers.django import server_clock
 from tidemill.brokers.django.dialects import Dialect, Statement, dialect_of
 from tidemill.brokers.django.errors import Locked, full, translated
 from tidemill.brokers.django.settings import Address
 from tidemill.brokers.network.spare_connections import Spares
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.signals import InterruptibleWait, restart_on_signal
 
@@ -347,8 +347,8 @@ class Database:
     def now_of(self, execute: Callable[[str], list[Any]]) -> float:
         """The database's time, in epoch seconds."""
         if not self.dialect.now:
-            return time.time() + server_clock.server_offset()
-        return float(execute(f"SELECT {self.dialect.now}")[0][0]) + server_clock.server_offset()
+            return time.time() + clock.server_ahead()
+        return float(execute(f"SELECT {self.dialect.now}")[0][0]) + clock.server_ahead()
 
     def close(self) -> None:
         """Close all connections."""

@@ -6,18 +6,18 @@ which joins a caller's transaction and blocks nobody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
-from tidemill.brokers.django import server_clock
 from tidemill.brokers.django.rows import kind_of
 from tidemill.brokers.django.tables import Link, in_parts
 from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.memory.due import check_due
 from tidemill.brokers.memory.put import put as put_by_rules
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Envelope, Placed, Put, encode_envelope
 
 _NONCE = "nonce"
@@ -92,8 +92,8 @@ def _insert(connection: Link, jobs: Sequence[Envelope]) -> list[str]:
     ]
     table, parameters = dialect.table_of(values)
     queues = list({job.queue for job in jobs})
-    offset = server_clock.server_offset()
-    now = f"{dialect.now or repr(wall_time())} + {offset!r}"
+    offset = clock.server_ahead()
+    now = f"{dialect.now or repr(time.time())} + {offset!r}"
     select = _SELECT.format(
         rows=table,
         now=now,

@@ -14,7 +14,7 @@ import msgspec
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.clock import id_time, machine_time, wall_time
+from tidemill.core.clock import clock, id_time
 
 __all__ = ["StoreTime"]
 
@@ -36,26 +36,26 @@ class StoreTime:
         self._key = store.key("clock")
         self._boot = _boot_id()
         with store.reading_txn() as txn:
-            clock = self._read(txn)
-        if clock is None or clock.boot != self._boot:
-            clock = self._after_boot(clock) if store.reading else store.write(self._note_boot)
-        self._offset, self._born = clock.offset, clock.born
+            noted = self._read(txn)
+        if noted is None or noted.boot != self._boot:
+            noted = self._after_boot(noted) if store.reading else store.write(self._note_boot)
+        self._offset, self._born = noted.offset, noted.born
 
     def _read(self, txn: lmdb.Transaction[bytes]) -> _Clock | None:
         data = txn.get(self._key)
         return _CLOCK.decode(data) if data else None
 
     def _note_boot(self, txn: lmdb.Transaction[bytes]) -> _Clock:
-        """The clock of this boot. The first process that opens the store stores it."""
-        clock = self._read(txn)
-        if clock is None or clock.boot != self._boot:
-            clock = self._after_boot(clock)
-            txn.put(self._key, _ENCODE(clock))
-        return clock
+        """The readings of this boot. The first process that opens the store stores it."""
+        noted = self._read(txn)
+        if noted is None or noted.boot != self._boot:
+            noted = self._after_boot(noted)
+            txn.put(self._key, _ENCODE(noted))
+        return noted
 
     def _after_boot(self, last: _Clock | None) -> _Clock:
-        """The clock of a new store, or of a store that was last used before the boot."""
-        wall, machine = wall_time(), machine_time()
+        """The readings of a new store, or of a store that was last used before the boot."""
+        wall, machine = clock.wall(), clock.machine()
         if last is None:
             return _Clock(self._boot, wall - machine, wall, machine, wall)
         noted = last.machine + last.offset
@@ -64,16 +64,16 @@ class StoreTime:
 
     def save(self, commit: Transitions) -> None:
         """Store the readings of the clocks, to continue from these after the next boot."""
-        clock = _Clock(self._boot, self._offset, wall_time(), machine_time(), self._born)
-        commit.txn.put(self._key, _ENCODE(clock))
+        noted = _Clock(self._boot, self._offset, clock.wall(), clock.machine(), self._born)
+        commit.txn.put(self._key, _ENCODE(noted))
 
     def micros(self) -> tuple[int, int]:
         """(store time, wall time) in microseconds."""
-        return int((machine_time() + self._offset) * MICRO), int(wall_time() * MICRO)
+        return int((clock.machine() + self._offset) * MICRO), int(clock.wall() * MICRO)
 
     def on_wall(self, store_time: int) -> float:
         """A store time in microseconds as wall time, by the present difference of the clocks."""
-        return store_time / MICRO - (machine_time() + self._offset) + wall_time()
+        return store_time / MICRO - (clock.machine() + self._offset) + clock.wall()
 
     @property
     def identity(self) -> str:
@@ -83,7 +83,7 @@ class StoreTime:
     def was_here(self, job_id: str) -> bool:
         """True when tidemill made the id after the store was made."""
         made = id_time(job_id)
-        return made is not None and self._born - 1 <= made <= wall_time() + 1
+        return made is not None and self._born - 1 <= made <= clock.wall() + 1
 
 
 def _boot_id() -> str:
@@ -92,7 +92,7 @@ def _boot_id() -> str:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:  # macOS has no boot id; use the time of the boot
-        return str(round(wall_time() - machine_time(), -2))
+        return str(round(clock.wall() - clock.machine(), -2))
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode

@@ -17,7 +17,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.memory.containers import Queue
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Envelope, Links, Owner, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -119,7 +119,7 @@ class Jobs:
         self.on_back = on_back
         self.retention = retention
         self.tell = tell
-        self.born = wall_time()
+        self.born = clock.wall()
         self.last_queue = ""  # the queue that served the last fair want
         self.items: MutableMapping[str, Item] = {}
         self.ready: dict[ReadyList, list[Ready]] = {}  # ready jobs by list, in order
@@ -168,12 +168,12 @@ class Jobs:
     @property
     def now(self) -> float:
         """Machine time."""
-        return machine_time()
+        return clock.machine()
 
     @property
     def wall(self) -> float:
         """Wall time."""
-        return wall_time()
+        return clock.wall()
 
     def due_after(self, delay: float) -> tuple[float, float]:
         """The due time of a delay, as (wall time for people, machine time); zeros for at once."""

@@ -19,7 +19,7 @@ from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
 from tidemill.brokers.postgres.encoding import json, leases_of, texts
 from tidemill.brokers.postgres.history import pack_note
-from tidemill.core.clock import id_time, wall_time
+from tidemill.core.clock import clock, id_time
 from tidemill.core.errors import FeatureMissing, StoreFull
 from tidemill.core.job import Command, Envelope, Lease, Owner, Put, Record, State, altered_text
 from tidemill.core.limit_settings import LimitSettings
@@ -53,7 +53,7 @@ class InspectionCalls(ServerCalls):
 
     def was_here(self, job_id: str) -> bool:
         made = id_time(job_id)
-        return made is not None and self._session.installed.born - 1 <= made <= wall_time() + 1
+        return made is not None and self._session.installed.born - 1 <= made <= clock.wall() + 1
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         self._check_open()

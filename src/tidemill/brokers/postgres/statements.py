@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tidemill.brokers.postgres import server_clock
 from tidemill.brokers.postgres.connections import Connections, ServerConnection
 from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.errors import Outgrown, Renumbered
@@ -18,6 +17,7 @@ from tidemill.brokers.postgres.schema import VERSION, check, installed, refuse_o
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.postgres.wakeup import WakeUps
+from tidemill.core.clock import clock
 from tidemill.core.locks import LongLock
 
 __all__ = ["Session", "Statements"]
@@ -121,7 +121,7 @@ class Session:
         """The settings that calls pass, as the server's type ``prefs``."""
         keep = self.address.retention
         values = (
-            *(server_clock.server_offset(), keep.succeeded, keep.failed, keep.protect, keep.count),
+            *(clock.server_ahead(), keep.succeeded, keep.failed, keep.protect, keep.count),
             self.address.owner_lease,
         )
         return "(" + ",".join(map(repr, values)) + ")"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
@@ -22,7 +23,6 @@ from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
 from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
 from tidemill.brokers.rabbitmq.unsupported import Lacking
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.core.clock import machine_time
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope
 from tidemill.core.locks import Lock
@@ -125,12 +125,12 @@ class ServerCalls(Lacking):
         self, jobs: Sequence[Envelope], items: Sequence[Outgoing], *, once: bool = False
     ) -> None:
         """Announce the queues of jobs and publish the jobs, both within one patience."""
-        began = machine_time()
+        began = time.monotonic()
         self._make_known([job.queue for job in jobs], began)
         self._publisher.put(items, self._settings.patience, began=began, once=once)
 
     def _make_known(self, queues: Iterable[str], began: float = 0.0) -> None:
-        self._announcer.make_known(queues, self._settings.patience, began or machine_time())
+        self._announcer.make_known(queues, self._settings.patience, began or time.monotonic())
 
     def _publish(self, items: Sequence[Outgoing]) -> None:
         self._publisher.put(items, self._settings.patience)
@@ -157,21 +157,21 @@ class ServerCalls(Lacking):
     def flush(self) -> None:
         """Sleep until the server has all verdicts, for a few seconds at most."""
         if not (self._closed or self._inherited):
-            until = machine_time() + FAREWELL
+            until = time.monotonic() + FAREWELL
             self._timekeeping.stop(FAREWELL)
             # First replacements, then acknowledgements of the messages they replace.
             self._publisher.flush(FAREWELL)
             for attached in list(self._owners.values()):
-                attached.flush(max(0.1, until - machine_time()))
+                attached.flush(max(0.1, until - time.monotonic()))
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            until = machine_time() + FAREWELL
+            until = time.monotonic() + FAREWELL
             for owner_id in list(self._owners):
-                self._let_go(owner_id, max(0.1, until - machine_time()))
+                self._let_go(owner_id, max(0.1, until - time.monotonic()))
             if not self._inherited:
-                self._timekeeping.stop(max(0.1, until - machine_time()))
+                self._timekeeping.stop(max(0.1, until - time.monotonic()))
                 self._publisher.close()
                 for thread in (self._names_thread, self._in, self._out):
                     thread.close()

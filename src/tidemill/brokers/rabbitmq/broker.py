@@ -24,7 +24,7 @@ from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Owner, Placed, Put, encode_envelope
 
@@ -77,7 +77,7 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
             refuse("nonce=", Feature.REMOTE_OWNERS)
         if not jobs:
             return []
-        now = wall_time()
+        now = clock.wall()
         items: list[Outgoing] = []
         for job in jobs:
             check_job(job)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
@@ -25,7 +26,7 @@ from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.requeue import goes_back
 from tidemill.brokers.rabbitmq.settle import Settlement
 from tidemill.brokers.rabbitmq.wakeup import WakeUp
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import RLock
@@ -82,7 +83,7 @@ class AttachedOwner:
     def _exchange(self, step: Step) -> Reply:
         want = step.want
         with self._lock, self._channel.together():
-            now = machine_time()
+            now = clock.machine()
             self._run_out(now)
             once = self._acknowledged_once(step.verdicts)
             settled = [self._settle(verdict) for verdict in step.verdicts]
@@ -91,11 +92,11 @@ class AttachedOwner:
             if want is not None:
                 self.wake_up.looked()
                 self._know_queues(want)
-                leased = wall_time()
+                leased = clock.wall()
                 leases = [self._lease(hold, now, leased) for hold in self._choose(want)]
                 missing = want.count - len(leases)
                 rows = self._in_turn(want)
-                self._credit.follow(want, missing, rows, now)
+                self._credit.follow(want, missing, rows, time.monotonic())
                 here = self._settlement.storing or any(not s.empty for row in rows for s in row)
                 more = missing > 0 and bool(here)
             self._credit.settle()
@@ -232,7 +233,7 @@ class AttachedOwner:
         return state.empty
 
     def _ask(self, state: QueueState) -> None:
-        arrivals, asked = state.arrivals, machine_time()
+        arrivals, asked = state.arrivals, time.monotonic()
 
         def answer(count: int, why: str) -> None:
             if count:
@@ -275,9 +276,8 @@ class AttachedOwner:
     def _lease(self, hold: HeldMessage, now: float, leased: float) -> Lease:
         job, envelope = hold.job, hold.job.envelope
         hold.token = token = self._context.next_token()
-        ttr = 0.0
-        if self.owner.kind == "consumer":
-            ttr = hold.ttr
+        ttr = hold.ttr if self.owner.kind == "consumer" else 0.0
+        if ttr:
             self._set_deadline(hold, now, ttr)
         self._held[token] = hold
         if hold.tag:
@@ -307,7 +307,7 @@ class AttachedOwner:
         try:
             for hold in itertools.islice(self._basic_get.fetch(rows), count):
                 with self._lock:
-                    fetched.append(self._lease(hold, machine_time(), wall_time()))
+                    fetched.append(self._lease(hold, clock.machine(), clock.wall()))
         except BrokerUnavailable as error:
             if (alone and not fetched) or raised_by_handler(error):
                 raise  # with leases, return this reply; the next step gets the error
@@ -329,7 +329,7 @@ class AttachedOwner:
 
     def _watch(self) -> None:
         with self._lock:
-            now = machine_time()
+            now = clock.machine()
             if now < self._watched:
                 return  # another timer is set for the next deadline
             self._watched = float("inf")
@@ -425,7 +425,7 @@ class AttachedOwner:
         for place in places:
             for state in self._states.get(place.queue, ()):
                 if state.place.name == place.name:
-                    state.empty, state.back = False, machine_time()
+                    state.empty, state.back = False, time.monotonic()
         if self._credit.hungry:
             self.wake_up.tell()
 

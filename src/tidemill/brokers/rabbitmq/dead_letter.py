@@ -25,7 +25,6 @@ from tidemill.brokers.rabbitmq.amqp.short_connection import (
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.clock import machine_time
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Record, State, encode_envelope
@@ -116,7 +115,7 @@ class DeadLetters:
         name, _, rest = cursor.partition(".")
         look = self._looks.get(name)
         if look is None:
-            look = _Look(self._look_until(machine_time() + _FORMS_WITHIN))
+            look = _Look(self._look_until(time.monotonic() + _FORMS_WITHIN))
             name = self._keep(look)
         records: list[Record] = []
         for index in range(look.place_after(rest), len(look.records)):
@@ -143,7 +142,7 @@ class DeadLetters:
             try:
                 return self._look()
             except Unanswered:
-                if machine_time() > end:
+                if time.monotonic() > end:
                     raise
                 time.sleep(_ASK_AGAIN)
 

@@ -30,7 +30,7 @@ from tidemill.brokers.rabbitmq.due import DelayQueues, longest, split
 from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Envelope, decode_envelope, encode_envelope
 
 __all__ = ["Carried", "Writer", "read"]
@@ -98,7 +98,7 @@ class Writer:
             headers["handed"] = job.handed
         if delay <= 0:
             return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
-        headers["due"] = math.ceil(((now or wall_time()) + delay) * 1000)
+        headers["due"] = math.ceil(((now or clock.wall()) + delay) * 1000)
         by_workers = self._by_workers()
         rest = delay - (LONGEST if by_workers else longest())
         if rest > 0:
@@ -122,7 +122,7 @@ class Writer:
             "error": reason[:_ERROR_MOST],
             "queue": job.envelope.queue,
         }
-        properties = self._properties(job, headers, round(when or wall_time()))
+        properties = self._properties(job, headers, round(when or clock.wall()))
         return Outgoing("", home.name, properties, job.encoded, home)
 
     def write_unreadable(
@@ -156,7 +156,7 @@ class Writer:
             priority=source.priority,
             correlation_id=source.correlation_id,
             message_id=source.message_id,
-            timestamp=round(wall_time()),
+            timestamp=round(clock.wall()),
             type=source.type,
         )
         return Outgoing("", home.name, encoded(properties), body, home)

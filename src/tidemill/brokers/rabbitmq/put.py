@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -38,7 +39,6 @@ from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.destinations import Destinations
 from tidemill.brokers.rabbitmq.errors import with_grant
 from tidemill.brokers.rabbitmq.layout import Place
-from tidemill.core.clock import machine_time
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.locks import Event, Lock
 
@@ -93,7 +93,7 @@ class Publisher:
         """Send messages, and sleep until the server has them, however many they are.
 
         The put fails when a place confirmed nothing for the ``patience``, in seconds. ``began`` is
-        the machine time from which the patience counts, 0 for now. A message that a queue refuses
+        the monotonic time from which the patience counts, 0 for now. A message that a queue refuses
         is sent again during the patience, unless ``once``.
 
         Raises:
@@ -102,11 +102,11 @@ class Publisher:
             NoPlace: a queue refuses a message, cannot be made, or does not answer in time.
             BrokerUnavailable: the server does not answer. Each error says how much is stored.
         """
-        batch = Batch(items, None, began or machine_time(), once=once)
+        batch = Batch(items, None, began or time.monotonic(), once=once)
         if not self._thread.is_up:
-            self._thread.await_up(max(0.0, batch.began + patience - machine_time()))
+            self._thread.await_up(max(0.0, batch.began + patience - time.monotonic()))
         self._submit(batch)
-        wait = batch.began + patience - machine_time()
+        wait = batch.began + patience - time.monotonic()
         while not batch.done.wait(max(wait, 0.01)):
             self._thread.do(functools.partial(self._review, batch, patience))
             wait = min(patience / 4, _REVIEW)
@@ -115,7 +115,7 @@ class Publisher:
 
     def send(self, items: Sequence[Outgoing], then: Callable[[], None]) -> None:
         """Send; the connection thread calls ``then`` when the server has them, however late."""
-        self._submit(Batch(items, then, machine_time()))
+        self._submit(Batch(items, then, time.monotonic()))
 
     def flush(self, patience: float) -> bool:
         """Sleep until all earlier messages are confirmed; False when that takes longer."""
@@ -262,7 +262,7 @@ class Publisher:
 
     def _take_in(self) -> None:
         """Add new batches to the ends of their windows."""
-        now = machine_time()
+        now = time.monotonic()
         while self._new:
             batch = self._new.popleft()
             self._check.watch()
@@ -334,7 +334,7 @@ class Publisher:
     # -- answers --------------------------------------------------------------------------------
 
     def channel_answered(self, channel: ConfirmChannel, answers: list[Answer]) -> None:
-        now, windows = machine_time(), dict[str, PublishWindow]()
+        now, windows = time.monotonic(), dict[str, PublishWindow]()
         for window, batch, item, came in answers:
             window.under_way -= 1
             if came is not PublishOutcome.REFUSED:
@@ -394,7 +394,7 @@ class Publisher:
 
     def _owes(self) -> bool:
         """Whether answers are due. Also count the messages that do not count for ``MOST``."""
-        late = machine_time() - _STUCK
+        late = time.monotonic() - _STUCK
         stuck = sum(window.under_way for window in self._windows if window.moved <= late)
         main = self._main
         if main is not None and main.sent:
@@ -416,7 +416,7 @@ class Publisher:
     def _review(self, batch: Batch, patience: float) -> None:
         """Give up a batch if one of its windows had no answer for ``patience`` seconds."""
         self._take_in()
-        since = machine_time() - patience
+        since = time.monotonic() - patience
         sent = [one for channel in self._channels() for one in channel.sent.values()]
         waiting = {window.key for window, one, _ in sent if one is batch}
         for window in self._windows:

@@ -66,9 +66,9 @@ class QueueState:
         held: the number of leased messages, without messages that the server has again.
         empty: the server had no message at the last question, and none has come since.
         asking: a question to the server has no answer yet. late: the answer is late.
-        wanted: machine time at which somebody last wanted messages of the place.
-        back: machine time at which this owner last sent a message there, or a consumer ended.
-        begun: machine time at which a consumer of the place last began.
+        wanted: monotonic time at which somebody last wanted messages of the place.
+        back: monotonic time at which this owner last sent a message there, or a consumer ended.
+        begun: monotonic time at which a consumer of the place last began.
     """
 
     def __init__(self, place: Place) -> None:

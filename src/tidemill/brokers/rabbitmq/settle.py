@@ -23,7 +23,7 @@ from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.requeue import after, goes_back
 from tidemill.core.backoff import backoff
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import CONSUMER_DIED, Verdict
 from tidemill.core.locks import RLock
 
@@ -208,7 +208,7 @@ class Settlement:
         if job.rest > 0:
             later = msgspec.structs.replace(job, rest=0.0)
             self.finish(hold, [self._writer.write(later, job.rest)])
-        elif envelope.expires and envelope.created + envelope.expires <= wall_time():
+        elif envelope.expires and envelope.created + envelope.expires <= clock.wall():
             log.info("job %s was not started before it expired", envelope.id)
             self.finish(hold)
         else:

@@ -43,7 +43,7 @@ from tidemill.brokers.rabbitmq.timer_queues import (
     level_of,
     most,
 )
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.locks import Event, Lock
 
@@ -85,14 +85,14 @@ class _Held:
         self.body = body
         # A job that moves to another timer queue keeps the id of its run.
         self.key = (str(properties.correlation_id), queue.level)
-        self.taken = machine_time()
+        self.taken = clock.machine()
         self.due = self.taken + self._rest()
 
     def _rest(self) -> float:
         """Seconds until the message is due by our clock, at most the longest delay of its queue."""
         headers: Mapping[str, Any] = self.properties.headers or {}
         due = (float(headers["due"]) - float(headers.get("rest") or 0)) / 1000
-        return min(max(0.0, due - wall_time()), most(self.queue.level))
+        return min(max(0.0, due - clock.wall()), most(self.queue.level))
 
 
 class _Queue:
@@ -248,7 +248,7 @@ class Timekeeper:
         """Move the due messages on, and set a timer for the next."""
         if self._closing:
             return
-        now = machine_time()
+        now = clock.machine()
         for queue in self._queues.values():
             self._move(queue.take_until(now))
             if queue.is_full and queue.level:
@@ -260,7 +260,7 @@ class Timekeeper:
 
     def _ring(self) -> None:
         # If the alarm was set to a later time, another timer will ring.
-        if machine_time() >= self._alarm - _GRAIN:
+        if clock.machine() >= self._alarm - _GRAIN:
             self._alarm = float("inf")
             self._look()
 
@@ -288,7 +288,7 @@ class Timekeeper:
         if home is None:
             return None
         ours = {k: v for k, v in (basic.headers or {}).items() if not k.startswith("x-")}
-        rest = held.due - machine_time()
+        rest = held.due - clock.machine()
         if rest > 0:
             level = min(level_of(rest), held.queue.level - 1)
             home = self._timers.at(level)
@@ -328,7 +328,7 @@ class Timekeeper:
         if self._closing:
             return
         self._thread.later(_LOOK_EVERY, self._renew)
-        before = machine_time() - _HOLD_MOST
+        before = clock.machine() - _HOLD_MOST
         for queue in self._queues.values():
             old = [one for one in queue.waiting if one[2].taken <= before]
             if old:

@@ -34,7 +34,7 @@ from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import TimerQueues
 from tidemill.brokers.rabbitmq.unsupported import unfit
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Record, State
@@ -257,14 +257,14 @@ class TransferOut:
     def _as_it_was(self, seen: Seen, record: Record) -> Outgoing:
         """A copy of an acknowledged message whose job the store did not take."""
         job = replace(read(seen.properties, seen.body, redelivered=False), rest=0.0)
-        return self._writer.write(job, record.due - wall_time() if record.due else 0.0)
+        return self._writer.write(job, record.due - clock.wall() if record.due else 0.0)
 
     def _read(self, place: Place, seen: Seen) -> Record:
         job = read(seen.properties, seen.body, redelivered=False)
         e, state, due, finished = job.envelope, State.READY, 0.0, 0.0
         death: Death | None = None
         if place.name == self._names.failed.name:
-            state, finished = State.FAILED, float(seen.properties.timestamp or 0) or wall_time()
+            state, finished = State.FAILED, float(seen.properties.timestamp or 0) or clock.wall()
             death = death_of(seen.properties.headers or {})
         elif place.name in self._waits or job.rest:
             state, due = State.SCHEDULED, self._due(place, seen, job)
@@ -285,7 +285,7 @@ class TransferOut:
 
     def _due(self, place: Place, seen: Seen, job: Carried) -> float:
         """The due time of a job by its message, within the bounds of its place."""
-        at, now = job.envelope.at, wall_time()
+        at, now = job.envelope.at, clock.wall()
         # The job has left the delay queues. Only the rest beyond their longest delay remains.
         if place.name not in self._waits:
             return now + job.rest

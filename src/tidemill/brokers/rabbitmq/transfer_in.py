@@ -18,7 +18,7 @@ from tidemill.brokers.rabbitmq.layout import NEVER, Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Record, State, encode_envelope
 
 __all__ = ["arrivals", "cursor_message", "read_cursor"]
@@ -26,7 +26,7 @@ __all__ = ["arrivals", "cursor_message", "read_cursor"]
 
 def arrivals(writer: Writer, records: Sequence[Record]) -> list[Outgoing]:
     """Messages for jobs, in the state that they had in their store."""
-    now, items = wall_time(), list[Outgoing]()
+    now, items = clock.wall(), list[Outgoing]()
     for record in records:
         job = _carried(record)
         if record.state is State.FAILED:

@@ -13,12 +13,12 @@ from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger
 from tidemill.brokers.redis.open import open_store
 from tidemill.brokers.redis.owners import Owners, check_moved
+from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.schedules import Book
-from tidemill.brokers.redis.server_clock import MICRO
 from tidemill.brokers.redis.settings import Settings
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
 __all__ = ["ServerCalls"]
@@ -43,7 +43,7 @@ class ServerCalls:
         except BaseException:
             self._lines.close()
             raise
-        self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
+        self._born, self._ahead = born / MICRO, now / MICRO - clock.wall()
         tell_of_forks(self)
 
     def _begin(self) -> None:

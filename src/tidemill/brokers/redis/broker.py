@@ -33,10 +33,9 @@ from tidemill.brokers.redis.errors import refusal
 from tidemill.brokers.redis.leases import folder_here
 from tidemill.brokers.redis.open import open_store
 from tidemill.brokers.redis.owners import check_moved
-from tidemill.brokers.redis.record import line_and_rank, pack_holds, pack_put
-from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack_put
 from tidemill.brokers.redis.settings import check_url
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.config import Url
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Owner, Placed, Put, Record
@@ -135,7 +134,7 @@ class RedisBroker(
         born, now = open_store(self._brisk)
         self._doubtful = False
         if born / MICRO != self._born:
-            self._born, self._ahead = born / MICRO, now / MICRO - wall_time()
+            self._born, self._ahead = born / MICRO, now / MICRO - clock.wall()
             log.error(
                 "redis at %s has lost its store: another store is in its place: %s",
                 self._lines.server.where,

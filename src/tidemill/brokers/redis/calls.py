@@ -18,7 +18,7 @@ from tidemill.brokers.redis.history import pack_note
 from tidemill.brokers.redis.limits import change
 from tidemill.brokers.redis.record import pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
-from tidemill.core.clock import id_time, new_id, wall_time
+from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.errors import FeatureMissing, StoreFull
 from tidemill.core.job import Command, Lease, Owner, Record, State
 from tidemill.core.limit_settings import LimitSettings
@@ -67,7 +67,7 @@ class InspectionCalls(ServerCalls):
         if made is None:
             return False
         apart = abs(self._ahead) + 1  # producers make ids by their own clocks
-        return bool(self._born - apart <= made <= wall_time() + apart)
+        return bool(self._born - apart <= made <= clock.wall() + apart)
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         self._check_open()

@@ -17,12 +17,11 @@ import redis
 from redis.connection import Connection
 
 from tidemill.brokers.network.spare_connections import Spares
-from tidemill.brokers.redis import server_clock
 from tidemill.brokers.redis.errors import Away, code_of, is_broken, translate
 from tidemill.brokers.redis.failover import SILENCE, Replaced, Server
+from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.script_library import LIBRARY
-from tidemill.brokers.redis.server_clock import MICRO
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import NotReplicated, TidemillError
 from tidemill.core.signals import InterruptibleWait, raised_by_handler
 from tidemill.core.sigpipe import Unkilled
@@ -188,7 +187,7 @@ class ServerConnection:
     def _load(self) -> None:
         self._server.loaded = True
         try:
-            self._send((b"FUNCTION", b"LOAD", LIBRARY.text(wall_time())))
+            self._send((b"FUNCTION", b"LOAD", LIBRARY.text(clock.wall())))
         except TidemillError:
             raise
         except Exception as error:
@@ -272,7 +271,7 @@ class ServerConnections:
 
     def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
         """The first arguments of every function except ``put_one``."""
-        offset = server_clock.server_offset()
+        offset = clock.server_ahead()
         return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
 
     def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:

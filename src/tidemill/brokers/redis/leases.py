@@ -28,7 +28,7 @@ import msgspec
 
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.inspect import Inspection
-from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT, log_failed
 from tidemill.core.files import private_folder

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.brokers.redis.connections import ServerConnections
-from tidemill.brokers.redis.record import TERMS, pack_terms
-from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.record import MICRO, TERMS, pack_terms
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 

@@ -7,7 +7,7 @@ import contextlib
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info
 from tidemill.brokers.redis.script_library import LIBRARIES, outdated
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
 __all__ = ["open_store"]
@@ -49,5 +49,5 @@ def _remove_outdated(lines: ServerConnections) -> None:
     not remove each other's library again and again.
     """
     listed = lines.ask(b"FUNCTION", b"LIST", b"LIBRARYNAME", LIBRARIES)
-    for name in outdated(listed, wall_time()):
+    for name in outdated(listed, clock.wall()):
         lines.ask(b"FUNCTION", b"DELETE", name)

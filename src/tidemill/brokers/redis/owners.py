@@ -17,9 +17,8 @@ from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
 from tidemill.brokers.redis.history import pack_history
 from tidemill.brokers.redis.leases import ExpiredOwners, Watch, release, release_args
 from tidemill.brokers.redis.out_of_memory import MemoryRoom
-from tidemill.brokers.redis.record import pack_verdict, read_leases
+from tidemill.brokers.redis.record import MICRO, pack_verdict, read_leases
 from tidemill.brokers.redis.schedules import read_schedules
-from tidemill.brokers.redis.server_clock import MICRO
 from tidemill.brokers.redis.wakeup import Wakeup
 from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
 from tidemill.brokers.shared.wait_places import Asleep

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tidemill.brokers.redis.server_clock import MICRO
 from tidemill.core.dependencies import check_links, was_dropped
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import (
@@ -30,6 +29,7 @@ from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.progress import whole_progress
 
 __all__ = [
+    "MICRO",
     "PUT_MOST",
     "STATES",
     "TERMS",
@@ -42,6 +42,8 @@ __all__ = [
     "read_leases",
     "read_record",
 ]
+
+MICRO = 1_000_000
 
 STATES = tuple(State)
 _SCHEDULED, _READY, _RUNNING, _SUCCEEDED = 1, 2, 3, 4

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.errors import Away
-from tidemill.brokers.redis.record import read_record
-from tidemill.brokers.redis.server_clock import MICRO
+from tidemill.brokers.redis.record import MICRO, read_record
 from tidemill.brokers.redis.wakeup import Wakeup
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.clock import new_id

@@ -16,7 +16,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history_rows import MINUTE
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.core.clock import machine_time, wall_time
+from tidemill.core.clock import clock
 
 __all__ = ["POINTS", "Meter", "Rates"]
 
@@ -79,7 +79,7 @@ class Meter:
         The first look has the rates of the last whole minute, where the store keeps history.
         """
         self._read_minutes(mill)
-        now = machine_time()
+        now = clock.machine()
         return {row.name: self._rates(row, now) for row in queues}
 
     def _rates(self, row: QueueStats, now: float) -> Rates:
@@ -98,7 +98,7 @@ class Meter:
 
     def _read_minutes(self, mill: Tidemill) -> None:
         """Read the last whole minutes of the history, once in each minute."""
-        minute = int(wall_time()) // MINUTE
+        minute = int(clock.wall()) // MINUTE
         if minute == self._minute or Feature.HISTORY not in mill.broker.features:
             return
         self._minute = minute

@@ -15,7 +15,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.reading import without_holds
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import RELAY, Owner, Record, State
 from tidemill.core.scoreboard import read_runs, runs_by_name
 
@@ -128,7 +128,7 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     totals = totals_of(stats, knows=knows)
     if not knows:
         rows = [QueueRow(row, rates[row.name], row.consumers) for row in stats]
-        return Snapshot(wall_time(), broker.url, rows, [], [], totals, _MISSING)
+        return Snapshot(clock.wall(), broker.url, rows, [], [], totals, _MISSING)
     owners = [owner for owner in broker.owners() if owner.kind != RELAY]
     records: list[Record] = []
     if any(row.running for row in stats):
@@ -138,7 +138,7 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     jobs = sorted((_running(r, runs.get(r.worker)) for r in records), key=_longest)
     workers = [WorkerRow(owner, _busy(owner, tokens)) for owner in owners]
     rows = [QueueRow(row, rates[row.name], _takers(owners, row.name)) for row in stats]
-    return Snapshot(wall_time(), broker.url, rows, jobs, workers, totals)
+    return Snapshot(clock.wall(), broker.url, rows, jobs, workers, totals)
 
 
 def _takers(owners: list[Owner], queue: str) -> int:

@@ -24,7 +24,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils.module_loading import import_string
 
 import tidemill
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.job import Attempt, Outcome, Record, State, priority_of
 from tidemill.django.framework.parts import Framework
@@ -106,7 +106,7 @@ def end_failed(framework: Framework, result: Any, error: BaseException) -> None:
     path = f"{kind.__module__}.{kind.__qualname__}"
     result.errors.append(base.TaskError(exception_class_path=path, traceback=trace))
     object.__setattr__(result, "status", base.TaskResultStatus.FAILED)
-    object.__setattr__(result, "finished_at", moment_of(wall_time()))
+    object.__setattr__(result, "finished_at", moment_of(clock.wall()))
 
 
 def _status(framework: Framework, state: State) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.client.context import JobContext, this_job
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import JobCancelled, TidemillError
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping
 from tidemill.django.framework.parts import Framework
@@ -77,7 +77,7 @@ class _Attempt:
     def _running(self, task: Any, args: Any, kwargs: Any) -> Any:
         """The result of the running job. From the second attempt on, this reads the store."""
         job, base = self._job, self._framework.base
-        now = moment_of(wall_time())
+        now = moment_of(clock.wall())
         result = base.TaskResult(
             task=task,
             id=job.id,
@@ -113,7 +113,7 @@ class _Attempt:
         """Set the end of the job in the result: success, and the value."""
         status = self._framework.base.TaskResultStatus.SUCCESSFUL
         object.__setattr__(self._result, "status", status)
-        object.__setattr__(self._result, "finished_at", moment_of(wall_time()))
+        object.__setattr__(self._result, "finished_at", moment_of(clock.wall()))
         object.__setattr__(self._result, "_return_value", value)
 
     def failed(self, error: BaseException) -> bool:

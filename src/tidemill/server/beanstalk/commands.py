@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.server.beanstalk import reserve, stats
@@ -89,7 +89,7 @@ async def _settle(
         return False
     client.drop(reservation)
     verdict = Verdict(
-        reservation.token, outcome, started=reservation.leased, ended=wall_time(), **more
+        reservation.token, outcome, started=reservation.leased, ended=clock.wall(), **more
     )
     try:
         return await port.shared_owner.settle(verdict, reservation.commit)

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.job_numbers import with_job_numbers
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Lease, Owner
 from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.job_numbers import JobNumbers
@@ -56,7 +56,7 @@ class PortState:
             name=f"beanstalk {host}:{pid}",
             host=host,
             pid=pid,
-            started=wall_time(),
+            started=clock.wall(),
         )
         self.shared_owner = SharedOwner(
             self.broker, self.owner, tasks=tasks, on_lost_commit=self._on_lost_commit

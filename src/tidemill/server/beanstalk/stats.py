@@ -13,7 +13,7 @@ import socket
 import time
 
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
 from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.replies import NOT_FOUND, yaml_reply
@@ -67,7 +67,7 @@ async def job_stats(port: PortState, client: Client, number: int) -> bytes:
     if record is None:
         return NOT_FOUND
     port.end_late()
-    counters, envelope, now = port.counters_of(number), record.envelope, wall_time()
+    counters, envelope, now = port.counters_of(number), record.envelope, clock.wall()
     facts = {
         "id": number,
         "tube": envelope.queue,
@@ -89,7 +89,7 @@ async def job_stats(port: PortState, client: Client, number: int) -> bytes:
 
 def _time_left(port: PortState, number: int, record: Record) -> int:
     if record.state is State.SCHEDULED:
-        return max(0, int(record.due - wall_time()))
+        return max(0, int(record.due - clock.wall()))
     if record.state is not State.RUNNING:
         return 0
     reservations = (client.reservations.get(number) for client in port.clients)

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 from broker_driver import LiveOwner, job
+from moved_clock import MovedClock
 from servers import django_on_sqlite
 
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.django import server_clock
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
 from tidemill.brokers.django.owners import listed
@@ -85,7 +85,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
 class Store:
     """A store, its owner, and a clock."""
 
-    def __init__(self, broker: DjangoBroker, clock: list[float]) -> None:
+    def __init__(self, broker: DjangoBroker, clock: MovedClock) -> None:
         self.broker = broker
         self.owner = LiveOwner(broker)
         self._clock = clock
@@ -96,7 +96,7 @@ class Store:
         return [one.id for one in jobs]
 
     def advance(self, seconds: float) -> None:
-        self._clock[0] += seconds
+        self._clock.advance(seconds)
 
     def end(self, count: int, outcome: Outcome = Outcome.SUCCESS, **fields: Any) -> None:
         """Lease jobs, and settle them."""
@@ -113,16 +113,14 @@ class Store:
 
 
 @pytest.fixture
-def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
-    clock = [0.0]
-    monkeypatch.setattr(server_clock, "server_offset", lambda: clock[0])
+def make_store(tmp_path: Path, moved_clock: MovedClock) -> Iterator[Callable[..., Store]]:
     stores: list[Store] = []
 
     def make(query: str = "") -> Store:
         url = django_on_sqlite(str(tmp_path / f"store{len(stores)}"))
         broker = open_broker(url + query)
         assert isinstance(broker, DjangoBroker)
-        stores.append(Store(broker, clock))
+        stores.append(Store(broker, moved_clock))
         return stores[-1]
 
     yield make

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from lmdb_desk import job
+from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
@@ -55,7 +56,7 @@ def test_failures_after_the_first_do_not_read_the_job_behind(
 
 
 def test_finished_jobs_look_once_whether_the_same_job_needs_them(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # law 15
     names = [f"m{n:02}" for n in range(MANY)]
@@ -71,7 +72,7 @@ def test_finished_jobs_look_once_whether_the_same_job_needs_them(
         return state_and_line(data)
 
     monkeypatch.setattr("tidemill.brokers.lmdb.workflows.state_and_line", counted)
-    monkeypatch.setattr(broker._time, "_offset", broker._time._offset + 100.0)
+    moved_clock.advance(100)
     broker.tick()
     assert len(looks) == 1
     assert broker.get(names[0]) is not None

@@ -16,6 +16,7 @@ from typing import Any
 import lmdb
 import pytest
 from lmdb_desk import Gate, Sleeper, commits, in_threads, job, join
+from moved_clock import MovedClock
 from servers.base import await_stop
 
 from tidemill.brokers.contract.exchange import Mode, Step, Want
@@ -280,7 +281,7 @@ def test_nothing_is_handed_to_who_was_given_up(broker: LmdbBroker) -> None:
 
 
 def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+    broker: LmdbBroker, moved_clock: MovedClock
 ) -> None:
     """Law 14: such a job does not start."""
     worker = Sleeper(broker)
@@ -288,8 +289,7 @@ def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
     broker.put([named("c"), named("d"), named("e", expires=5.0), named("f")])
     assert broker.cancel(["c"]) == [True]
     assert broker.delete(["d"]) == [True]
-    micros = broker._time.micros
-    monkeypatch.setattr(broker._time, "micros", lambda: tuple(t + 6_000_000 for t in micros()))
+    moved_clock.advance(6)
     assert worker.take() == ["f"]
     [record] = broker.find(Filter(states=frozenset({State.CANCELLED}))).records
     assert (record.envelope.id, record.error) == ("c", "cancelled before it started")
@@ -299,7 +299,7 @@ def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
 
 @pytest.mark.parametrize("how", ["of a flow", "with a successor"])
 def test_a_job_expires_while_another_job_is_handed_over(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, how: str
+    broker: LmdbBroker, moved_clock: MovedClock, how: str
 ) -> None:
     # given: a job that was given back and hinted to one who does not come; another sleeps on
     holder, slow, other = (Sleeper(broker, name) for name in ("holder", "slow", "other"))
@@ -316,8 +316,7 @@ def test_a_job_expires_while_another_job_is_handed_over(
     laggard = Sleeper(broker, "later")
     laggard.sleep(queues=["later"])
     holder.exchange(verdicts=[Verdict(lease.token, Outcome.RELEASE)])
-    micros = broker._time.micros
-    monkeypatch.setattr(broker._time, "micros", lambda: tuple(t + 61_000_000 for t in micros()))
+    moved_clock.advance(61)
     # when: a put comes upon it
     broker.put([named("new")])
     # then: what waited for it is ready, and whoever sleeps for that is hinted

@@ -12,10 +12,10 @@ from tidemill.brokers.lmdb import broker as lmdb_broker
 from tidemill.brokers.lmdb import history
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.commit_state import CommitState
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Owner
 
-NOW = int(wall_time()) // HOUR * HOUR
+NOW = int(clock.wall()) // HOUR * HOUR
 
 
 def test_rows_of_one_commit_are_summed_and_written_once(

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from lmdb_desk import Sleeper, commits, job
+from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.lmdb import store_clock
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import machine_time
 from tidemill.core.job import Envelope, Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
@@ -27,17 +26,6 @@ def broker(tmp_path: Path) -> Iterator[LmdbBroker]:
     yield broker
     broker.close()
     shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-class Clock:
-    ahead = 0.0
-
-
-@pytest.fixture
-def clock(broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(store_clock, "machine_time", lambda: machine_time() + clock.ahead)
-    return clock
 
 
 def jobs(
@@ -88,7 +76,7 @@ def test_an_end_wakes_a_sleeper_for_the_place_it_leaves(broker: LmdbBroker, how:
 
 @pytest.mark.parametrize("how", ["queue", "lane"])
 def test_a_token_wakes_one_and_a_look_before_its_time_writes_nothing(
-    broker: LmdbBroker, clock: Clock, how: str
+    broker: LmdbBroker, moved_clock: MovedClock, how: str
 ) -> None:
     # law 9: no polling; a look costs no disk
     terms = LimitSettings(rate=(1, 1000), burst=1)
@@ -104,7 +92,7 @@ def test_a_token_wakes_one_and_a_look_before_its_time_writes_nothing(
     assert commits(broker) == before
     one.hinted()  # of before
     two.hinted()
-    clock.ahead += 1000
+    moved_clock.advance(1000)
     assert one.take() == ["1"]
     assert not one.hinted()
     assert not two.hinted()
@@ -137,7 +125,9 @@ def test_jobs_that_wait_for_a_limit_are_found_and_purged(broker: LmdbBroker) -> 
     assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"b1"}
 
 
-def test_nothing_is_left_of_lanes_that_nobody_uses(broker: LmdbBroker, clock: Clock) -> None:
+def test_nothing_is_left_of_lanes_that_nobody_uses(
+    broker: LmdbBroker, moved_clock: MovedClock
+) -> None:
     # law 15
     worker = Sleeper(broker)
     for n in range(50):
@@ -145,7 +135,7 @@ def test_nothing_is_left_of_lanes_that_nobody_uses(broker: LmdbBroker, clock: Cl
     while broker.limits()[0].keys:
         leases = worker.exchange(want=Want(500))
         broker.exchange(Step("w", verdicts=[Verdict(x.token, Outcome.SUCCESS) for x in leases]))
-        clock.ahead += 11
+        moved_clock.advance(11)
         broker.tick()
     with broker._store.env.begin() as txn:
         tables = broker._store.tables

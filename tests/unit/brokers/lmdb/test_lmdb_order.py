@@ -16,7 +16,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.layout import accepted_in
 from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, Outcome, Owner, Verdict
 
 IDS = ["zebra", "17", "apple", "b", "Z", "0"]
@@ -80,7 +80,7 @@ def made_at(seconds: float, n: int) -> str:
 
 
 def any_id(rng: random.Random, n: int) -> str:
-    now = wall_time()
+    now = clock.wall()
     return rng.choice(
         [
             new_id(),

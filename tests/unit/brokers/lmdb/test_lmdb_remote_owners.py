@@ -9,6 +9,7 @@ import time
 import pytest
 from harness import eventually
 from lmdb_desk import Process, Sleeper, job
+from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb import idempotency, store_clock, wakeup
@@ -138,7 +139,7 @@ def test_no_word_is_lost_to_a_machine_that_boots(
     broker.tick()
     broker.close()
     monkeypatch.setattr(store_clock, "_boot_id", lambda: "another")
-    monkeypatch.setattr(store_clock, "machine_time", lambda: 12.0)
+    MovedClock(monkeypatch, machine=12.0)
     after = open_broker(url)
     after.tick()
     after.count_silence()
@@ -149,15 +150,13 @@ def test_no_word_is_lost_to_a_machine_that_boots(
 
 
 def test_answers_to_old_puts_are_forgotten(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # law 15: in pieces, the oldest first
     monkeypatch.setattr(idempotency, "_SWEEP_MOST", 3)
-    now = store_clock.machine_time()
-    monkeypatch.setattr(store_clock, "machine_time", lambda: now)
     for number in range(10):
         broker.put([job()], nonce=f"old{number}")
-    now += 3000
+    moved_clock.advance(3000)
     broker.put([job()], nonce="new")
     broker.tick()
     with broker._store.env.begin() as txn:

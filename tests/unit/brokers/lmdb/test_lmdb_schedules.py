@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
 
 
@@ -16,12 +16,12 @@ def test_the_owner_that_fires_a_schedule_leases_its_job_in_the_same_commit(tmp_p
     # law 9: not first the job's commit, and then that of its lease
     broker = open_broker(f"lmdb://{tmp_path}/store")
     broker.attach(Owner(id="w", name="w"))
-    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     want = Want(2)
     reply = broker.exchange(Step("w", want=want, fires=5))
     assert [s.name for s in reply.schedules] == ["s"]
     job = Envelope(id="j", task="t")
-    broker.change_schedules([Change("s", made.version, wall_time() + 60, jobs=(job,))])
+    broker.change_schedules([Change("s", made.version, clock.wall() + 60, jobs=(job,))])
     record = broker.get("j")
     assert record is not None
     assert record.state is State.RUNNING
@@ -40,7 +40,7 @@ def test_a_schedule_outlives_the_process_that_stored_it(tmp_path: Path) -> None:
     pid = os.fork()
     if not pid:
         broker = open_broker(url)
-        broker.change_schedules([Change("s", 0, wall_time() - 1, b"body")])
+        broker.change_schedules([Change("s", 0, clock.wall() - 1, b"body")])
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     broker = open_broker(url)

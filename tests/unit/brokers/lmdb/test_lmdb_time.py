@@ -6,6 +6,7 @@ import time
 
 import pytest
 from lmdb_desk import job
+from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
@@ -14,13 +15,13 @@ from tidemill.core.job import Owner
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 def test_a_clock_that_jumps_across_a_restart_moves_nothing(
-    url: str, monkeypatch: pytest.MonkeyPatch, jump: float
+    url: str, moved_clock: MovedClock, jump: float
 ) -> None:
     # case Q9, law 19
     broker = open_broker(url)
     broker.put([job(id="first"), job(id="late", delay=60)])
     broker.close()
-    monkeypatch.setattr("tidemill.brokers.lmdb.store_clock.wall_time", lambda: time.time() + jump)
+    moved_clock.set_wall(jump)
     again = open_broker(url)
     again.put([job(id="second")])
     again.attach(Owner(id="o", name="w"))
@@ -39,10 +40,8 @@ def test_after_a_boot_time_goes_on_and_never_back(
     broker.put([job(id="late", delay=60)])
     broker.tick()  # notes how the clocks stand
     broker.close()
-    module = "tidemill.brokers.lmdb.store_clock"
-    monkeypatch.setattr(f"{module}._boot_id", lambda: "another")
-    monkeypatch.setattr(f"{module}.machine_time", lambda: time.monotonic() - 1e6)
-    monkeypatch.setattr(f"{module}.wall_time", lambda: time.time() + wall)
+    monkeypatch.setattr("tidemill.brokers.lmdb.store_clock._boot_id", lambda: "another")
+    MovedClock(monkeypatch, wall=time.time() + wall, machine=5.0)
     again = open_broker(url)
     again.attach(Owner(id="o", name="w"))
     assert again.exchange(Step("o", want=Want(1))).next_due == pytest.approx(left, abs=5)

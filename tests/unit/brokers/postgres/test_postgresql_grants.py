@@ -17,7 +17,7 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
 from tidemill.cli.doctor import examine
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Owner, Verdict
 from tidemill.core.limit_settings import LimitSettings
@@ -77,7 +77,7 @@ def test_such_a_user_puts_runs_looks_and_acts(broker: Broker, url: str, schema: 
         broker.put([job(id="c")], txn=conn)
     [lease, *_] = take(broker, "o", 9)
     broker.exchange(Step("o", [Verdict(lease.token, 0)]))
-    broker.change_schedules([Change("s", 0, wall_time() + 60)])
+    broker.change_schedules([Change("s", 0, clock.wall() + 60)])
     broker.tick()
     assert broker.cancel(["b"]) == [True]
     assert broker.purge("default") >= 0

@@ -15,10 +15,10 @@ from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared import folded_history
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Owner
 
-NOW = int(wall_time()) // HOUR * HOUR
+NOW = int(clock.wall()) // HOUR * HOUR
 
 
 @pytest.fixture

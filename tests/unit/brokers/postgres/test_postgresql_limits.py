@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import connect, take, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.postgres import server_clock
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
@@ -383,7 +383,7 @@ def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
 
 
 def test_nothing_is_left_of_lanes_that_nobody_uses(
-    broker: PostgresBroker, url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+    broker: PostgresBroker, url: str, schema: str, moved_clock: MovedClock
 ) -> None:
     # law 15
     terms = LimitSettings(rate=(10, 1), burst=2, window=(5, 1))
@@ -396,7 +396,7 @@ def test_nothing_is_left_of_lanes_that_nobody_uses(
     leases = take(broker, "one", 50)
     assert len(leases) == 20
     broker.exchange(Step("one", [done(lease) for lease in leases]))
-    monkeypatch.setattr(server_clock, "server_offset", lambda: 10.0)
+    moved_clock.advance(10.0)
     broker.tick()
     with connect(url) as conn:
         for table in ("gate", "parked", "stand", "inbox", "said"):

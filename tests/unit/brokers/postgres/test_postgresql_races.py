@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import connect, take, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.postgres import server_clock
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.job import Conflict, Envelope, Links, Outcome, Owner, State, Verdict
@@ -72,12 +72,12 @@ def behind_a_lock(url: str, schema: str, child: str, work: Any) -> Iterator[None
 
 @pytest.mark.parametrize("waits", ["any", "barrier"])
 def test_a_job_that_expires_during_a_step_is_counted_down_once(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, waits: str
+    broker: Broker, moved_clock: MovedClock, waits: str
 ) -> None:
     # law 3
     first = job("a", "c", expires=5.0)
     broker.put([job("c", waits=waits), first, job("b", "c", delay=1000.0)])
-    monkeypatch.setattr(server_clock, "server_offset", lambda: 10.0)
+    moved_clock.advance(10.0)
     broker.exchange(Step("w"))
     assert stands(broker, "a") == (State.EXPIRED, 0)
     assert stands(broker, "c") == (State.WAITING, 1)
@@ -87,13 +87,13 @@ def test_a_job_that_expires_during_a_step_is_counted_down_once(
 
 
 def test_a_job_that_comes_due_after_the_look_is_not_ended_uncounted(
-    broker: Broker, url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, url: str, schema: str, moved_clock: MovedClock
 ) -> None:
     # law 3: a transaction of a user's brings it while those seen are being locked
     broker.put([job("c", waits="any"), job("a", "c", expires=5.0)])
     with connect(url) as user:
         broker.put([job("c2", waits="any"), job("e", "c2", expires=5.0)], txn=user)
-        monkeypatch.setattr(server_clock, "server_offset", lambda: 10.0)
+        moved_clock.advance(10.0)
         with behind_a_lock(url, schema, "c", broker.tick):
             user.commit()
     broker.tick()

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import ids, job
 from servers import postgres_url
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed
-from tidemill.brokers.postgres import server_clock
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Owner
 
 
@@ -53,9 +53,9 @@ def test_a_change_whose_reply_was_lost_is_made_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 4, case C7
-    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lost = lose_replies(monkeypatch, b".change_schedules(")
-    due = wall_time() + 60
+    due = clock.wall() + 60
     [changed] = broker.change_schedules([Change("s", made.version, due, jobs=(job(id="j"),))])
     assert lost
     [record] = broker.schedules(["s"])
@@ -66,16 +66,16 @@ def test_a_change_whose_reply_was_lost_is_made_once(
 
 
 def test_a_schedule_handed_out_with_a_lost_reply_is_handed_out_again(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # case C7
-    broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lost = lose_replies(monkeypatch, b".hand_out(")
     reply = broker.exchange(Step("w", fires=5))
     assert lost
     assert reply.schedules == []
     assert 0 < reply.next_due <= CLAIM
-    monkeypatch.setattr(server_clock, "server_offset", lambda: CLAIM + 0.1)
+    moved_clock.advance(CLAIM + 0.1)
     assert [s.name for s in broker.exchange(Step("w", fires=5)).schedules] == ["s"]
 
 

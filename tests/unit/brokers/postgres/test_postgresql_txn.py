@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import connect, ids, job, take, until_blocked
 from psycopg.rows import class_row, dict_row, scalar_row
 from servers import postgres_url
@@ -17,7 +18,6 @@ from servers import postgres_url
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.postgres import server_clock
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import DuplicateJob, InvalidOption, QueueFull, TidemillError
@@ -58,14 +58,14 @@ def test_a_put_in_a_transaction_appears_with_its_commit(
 
 
 def test_a_due_job_that_an_open_transaction_holds_makes_nobody_step_again_and_again(
-    broker: Broker, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, conn: psycopg.Connection, moved_clock: MovedClock
 ) -> None:
     # given a delayed job that an open transaction replaces
     broker.put([job(id="late", key="k", delay=60)])
     broker.put([job(id="new", key="k", on_conflict="replace", delay=600)], txn=conn)
     broker.attach(Owner(id="o", name="w"))
     # when it comes due
-    monkeypatch.setattr(server_clock, "server_offset", lambda: 61.0)
+    moved_clock.advance(61.0)
     # then an owner looks again after a moment, and not at once
     reply = broker.exchange(Step("o", want=Want(1)))
     assert reply.leases == []

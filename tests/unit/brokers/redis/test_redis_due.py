@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from moved_clock import MovedClock
 from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
-from tidemill.brokers.redis import server_clock
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
@@ -68,12 +68,12 @@ def wait(broker: RedisBroker) -> object:
 def test_due_jobs_are_moved_before_a_call_and_not_by_it(
     broker: RedisBroker,
     calls: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
+    moved_clock: MovedClock,
     call: Callable[[RedisBroker], object],
 ) -> None:
     # law 10
     broker.put(many(delay=LATER))
-    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    moved_clock.advance(LATER + 1)
     calls.clear()
     call(broker)
     assert calls["housekeeping"] == 2
@@ -82,11 +82,11 @@ def test_due_jobs_are_moved_before_a_call_and_not_by_it(
 
 
 def test_a_due_job_goes_before_jobs_put_after_it(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, moved_clock: MovedClock
 ) -> None:
     # law 10
     broker.put(many(delay=LATER))
-    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    moved_clock.advance(LATER + 1)
     broker.put([job("new", key="k")])
     broker.attach(Owner(id="w", kind="worker", name="w"))
     leases = broker.exchange(Step("w", want=Want(MANY + 1))).leases
@@ -94,11 +94,11 @@ def test_a_due_job_goes_before_jobs_put_after_it(
 
 
 def test_expired_jobs_hold_no_key_however_many_there_are(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, moved_clock: MovedClock
 ) -> None:
     # law 12
     broker.put([*many(expires=LATER), job("old", expires=LATER + 0.5, key="k")])
-    monkeypatch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+    moved_clock.advance(LATER + 1)
     put(broker)
     records = broker.get_many(["old", "new"])
     assert [record and record.state for record in records] == [State.EXPIRED, State.READY]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from moved_clock import MovedClock
 from servers import Redis
 
 from tidemill import Tidemill
@@ -103,7 +104,7 @@ def test_one_step_takes_no_more_than_there_is_room_for(broker: RedisBroker) -> N
 
 
 def test_history_is_pruned_before_a_result_is_given_up(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, moved_clock: MovedClock
 ) -> None:
     # law 15
     # given a store full of finished jobs, whose time is not over, and of others
@@ -112,7 +113,7 @@ def test_history_is_pruned_before_a_result_is_given_up(
     for _ in range(20):
         settle(broker, take(broker, 100), b"")
     broker.exchange(Step("w", [Verdict(t, Outcome.FAIL, error="e") for t in take(broker, 1)]))
-    monkeypatch.setattr("tidemill.brokers.redis.server_clock.server_offset", lambda: 10.0)
+    moved_clock.advance(10.0)
     jobs = fill(broker)
     # when jobs end with results
     assert jobs > 100
@@ -152,7 +153,7 @@ def test_a_full_server_keeps_neither_tracebacks_nor_lines_of_logs(broker: RedisB
 
 
 def test_puts_are_taken_again_once_history_has_made_room(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, moved_clock: MovedClock
 ) -> None:
     # law 16
     jobs = fill(broker)
@@ -160,7 +161,7 @@ def test_puts_are_taken_again_once_history_has_made_room(
         settle(broker, take(broker, 100), b"")
     with pytest.raises(StoreFull):
         broker.put([Envelope(id="new", task="t")])
-    monkeypatch.setattr("tidemill.brokers.redis.server_clock.server_offset", lambda: 10.0)
+    moved_clock.advance(10.0)
     for token in take(broker, 20):
         settle(broker, [token], b"")
     broker.put([Envelope(id="new", task="t")])

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 from servers import Redis
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import CLAIM, Change
-from tidemill.brokers.redis import server_clock
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Envelope, Owner
 
@@ -58,7 +58,7 @@ def test_a_change_whose_reply_was_lost_is_made_once(
 ) -> None:
     # law 4, case C7
     broker = open_on(Redis())
-    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lose_replies(monkeypatch, 1)
     [fired] = broker.change_schedules([Change("s", made.version, 0.0, b"", jobs=(job(),))])
     assert (fired.done, fired.left_out) == (True, ())
@@ -69,19 +69,19 @@ def test_a_change_whose_reply_was_lost_is_made_once(
 
 
 def test_a_schedule_handed_out_with_a_lost_reply_comes_again(
-    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch
+    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # case C7: when its claim is over
     broker = open_on(Redis())
     broker.exchange(Step("w"))  # its line is open
-    broker.change_schedules([Change("s", 0, wall_time() - 1)])
+    broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lose_replies(monkeypatch, 2)  # it is tried twice before it is given up for now
     with pytest.raises(BrokerUnavailable):
         broker.exchange(Step("w", fires=5))
     reply = broker.exchange(Step("w", fires=5))
     assert reply.schedules == []
     assert 0 < reply.next_due <= CLAIM
-    monkeypatch.setattr(server_clock, "server_offset", lambda: CLAIM)
+    moved_clock.advance(CLAIM)
     [again] = broker.exchange(Step("w", fires=5)).schedules
     assert again.name == "s"
 
@@ -92,7 +92,7 @@ def test_a_full_server_fires_nothing_and_lets_schedules_be_paused(
     # law 16
     server = Redis()
     broker = open_on(server)
-    [made] = broker.change_schedules([Change("s", 0, wall_time() - 1, b"rule")])
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1, b"rule")])
     server.run("CONFIG", "SET", "maxmemory", "1mb")
     with pytest.raises(StoreFull):
         broker.change_schedules([Change("s", made.version, 0.0, b"rule", jobs=(job(),))])
@@ -109,7 +109,7 @@ def test_a_later_time_wakes_no_owner(open_on: Callable[[Redis], Broker]) -> None
     broker = open_on(server)
     broker.attach(Owner(id="without", name="without"))
     broker.exchange(Step("without", want=Want(1)))  # it sees to none
-    soon = wall_time() + 60
+    soon = clock.wall() + 60
     many = [Change(f"s{n:04}", 0, soon + n) for n in range(1000)]
     first = broker.change_schedules(many)
     broker.exchange(Step("w", want=Want(1), fires=5))

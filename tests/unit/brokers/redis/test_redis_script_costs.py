@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from moved_clock import MovedClock
 from servers import Redis
 
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.redis import connections, record, server_clock
+from tidemill.brokers.redis import connections, record
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id, wall_time
+from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -52,7 +53,7 @@ class Counting:
     def __init__(self) -> None:
         name = LIBRARY.name.encode()
         self._names = name, name + b"_counted"
-        head, _, rest = LIBRARY.text(wall_time()).replace(*self._names).partition(b"\n")
+        head, _, rest = LIBRARY.text(clock.wall()).replace(*self._names).partition(b"\n")
         begin = b"local function begin_lightly(keys, args)\n"
         assert begin in rest
         rest = rest.replace(begin, begin + b"  TOUCHED.this = 0\n")
@@ -231,7 +232,7 @@ def test_due_jobs_are_moved_in_pieces(
         counted = make()
         put(counted.broker, count, delay=LATER)
         with monkeypatch.context() as patch:
-            patch.setattr(server_clock, "server_offset", lambda: LATER + 1)
+            MovedClock(patch).advance(LATER + 1)
             calls: dict[str, Callable[[RedisBroker], object]] = {
                 "exchange": lambda b: take(b, 10),
                 "tick": lambda b: b.tick(),
@@ -251,7 +252,7 @@ def test_jobs_are_pruned_in_pieces(
         counted = make()
         fill(counted.broker, count)
         with monkeypatch.context() as patch:
-            patch.setattr(server_clock, "server_offset", lambda: 7200.0)
+            MovedClock(patch).advance(7200.0)
             costs.append(counted.cost(lambda broker: broker.tick()))
             assert counted.broker.info()["jobs"] == 0
     assert costs[1] <= 1.15 * costs[0], costs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,6 @@ from tidemill.brokers.rabbitmq.amqp.probe import Probes
 from tidemill.brokers.rabbitmq.amqp.topology import SILENT, Declarer
 from tidemill.brokers.rabbitmq.errors import with_grant
 from tidemill.brokers.rabbitmq.queue_state import QueueState
-from tidemill.core.clock import machine_time
 from tidemill.core.locks import Event, Lock
 
 __all__ = ["Arrival", "ConsumerChannel"]
@@ -203,7 +203,7 @@ class ConsumerChannel:
         channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
         channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
         cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
-        self._channel, self._opened_at = channel, machine_time()
+        self._channel, self._opened_at = channel, time.monotonic()
         self._acknowledgements.begin_anew(channel)
         self._adjust()
         if self._asked:
@@ -224,7 +224,7 @@ class ConsumerChannel:
         log.error("rabbitmq took back our messages: %s", why)
         self.lost("")
         self._declarer.forget_all()  # a queue may have gone
-        soon = machine_time() - self._opened_at > _MADE_AGAIN
+        soon = time.monotonic() - self._opened_at > _MADE_AGAIN
         self._thread.later(0.0 if soon else _MADE_AGAIN, functools.partial(self._reopen, channel))
 
     def _reopen(self, old: Channel) -> None:
@@ -310,12 +310,12 @@ class ConsumerChannel:
 
     def _begun(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
-            consumer.known, state.begun = True, machine_time()
+            consumer.known, state.begun = True, time.monotonic()
             self._probes.is_well(state.place.name)
 
     def _ended(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
-            consumer.stage, state.back = Stage.ENDED, machine_time()
+            consumer.stage, state.back = Stage.ENDED, time.monotonic()
             cast("Any", self._channel)._cleanup_consumer_ref(consumer.tag)
             self._whose.pop(consumer.tag.encode(), None)
         self._adjust()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -23,7 +24,6 @@ from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
 from tidemill.brokers.rabbitmq.amqp.connection import Connection
 from tidemill.brokers.rabbitmq.errors import is_final, sentence
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.clock import machine_time
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.sigpipe import block_sigpipe
@@ -103,7 +103,7 @@ class ConnectionThread:
         self._state = Condition()
         self._trouble = ""  # the reason why the connection is not open
         self._final = False  # True when no later try can succeed
-        self._since = 0.0  # machine time at which the connection opened
+        self._since = 0.0  # monotonic time at which the connection opened
         self._pause = _PAUSE
         self._closing = False
         self._connecting: Any = None
@@ -259,7 +259,7 @@ class ConnectionThread:
             self._outages.back(self.role)
         with self._state:
             self._connection = result
-            self._trouble, self._since, self._final = "", machine_time(), False
+            self._trouble, self._since, self._final = "", time.monotonic(), False
             self.connects += 1
             self._state.notify_all()
         for listener in list(self._listeners):
@@ -292,7 +292,7 @@ class ConnectionThread:
             self._end()
         else:
             # A connection that lasted a while resets the pause.
-            if self._since and machine_time() - self._since > _PAUSE_MOST:
+            if self._since and time.monotonic() - self._since > _PAUSE_MOST:
                 self._pause, self._since = _PAUSE, 0.0
             self._loop.call_later(self._pause, self._connect)
             self._pause = min(self._pause * 2, _PAUSE_MOST)

@@ -9,6 +9,7 @@ rests: no further messages come.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.exchange import Want
@@ -16,7 +17,6 @@ from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.settle import Settlement
-from tidemill.core.clock import machine_time
 from tidemill.core.locks import RLock
 
 __all__ = ["UNWANTED", "Credit"]
@@ -60,7 +60,7 @@ class Credit:
         self._settlement = settlement
         self._lock = lock
         self._states = states
-        self._asked = 0.0  # machine time of the last want whose owner waits
+        self._asked = 0.0  # monotonic time of the last want whose owner waits
         self._looking = False
         self.hungry = False
         self.returned: list[HeldMessage] = []
@@ -128,7 +128,7 @@ class Credit:
         return state.credit > state.needs or not self.is_for(state)
 
     def _look(self) -> None:
-        now = machine_time()
+        now = time.monotonic()
         with self._lock, self._channel.together():
             self._looking = False
             for state in filter(self._may_bring_more, self._states()):

@@ -65,7 +65,7 @@ class Batch:
     """Messages that a caller waits for together.
 
     Attributes:
-        began: machine time at which the waiting call began.
+        began: monotonic time at which the waiting call began.
         stored: the number of confirmed messages.
         unsure: the number of sent messages without an answer, on this connection or earlier ones.
         refusal: the reason why no more messages are sent, while some are still under way.
@@ -131,8 +131,8 @@ class PublishWindow:
         target: the queue of the server that gets its messages: its home, or its first delay queue.
         halted: its queues are being made, or cannot be made for now.
         checking: the window waits for the check of its target.
-        moved: machine time of its creation, or of the last answer other than a refusal.
-        answered: machine time of the last answer other than a refusal; 0 for none.
+        moved: monotonic time of its creation, or of the last answer other than a refusal.
+        answered: monotonic time of the last answer other than a refusal; 0 for none.
         why: the server's reason why the place cannot be used now.
         pause: seconds of the latest pause.
     """

@@ -7,6 +7,7 @@ a missing place does not make the place.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -23,7 +24,6 @@ from pika.exceptions import (
 from tidemill.brokers.rabbitmq.errors import sentence
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.clock import machine_time
 from tidemill.core.errors import BrokerUnavailable
 
 __all__ = [
@@ -178,10 +178,10 @@ class ShortConnection:
 
     def _comes(self, place: Place, came: deque[Seen], wait: float, *, sure: bool) -> bool:
         """Wait for the next message of a walk. ``sure``: each ready message must come in time."""
-        began = machine_time()
+        began = time.monotonic()
         while True:
-            until = machine_time() + wait
-            while not came and (left := until - machine_time()) > 0:
+            until = time.monotonic() + wait
+            while not came and (left := until - time.monotonic()) > 0:
                 self._hear(left)
             if came or not sure:
                 return bool(came)
@@ -193,7 +193,7 @@ class ShortConnection:
             self._hear(0)
             if came or not ready:
                 return bool(came)
-            if machine_time() - began > ANSWER_WITHIN:
+            if time.monotonic() - began > ANSWER_WITHIN:
                 raise _Silence(place.name, "does not hand out its messages")
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -27,7 +28,6 @@ from pika.exceptions import AMQPError
 
 from tidemill.brokers.rabbitmq.due import LEVELS, DelayQueues
 from tidemill.brokers.rabbitmq.layout import Place
-from tidemill.core.clock import machine_time
 
 __all__ = ["SILENT", "Answer", "Declarer"]
 
@@ -58,7 +58,7 @@ class _Errand:
         over: called with the answer to the last act, or with the reason of a failure.
         slow: called if an act gets no answer soon.
         channel: the channel of its acts.
-        since: machine time of the last answer, or of the beginning.
+        since: monotonic time of the last answer, or of the beginning.
         prompt: True while every answer came soon.
     """
 
@@ -227,7 +227,7 @@ class Declarer:
             connection.channel(on_open_callback=self._channel_opened)
             return
         self._current = errand = self._waiting.popleft()
-        errand.channel, errand.since = self._channel, machine_time()
+        errand.channel, errand.since = self._channel, time.monotonic()
         self._watch()
         self._go_on(errand)
 
@@ -244,7 +244,7 @@ class Declarer:
         if errand is not self._current and errand not in self._apart:
             return  # this errand was given up
         errand.acts.popleft()
-        now = machine_time()
+        now = time.monotonic()
         errand.prompt = errand.prompt and now - errand.since < _PROMPT
         errand.since = now
         if errand.acts:
@@ -312,7 +312,7 @@ class Declarer:
         if connection is not self._connection:
             return
         self._watching = False
-        now, current = machine_time(), self._current
+        now, current = time.monotonic(), self._current
         for errand in [one for one in self._apart if now - one.since >= _SILENT]:
             self._end(errand, None, SILENT)
         if current is not None and current is self._current and now - current.since >= _SLOW:

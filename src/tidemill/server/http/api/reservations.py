@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.backoff import backoff
-from tidemill.core.clock import wall_time
+from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.errors import CodecError, InvalidOption
@@ -49,7 +49,7 @@ def verdict_of(
 ) -> Verdict:
     """A verdict on an attempt that ends now; long texts are cut."""
     error, traceback = storable(error)[:_ERROR_MOST], storable(traceback)[-_TRACE_MOST:]
-    return Verdict(token, outcome, error=error, traceback=traceback, ended=wall_time(), **more)
+    return Verdict(token, outcome, error=error, traceback=traceback, ended=clock.wall(), **more)
 
 
 async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
@@ -153,7 +153,7 @@ async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut
     """
     it = _task(call, receipt)
     record = await _record(call, it)
-    now = wall_time()
+    now = clock.wall()
     timeout = record.envelope.timeout
     late = bool(timeout and record.leased and now > record.leased + timeout)
     if late:
