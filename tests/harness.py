@@ -39,6 +39,11 @@ SLACK = 15.0
 """Seconds granted beyond what a law says: other tests run meanwhile, more than there are cores, and
 a disk may stall. What would happen otherwise happens later: a lease is over after 30 s."""
 
+PATIENT = {"TIDEMILL_WAITS": '{"stuck": 30, "silent": 30}'}
+"""The environment of a worker that a busy machine does not mislead about its jobs. Else the worker
+takes a job for stuck that does not end within half a second of its timeout, and a busy machine may
+give a process no processor for so long. Then the worker replaces the process."""
+
 UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 
 PRELUDE = """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import ON_SERVERS, Place, eventually
-from patience import patience
+from harness import ON_SERVERS, PATIENT, Place, eventually
 
 from tidemill.core.job import State
 
@@ -33,7 +32,7 @@ def neighbour():
 def test_a_fan_out_job_is_interrupted(place: Place, slots: int) -> None:
     # given: neighbours that are still running
     place.write(APP)
-    worker = place.worker("-Q", "default", slots=slots, env=patience(place)).wait_ready()
+    worker = place.worker("-Q", "default", slots=slots, env=PATIENT).wait_ready()
     neighbours = [place.enqueue("neighbour") for _ in range(slots - 1)]
     if neighbours:
         place.wait_notes("begin", slots - 1)

@@ -8,8 +8,16 @@ import time
 from collections import Counter
 
 import pytest
-from harness import SLACK, Place, alive, check_counters, check_no_overlap, eventually, runs_of
-from patience import patience
+from harness import (
+    PATIENT,
+    SLACK,
+    Place,
+    alive,
+    check_counters,
+    check_no_overlap,
+    eventually,
+    runs_of,
+)
 
 from tidemill.core.job import State
 
@@ -463,7 +471,7 @@ async def awatches():
     return "seen"
 """
     )
-    worker = place.worker(slots=slots, env=patience(place)).wait_ready()
+    worker = place.worker(slots=slots, env=PATIENT).wait_ready()
     seen = place.enqueue("watches" if name == "long" else "awatches")
     place.wait_notes(f"begin {seen.id}")
     assert seen.cancel()

@@ -6,8 +6,7 @@ import signal
 import time
 
 import pytest
-from harness import SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
-from patience import patience
+from harness import PATIENT, SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
 from servers.base import await_stop
 
 from tidemill.core.job import Outcome, Record, State
@@ -136,7 +135,7 @@ def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # 
     line, in_main, in_threads = CASES[name]
     goes_on = in_main if slots == 1 else in_threads
     place.write(APP)
-    env = patience(place) if goes_on else None
+    env = PATIENT if goes_on else None
     worker = place.worker("--stuck-grace", "0.5", slots=slots, env=env).wait_ready()
     eventually(worker.children, "the process")
     (before,) = [child.pid for child in worker.children()]
@@ -190,7 +189,7 @@ def test_neighbours_go_back_uncounted(place: Place, name: str) -> None:  # case 
 
 def test_interrupted_neighbours_are_untouched(place: Place) -> None:  # case T6
     place.write(APP)
-    worker = place.worker(slots=4, env=patience(place)).wait_ready()
+    worker = place.worker(slots=4, env=PATIENT).wait_ready()
     others = [place.enqueue("neighbour", 300.0) for _ in range(2)]
     place.wait_notes("begin", 2)
     for record in place.finish([place.enqueue("loops"), place.enqueue("asleeps")]):
@@ -321,7 +320,7 @@ def test_timeouts_of_call_task_and_app(place: Place) -> None:  # case T7
         """,
         timeout=0.6,
     )
-    worker = place.worker(slots=1, env=patience(place)).wait_ready()
+    worker = place.worker(slots=1, env=PATIENT).wait_ready()
     quick = [place.enqueue("quick") for _ in range(20)]
     jobs = [
         place.enqueue("by_app"),
@@ -375,7 +374,7 @@ def test_a_storm_of_timeouts_hits_nothing_else(place: Place, slots: int) -> None
             return 1
         """
     )
-    worker = place.worker(slots=slots, env=patience(place)).wait_ready()
+    worker = place.worker(slots=slots, env=PATIENT).wait_ready()
     jobs = place.enqueue_many("close", [(0.035 + 0.03 * i / 40,) for i in range(40)])
     jobs += place.enqueue_many("aclose", [(0.045 + 0.01 * i / 30,) for i in range(30)])
     records = place.finish(jobs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Place, eventually
-from patience import patience
+from harness import PATIENT, Place, eventually
 
 from tidemill.core.job import State
 
@@ -194,7 +193,7 @@ def test_errors_of_user_code_end_no_thread(place: Place, name: str, slots: int) 
 def test_late_errors_end_no_thread(place: Place, slots: int) -> None:
     # Given tasks that leave an alarm, a profiler and a bad value behind.
     place.write(APP)
-    worker = place.worker(slots=slots, env=patience(place)).wait_ready()
+    worker = place.worker(slots=slots, env=PATIENT).wait_ready()
     jobs = [place.enqueue(name) for name in ("sets_alarm", "profiles")]
     jobs.append(place.enqueue("takes", {"n": 1}))
     # When these raise while no task runs.

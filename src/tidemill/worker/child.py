@@ -81,7 +81,7 @@ class Child:
         counting = Counting(setup.worker) if setup.history else None
         self.out = Outbox(message_socket, self.timekeeper.state, self.give_up, counting)
         self.scoreboard = Scoreboard(setup.board, setup.board_slots)
-        self.timeouts = Timeouts(self.out.ring)
+        self.timeouts = Timeouts(setup.waits.stuck, self.out.ring)
         self.stopping = Stopping()
         self.run_log = RunLog(max(1, setup.slots // setup.concurrency), setup.slow)
         waits = Waits(mill, setup, self.scoreboard)

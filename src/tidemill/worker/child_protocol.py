@@ -22,6 +22,7 @@ import msgspec
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.client.worker_reports import Answer
 from tidemill.core.job import Command, Lease, Note, Verdict
+from tidemill.worker.settings import Waits
 
 __all__ = ["Closed", "Down", "Hello", "MessageSocket", "Setup", "Up"]
 
@@ -56,6 +57,7 @@ class Setup(msgspec.Struct, array_like=True):
     slow: float = 0.0
     last_words: str = ""
     history: bool = False
+    waits: Waits = Waits()
 
 
 class Hello(msgspec.Struct, array_like=True):

@@ -32,9 +32,6 @@ __all__ = ["Numbers", "WorkerHistory"]
 FAILURES_MOST = 200
 """At most this many different failures count in an hour; all others count as ``OTHER``."""
 
-PAUSE = 30.0
-"""Seconds without numbers after the store has refused a step."""
-
 
 class Numbers(msgspec.Struct):
     """The numbers in one step.
@@ -53,9 +50,13 @@ class Numbers(msgspec.Struct):
 
 
 class WorkerHistory:
-    """The numbers of one worker. Callers hold the lock of the process pool."""
+    """The numbers of one worker. Callers hold the lock of the process pool.
 
-    def __init__(self, worker: str, release: str) -> None:
+    After the store has refused a step, steps have no numbers for ``pause`` seconds.
+    """
+
+    def __init__(self, worker: str, release: str, pause: float) -> None:
+        self.pause = pause
         self.on = False  # True when the broker keeps history
         self._worker = worker
         self._release = release
@@ -136,7 +137,7 @@ class WorkerHistory:
 
     def refused(self, numbers: Numbers) -> None:
         """Keep the numbers of a refused step, and send no numbers for a while."""
-        self._paused = clock.machine() + PAUSE
+        self._paused = clock.machine() + self.pause
         self.again(numbers)
 
     def lost(self, numbers: Numbers, verdicts: Sequence[Verdict]) -> None:

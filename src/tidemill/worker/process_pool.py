@@ -27,7 +27,7 @@ from tidemill.worker.settings import Settings
 from tidemill.worker.suspects import set_aside
 from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
-from tidemill.worker.worker_process import KILL_PATIENCE, WorkerProcess
+from tidemill.worker.worker_process import WorkerProcess
 from tidemill.worker.zombie_reaper import reap_orphans
 
 __all__ = ["ProcessPool"]
@@ -59,7 +59,7 @@ class ProcessPool(ProcessStarter):
         self.interrupted = False  # True when the worker ended and killed a running job
         self.dispatch = Dispatch(self)
         self.reports = Reports(name)
-        self.history = WorkerHistory(name, settings.release)
+        self.history = WorkerHistory(name, settings.release, settings.waits.refused)
         self._crashes = 0
         self._crashed_at = 0.0
 
@@ -250,7 +250,7 @@ class ProcessPool(ProcessStarter):
                 self._gone(process)
             elif process.unkillable:
                 self._give_back_interrupted(process)
-            elif now - process.killed_at > KILL_PATIENCE:
+            elif now - process.killed_at > self.settings.waits.kill:
                 self._outlives(process)
         elif process.closed_at and process.exited():
             self._gone(process)
@@ -400,12 +400,12 @@ class ProcessPool(ProcessStarter):
             process.be_quiet()
 
     def end_all(self) -> None:
-        """Kill all processes and settle their jobs; waits up to five seconds for their deaths."""
+        """Kill all processes and settle their jobs; waits a while for their deaths."""
         self.closing = True
         processes = [process for process in self.processes if not process.unkillable]
         for process in processes:
             self.end(process)
-        until = clock.machine() + KILL_PATIENCE
+        until = clock.machine() + self.settings.waits.kill
         for process in processes:
             if process not in self.processes:
                 continue
@@ -441,7 +441,7 @@ class ProcessPool(ProcessStarter):
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            if process.unkillable or not process.exited(KILL_PATIENCE):
+            if process.unkillable or not process.exited(self.settings.waits.kill):
                 log.error("worker process %d does not die; it is left behind", process.pid)
             else:
                 process.bury()

@@ -13,7 +13,7 @@ from tidemill.worker.child_protocol import Setup
 from tidemill.worker.guard_process import GuardProcess
 from tidemill.worker.scoreboard_rows import ScoreboardShares
 from tidemill.worker.settings import Settings
-from tidemill.worker.worker_process import KILL_PATIENCE, WorkerProcess
+from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["ProcessStarter"]
 
@@ -46,8 +46,9 @@ class ProcessStarter:
         share = -1
         try:
             share = self.shares.take()
-            process = WorkerProcess(share, self.shares.size, self.settings.concurrency, extra=extra)
-            process.exit_patience = self.settings.shutdown_timeout
+            settings, size = self.settings, self.shares.size
+            process = WorkerProcess(share, size, settings.concurrency, settings.waits, extra=extra)
+            process.exit_patience = settings.shutdown_timeout
             process.board = self.shares.board
             process.replaces = replaces
             self._start(process)
@@ -79,7 +80,7 @@ class ProcessStarter:
         # No process may run without the guard.
         except OSError:
             process.kill()
-            process.exited(KILL_PATIENCE)
+            process.exited(self.settings.waits.kill)
             process.bury()
             raise
 
@@ -101,6 +102,7 @@ class ProcessStarter:
             max_memory=settings.max_memory,
             slow=settings.slow,
             history=self.counts,
+            waits=settings.waits,
         )
 
     def open_board(self, owner_id: str, folder: str) -> str:

@@ -9,13 +9,38 @@ import msgspec
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.config import check_name
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "Waits"]
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For how many seconds a worker waits before it acts.
+
+    Attributes:
+        stuck: until an interrupted job counts as stuck.
+        silent: past a deadline, until a process that does not report its job counts as stuck.
+        reap: until a process that has closed its socket is killed.
+        kill: until a process that outlives its SIGKILL counts as unkillable.
+        retry: between two tries to reach a broker that does not answer.
+        refused: without numbers for the history, after the store has refused a step.
+    """
+
+    stuck: float = 0.4
+    silent: float = 0.55
+    reap: float = 1.0
+    kill: float = 5.0
+    retry: float = 1.0
+    refused: float = 30.0
 
 
 def _grace() -> float | None:
     """The value of $TIDEMILL_UNKNOWN_GRACE, if set."""
     text = os.environ.get("TIDEMILL_UNKNOWN_GRACE", "")
     return float(text) if text else None
+
+
+def _waits() -> Waits:
+    """The waits in $TIDEMILL_WAITS, a JSON object that only tests set; else the usual waits."""
+    return msgspec.json.decode(os.environ.get("TIDEMILL_WAITS") or "{}", type=Waits)
 
 
 def _release() -> str:
@@ -29,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     A job of an unknown task fails after ``unknown_grace``; with None it waits for ever. A run that
     takes longer than ``slow`` is logged as slow; 0 turns this off. ``release`` names the version of
-    the app's code in the history of the store.
+    the app's code in the history of the store. No option shows the ``waits``.
     """
 
     app: str = ""
@@ -46,3 +71,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     release: str = msgspec.field(default_factory=_release)
     unknown_grace: float | None = msgspec.field(default_factory=_grace)
+    waits: Waits = msgspec.field(default_factory=_waits)

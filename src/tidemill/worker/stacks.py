@@ -51,12 +51,14 @@ def own_stacks() -> str:
     return "\n".join(parts)
 
 
-def stacks_of_threads(path: str, pid: int, threads: Iterable[int]) -> str:
+def stacks_of_threads(
+    path: str, pid: int, threads: Iterable[int], patience: float = PATIENCE
+) -> str:
     """The stacks of some threads of another process, without its interpreter lock.
 
     ``path`` is the file that the process has given to ``faulthandler.register``.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     parts = [_stack_of_thread(path, pid, thread, until) for thread in dict.fromkeys(threads)]
     return "\n".join(part for part in parts if part)
 

@@ -21,13 +21,9 @@ from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.refused_verdicts import RefusedVerdicts
 from tidemill.worker.settings import Settings
 
-__all__ = ["RETRY_AFTER", "StoreSteps"]
+__all__ = ["StoreSteps"]
 
 log = logging.getLogger("tidemill.worker")
-
-RETRY_AFTER = 1.0
-"""Seconds between two tries to reach a broker that does not answer."""
-
 
 SHORT_FOR = 60.0
 """Seconds in which a worker leases no job in advance, after a full store has refused a step."""
@@ -77,7 +73,7 @@ class StoreSteps:
                 pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
                 pool.history.again(self._numbers)
             self.asked = 0
-            return Reply(next_due=RETRY_AFTER)
+            return Reply(next_due=self._settings.waits.retry)
         except Exception as error:
             if not (verdicts or notes or rows or isinstance(error, StoreFull)):
                 raise
@@ -87,7 +83,7 @@ class StoreSteps:
             reply = self._refusals.settle(broker, verdicts, notes, error)
             with self._lock:
                 pool.history.refused(self._numbers)
-            reply.next_due = min(reply.next_due, RETRY_AFTER)
+            reply.next_due = min(reply.next_due, self._settings.waits.retry)
             return reply
         again = self._leases.answered(step, reply)
         with self._lock:

@@ -46,7 +46,6 @@ from tidemill.core.errors import (
 )
 from tidemill.core.job import Command, Owner
 from tidemill.core.version import __version__
-from tidemill.worker import store_steps
 from tidemill.worker.banner import Start
 from tidemill.worker.burst import Burst
 from tidemill.worker.child_protocol import Hello
@@ -172,7 +171,7 @@ class Supervisor:
         finally:
             with self._lock:
                 self.pool.end_all()
-            pause = functools.partial(self._poll, [], store_steps.RETRY_AFTER)
+            pause = functools.partial(self._poll, [], self.settings.waits.retry)
             if store_last(self.pool, functools.partial(self._exchange, broker), pause):
                 # If this fails, the store later notices the end by itself.
                 with contextlib.suppress(*_UNTAKEN):
@@ -281,7 +280,7 @@ class Supervisor:
                 self._scheduling.fire(broker, schedules, reply.wall)
             except (BrokerUnavailable, OSError) as error:
                 self._steps.trouble(error)
-                reply.next_due = store_steps.RETRY_AFTER
+                reply.next_due = self.settings.waits.retry
 
     def _exchange(self, broker: Store) -> Reply:
         serves = not self._stopping
@@ -319,7 +318,7 @@ class Supervisor:
             ready = broker.wait(self.owner.id, max(0.0, timeout), [*fds, *self.signals.fds()])
         except _UNTAKEN as error:
             self._steps.trouble(error)
-            self._poll(fds, min(store_steps.RETRY_AFTER, max(0.0, timeout)))
+            self._poll(fds, min(self.settings.waits.retry, max(0.0, timeout)))
         else:
             self._take(ready)
 

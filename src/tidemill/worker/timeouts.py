@@ -9,8 +9,9 @@ late exception lands in the job and not in other code.
 A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when the shield
 ends.
 
-A job that still runs ``PATIENCE`` seconds after its interruption is *stuck*: in a blocking system
-call, a C call or a long store step. The timekeeper settles the job, and its process is replaced.
+A job that still runs a while after its interruption (``Waits.stuck``) is *stuck*: in a blocking
+system call, a C call or a long store step. The timekeeper settles the job, and its process is
+replaced.
 
 A job in the main thread is interrupted by an alarm signal, which also ends blocking system calls.
 The signal handler makes the same pop. Async jobs are cancelled again and again until they end.
@@ -36,10 +37,7 @@ from tidemill.core.shield import aim, take_off
 from tidemill.core.signals import handle_again
 from tidemill.worker.run import Interrupt, Run
 
-__all__ = ["PATIENCE", "Timeouts", "cancellation_reason", "raise_if_interrupted"]
-
-PATIENCE = 0.4
-"""Seconds that an interrupted job has to end before it counts as stuck."""
+__all__ = ["Timeouts", "cancellation_reason", "raise_if_interrupted"]
 
 NUDGE = 0.15
 """Seconds between two cancellations of an async job, whose clean-up may await something, too."""
@@ -55,9 +53,13 @@ _set_async_exc.restype = ctypes.c_int
 
 
 class Timeouts:
-    """All runs of one process, and the ways to end them. ``ring`` wakes the timekeeper."""
+    """All runs of one process, and the ways to end them.
 
-    def __init__(self, ring: Callable[[], None] = lambda: None) -> None:
+    An interrupted run has ``patience`` seconds to end. ``ring`` wakes the timekeeper.
+    """
+
+    def __init__(self, patience: float, ring: Callable[[], None] = lambda: None) -> None:
+        self.patience = patience
         self._ring = ring
         self.running: dict[int, Run] = {}
         # Commands for jobs that are starting: token → True to terminate.
@@ -160,11 +162,11 @@ class Timeouts:
         for run in list(self.running.values()):
             if run.asked:
                 again = run.nudged + ALARM_AGAIN if run.ident == self.main else math.inf
-                times.append(min(run.asked + _patience(run), again))
+                times.append(min(run.asked + self._patience_with(run), again))
             elif run.deadline or self.stop_at:
                 times.append(min(run.deadline or math.inf, self.stop_at or math.inf))
         times += [
-            min(run.asked + PATIENCE, run.nudged + NUDGE)
+            min(run.asked + self.patience, run.nudged + NUDGE)
             for run in list(self._interrupted.values())
             if run.interrupted is not WorkerStopping
         ]
@@ -186,13 +188,17 @@ class Timeouts:
         for run in list(self._interrupted.values()):
             if run.interrupted is WorkerStopping:
                 continue  # not stuck: the job may clean up until the process is killed
-            if now - run.asked >= PATIENCE:
+            if now - run.asked >= self.patience:
                 if self._interrupted.pop(run.token, None) is not None:
                     stuck.append(run)
             elif now - run.nudged >= NUDGE:
                 run.nudged = now
                 _cancel(run)
         return stuck
+
+    def _patience_with(self, run: Run) -> float:
+        """Seconds that an interrupted run has to end before it counts as stuck."""
+        return math.inf if run.wanted is WorkerStopping else self.patience
 
     def _mark(self, run: Run) -> Interrupt:
         kind = run.interrupted = run.wanted or JobTimeout
@@ -201,7 +207,7 @@ class Timeouts:
         return kind
 
     def _interrupt(self, run: Run, now: float) -> None:
-        late = now - run.asked >= _patience(run)
+        late = now - run.asked >= self._patience_with(run)
         if run.ident == self.main:
             if not late:
                 self._alarm, run.nudged = run, now
@@ -287,11 +293,6 @@ def _cancel(run: Run) -> None:
 def _is(error: BaseException, kind: Interrupt | None) -> bool:
     """Do as ``isinstance``, but ignore ``error.__class__``, which may be the app's code."""
     return kind is not None and issubclass(type(error), kind)
-
-
-def _patience(run: Run) -> float:
-    """Seconds that an interrupted run has to end before it counts as stuck."""
-    return math.inf if run.wanted is WorkerStopping else PATIENCE
 
 
 def _inside(task: asyncio.Task[Any]) -> bool:

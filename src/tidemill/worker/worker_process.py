@@ -23,20 +23,12 @@ from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP, Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.process_events import ProcessEvents
+from tidemill.worker.settings import Waits
 from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.stuck_grace import StuckJobs
 from tidemill.worker.thread_states import live_threads
 
-__all__ = ["KILL_PATIENCE", "WITNESS_PATIENCE", "WorkerProcess"]
-
-WITNESS_PATIENCE = 0.55
-"""Seconds past a deadline after which a silent process counts as stuck."""
-
-REAP_PATIENCE = 1.0
-"""Seconds that a process has to exit by itself once it has closed its socket."""
-
-KILL_PATIENCE = 5.0
-"""Seconds after which a process that outlives its SIGKILL counts as unkillable."""
+__all__ = ["WorkerProcess"]
 
 _EXAMINE_EVERY = 5.0
 """Seconds between two checks whether somebody else has killed a busy process."""
@@ -45,7 +37,10 @@ _EXAMINE_EVERY = 5.0
 class WorkerProcess:
     """One worker process, and the leases it holds."""
 
-    def __init__(self, first_slot: int, share: int, slots: int, *, extra: bool = False) -> None:
+    def __init__(
+        self, first_slot: int, share: int, slots: int, waits: Waits, *, extra: bool = False
+    ) -> None:
+        self.waits = waits
         self.extra = extra  # True for a process that runs only suspect jobs, one at a time
         self.alone = 0  # token of the latest suspect job
         self.board: Scoreboard | None = None
@@ -177,7 +172,7 @@ class WorkerProcess:
     def tell(self, command: Command) -> None:
         """Pass a command on. A terminated job that does not end counts as stuck."""
         if command.verb == "terminate":
-            self.doomed[command.token] = clock.machine() + WITNESS_PATIENCE
+            self.doomed[command.token] = clock.machine() + self.waits.silent
         self.socket.post(Down(commands=[command]))
 
     def lose(self) -> None:
@@ -215,11 +210,11 @@ class WorkerProcess:
 
     def overdue(self, now: float) -> list[Running]:
         """The rows of overdue jobs that the process itself should already have reported."""
-        doomed = self.doomed
+        doomed, silent = self.doomed, self.waits.silent
         return [
             row
             for row in self.running()
-            if (row.deadline and now > row.deadline + WITNESS_PATIENCE)
+            if (row.deadline and now > row.deadline + silent)
             or (doomed and now > doomed.get(row.token, now))
         ]
 
@@ -236,12 +231,12 @@ class WorkerProcess:
             return now
         if self.killed_at:
             age = now - self.killed_at
-            return now + (0.01 if age < 0.5 else 0.1 if age < 2 * KILL_PATIENCE else 1.0)
+            return now + (0.01 if age < 0.5 else 0.1 if age < 2 * self.waits.kill else 1.0)
         times = [self.dump_at or float("inf")]
         if self.stuck:
             times.append(self.stuck.next_look(grace, now))
         if self.closed_at:
-            times.append(now + (0.02 if now - self.closed_at < REAP_PATIENCE else 0.25))
+            times.append(now + (0.02 if now - self.closed_at < self.waits.reap else 0.25))
         if not self.socket.push():
             times.append(now + 0.005)
         elif self.quiet or self.leaving:
@@ -260,7 +255,7 @@ class WorkerProcess:
         """Machine times by which the process should have reported its overdue jobs."""
         if not self.timed:
             return []
-        return [row.deadline + WITNESS_PATIENCE for row in self.running() if row.deadline]
+        return [row.deadline + self.waits.silent for row in self.running() if row.deadline]
 
     def stacks(self, first: Iterable[Running] = ()) -> str:
         """The stacks of the threads that run jobs, even if a task keeps the interpreter lock."""
@@ -328,7 +323,7 @@ class WorkerProcess:
             proper = self.leaving
         elif proper := self.quiet or self.leaving:
             self.idle_at = 0.0 if self.running() else self.idle_at or now
-        patience = max(REAP_PATIENCE, self.exit_patience) if proper else REAP_PATIENCE
+        patience = max(self.waits.reap, self.exit_patience if proper else 0.0)
         return bool(self.idle_at) and now - self.idle_at > patience
 
     def _kill_group(self) -> None:
@@ -384,4 +379,4 @@ class WorkerProcess:
                 os.unlink(self._stacks)
         self.socket.close()
         if self._thread is not None:
-            self._thread.join(REAP_PATIENCE)
+            self._thread.join(self.waits.reap)

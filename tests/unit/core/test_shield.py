@@ -75,7 +75,7 @@ def test_a_step_does_not_begin_between_the_look_and_the_shot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The timekeeper sees no shield; a store step begins before the exception is sent."""
-    step, landed, timeouts = threading.Event(), [], Timeouts()
+    step, landed, timeouts = threading.Event(), [], Timeouts(patience=0.4)
     ready, inside = threading.Event(), threading.Event()
     send = module._set_async_exc
 
@@ -142,7 +142,7 @@ def fast_switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fast_switching")
 def test_a_hundred_shots_hit_nothing_shielded() -> None:
-    timeouts = Timeouts()
+    timeouts = Timeouts(patience=0.4)
     wrong: list[BaseException] = []
 
     def job() -> None:

@@ -25,9 +25,10 @@ from tidemill.core.retry import JobTimeout, WorkerStopping
 from tidemill.core.shield import aim, lower_shield, raise_shield
 from tidemill.worker import timeouts as module
 from tidemill.worker.run import Run
-from tidemill.worker.timeouts import PATIENCE, Timeouts
+from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.waiting_job import WaitingJob
 
+PATIENCE = 0.4
 LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
 
 
@@ -40,7 +41,7 @@ class Timekeeper:
     """The timekeeper of a worker process: it looks when it is rung for, and when a look is due."""
 
     def __init__(self) -> None:
-        self.timeouts = Timeouts(self.ring)
+        self.timeouts = Timeouts(PATIENCE, self.ring)
         self.stuck: list[Run] = []
         self.looks = 0
         self.alarms = 0
@@ -124,10 +125,10 @@ class FanOut:
         aimed_at: the number of its steps right after each aim of the timekeeper.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, timekeeper: Timekeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        timekeeper.timeouts.patience = 60.0  # a busy machine makes no job stuck
         self.steps = 0
         self.aimed_at: list[int] = []
-        monkeypatch.setattr(module, "PATIENCE", 60.0)  # a busy machine makes no job stuck
         monkeypatch.setattr(module, "aim", self._aim)
 
     def _aim(self, ident: int, tell: Callable[[], None]) -> bool:
@@ -147,8 +148,8 @@ class FanOut:
 
 
 @pytest.fixture
-def fan_out(monkeypatch: pytest.MonkeyPatch) -> FanOut:
-    return FanOut(monkeypatch)
+def fan_out(timekeeper: Timekeeper, monkeypatch: pytest.MonkeyPatch) -> FanOut:
+    return FanOut(timekeeper, monkeypatch)
 
 
 def test_a_job_that_is_always_in_a_store_step_is_interrupted(

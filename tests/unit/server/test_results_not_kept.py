@@ -12,7 +12,6 @@ from tidemill import Queue, ResultNotKept, State, StoreFull, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.job import RESULT_NOT_KEPT
 from tidemill.testing import run_all
-from tidemill.worker import store_steps
 
 
 def fill(queue: Queue) -> None:
@@ -47,7 +46,7 @@ def test_a_store_that_has_no_room_never_makes_a_success_a_failure(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     # given a store that takes no result, and for a while nothing at all
-    monkeypatch.setattr(store_steps, "RETRY_AFTER", 0.01)
+    monkeypatch.setenv("TIDEMILL_WAITS", '{"retry": 0.01}')
     exchange, refused = mill.broker.exchange, []
 
     def full(step: Step) -> Reply:

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.worker.lingering import ENDING_MOST
 from tidemill.worker.process_pool import ProcessPool
-from tidemill.worker.settings import Settings
+from tidemill.worker.settings import Settings, Waits
 from tidemill.worker.worker_process import WorkerProcess
 
 
@@ -16,7 +16,7 @@ class Ending(WorkerProcess):
     """A process that has run its last job, and is in a function of ``process_stop``."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(number, 1, 1)
+        super().__init__(number, 1, 1, Waits())
         self.pid = number
         self.leaving = True
         self.exit_patience = 3600.0

@@ -33,8 +33,7 @@ JOBS = 6
 def mill(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Tidemill]:
-    monkeypatch.setattr("tidemill.worker.store_steps.RETRY_AFTER", 0.01)
-    monkeypatch.setattr("tidemill.worker.history.PAUSE", 0.0)
+    monkeypatch.setenv("TIDEMILL_WAITS", '{"retry": 0.01, "refused": 0}')
     with Tidemill(URLS[request.param](tmp_path)) as mill:
         yield mill
 

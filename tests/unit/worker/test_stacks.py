@@ -18,7 +18,7 @@ OUTER = '  File "threading.py", line 1002 in _bootstrap\n'
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The stack that is read when the thread writes these pieces, each after a look at the file."""
 
-    def read(*pieces: str) -> str:
+    def read(*pieces: str, patience: float = 60.0) -> str:
         path, looked = tmp_path / "stacks", threading.Semaphore(0)
         path.write_text("an earlier stack\n")
 
@@ -42,7 +42,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         text_from = stacks._text_from
         monkeypatch.setattr(stacks, "_signal_thread", start)
         monkeypatch.setattr(stacks, "_text_from", look)
-        found = stacks.stacks_of_threads(str(path), 1, [1])
+        found = stacks.stacks_of_threads(str(path), 1, [1], patience)
         for _ in pieces:
             looked.release(3)
         writer.join()
@@ -54,19 +54,17 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 def test_a_stack_that_is_written_in_pieces_is_read_whole(
     written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "PATIENCE", 60.0)
     monkeypatch.setattr(stacks, "_STILL", 10_000)
     assert written(INNER, OUTER) == INNER + OUTER
 
 
 def test_a_stack_with_another_end_is_read_when_it_grows_no_more(
-    written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    written: Callable[..., str],
 ) -> None:
-    monkeypatch.setattr(stacks, "PATIENCE", 60.0)
     assert written(INNER) == INNER
 
 
 def test_a_thread_that_writes_nothing_costs_no_more_than_the_patience(
     written: Callable[..., str],
 ) -> None:
-    assert written() == ""
+    assert written(patience=0.3) == ""

@@ -15,14 +15,13 @@ from tidemill import State, StoreFull, Tidemill, current_job
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.testing import run_all, worker
-from tidemill.worker import store_steps
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_steps, "RETRY_AFTER", 0.01)
+    monkeypatch.setenv("TIDEMILL_WAITS", '{"retry": 0.01}')
 
 
 def test_a_burst_does_not_take_a_broker_that_is_away_for_an_empty_one(

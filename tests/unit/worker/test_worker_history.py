@@ -41,7 +41,7 @@ from tidemill.core.rollup import (
 )
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting
-from tidemill.worker.history import FAILURES_MOST, PAUSE, WorkerHistory
+from tidemill.worker.history import FAILURES_MOST, WorkerHistory
 
 
 def concluded(
@@ -182,7 +182,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
 @pytest.fixture
 def history(stopped: MovedClock) -> WorkerHistory:
     """A history at 3,661 s."""
-    one = WorkerHistory("w", "r1")
+    one = WorkerHistory("w", "r1", pause=30.0)
     one.on = True
     return one
 
@@ -245,7 +245,7 @@ def test_numbers_of_a_refused_step_follow_after_a_pause(
     history.settled(numbers, [concluded()[0]])
     history.refused(numbers)
     assert history.send()[0] == []
-    stopped.advance(PAUSE)
+    stopped.advance(history.pause)
     assert history.send()[0] == rows
 
 
@@ -257,7 +257,7 @@ def test_a_verdict_that_was_replaced_counts_as_what_was_stored(
     _, numbers = history.send()
     history.replaced(numbers, one[0], concluded(Outcome.FAIL, error="E: x")[0])
     history.refused(numbers)
-    stopped.advance(PAUSE)
+    stopped.advance(history.pause)
     rows, _ = history.send()
     assert (total(rows, "task", SUCCEEDED), total(rows, "task", FAILED)) == (0, 1)
 
@@ -358,8 +358,7 @@ def test_numbers_of_steps_that_fail_come_later(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     """Each step with verdicts fails the first time."""
-    monkeypatch.setattr("tidemill.worker.store_steps.RETRY_AFTER", 0.01)
-    monkeypatch.setattr("tidemill.worker.history.PAUSE", 0.0)
+    monkeypatch.setenv("TIDEMILL_WAITS", '{"retry": 0.01, "refused": 0}')
 
     @mill.task(name="well")
     def well() -> None: ...
