@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,15 +161,14 @@ def test_an_older_worker_is_to_be_restarted(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("by", "said"), [(-100.0, "ahead of"), (100.0, "behind")])
 def test_a_clock_that_differs_from_the_clock_of_the_server(
-    monkeypatch: pytest.MonkeyPatch, by: float, said: str
+    moved_clock: MovedClock, by: float, said: str
 ) -> None:
     # given a server, and a machine whose clock is wrong
     server = Redis("--appendonly", "yes")
     try:
         with Tidemill(server.url) as mill:
             assert server_clock(mill.broker)[0].status == "ok"
-            real = time.time
-            monkeypatch.setattr(tidemill.cli.worker_checks.time, "time", lambda: real() + by)
+            moved_clock.set_wall(by)
             # then
             (finding,) = server_clock(mill.broker)
         assert finding.status == "warn"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from tidemill.core.clock import clock as clocks
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -162,7 +164,7 @@ def ago(moment: float) -> str:
     """The time from a wall time until now, or from now until a wall time."""
     if not moment:
         return "-"
-    seconds = time.time() - moment
+    seconds = clocks.wall() - moment
     return f"in {span(-seconds)}" if seconds < 0 else span(seconds)
 
 

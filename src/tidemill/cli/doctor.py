@@ -23,6 +23,7 @@ from tidemill.cli.version_checks import installed, migrated, remedy, same_versio
 from tidemill.cli.worker_checks import clocks, leases
 from tidemill.client.explain import serving
 from tidemill.client.reading import without_holds
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import State
 from tidemill.core.scoreboard import read_unkillable
@@ -217,7 +218,7 @@ def _cleaning(broker: Store) -> Iterator[Finding]:
 
 
 def _workers(broker: Store) -> Iterator[Finding]:
-    from tidemill.cli.console import clock
+    from tidemill.cli import console
 
     owners = broker.owners()
     workers = [owner for owner in owners if owner.kind == "worker"]
@@ -229,7 +230,8 @@ def _workers(broker: Store) -> Iterator[Finding]:
         yield Finding("workers", "warn", text, "start one: tidemill worker MODULE:VAR")
     for owner in workers:  # a scoreboard on another machine cannot be read here
         for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
-            text = f"process {pid} of {owner.name} still runs after SIGKILL, since {clock(since)}"
+            when = console.clock(since)
+            text = f"process {pid} of {owner.name} still runs after SIGKILL, since {when}"
             advice = "its jobs stay held while a system call hangs: look for a dead mount or disk"
             yield Finding("workers", "warn", text, advice)
 
@@ -246,7 +248,7 @@ def _backlog(broker: Store) -> Iterator[Finding]:
         elif row.ready and not serving(broker, row.name) and _has_tasks(broker, row.name):
             text = f"queue {row.name} has {row.ready:,} ready jobs and no worker"
             yield Finding("queues", "warn", text, _start(row.name))
-        age = time.time() - row.oldest if row.oldest else 0.0
+        age = clock.wall() - row.oldest if row.oldest else 0.0
         if age > worst and not row.paused:
             worst, where = age, row.name
     ready = sum(row.ready for row in _queues(broker) if not row.paused)
@@ -273,7 +275,7 @@ def _unknown(broker: Store) -> Iterator[Finding]:
         most = " or more" if row.count >= MOST_COUNTED else ""
         queues = ", ".join(row.queues[:3]) + (" …" if len(row.queues) > 3 else "")
         problem = f"no worker knows task {row.task}: {row.count:,}{most} job(s) of queue {queues}"
-        age = span(max(0.0, time.time() - row.oldest))
+        age = span(max(0.0, clock.wall() - row.oldest))
         text = f"{problem} are set aside, the oldest {age} old"
         advice = f"start a worker whose app has {row.task}, or tidemill cancel --task {row.task}"
         yield Finding("tasks", "warn", text, advice)

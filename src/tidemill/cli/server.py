@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.cli.connect import json_option
 from tidemill.cli.log_options import log_options
 from tidemill.cli.server_extra import load_server
+from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.log_output import LogSettings, log_output
 
@@ -285,7 +285,7 @@ def create(
     from tidemill.server.tokens import Role
     from tidemill.server.tokens import create as make
 
-    expires = time.time() + days * 86400 if days else 0.0
+    expires = clock.wall() + days * 86400 if days else 0.0
     made = make(_file(auth), name, Role[role.upper()], expires, queues)
     if as_json:
         from tidemill.cli.console import print_json

@@ -10,6 +10,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import Store
 from tidemill.cli.disk_checks import Finding
 from tidemill.client.reading import without_holds
+from tidemill.core.clock import clock
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 
@@ -58,7 +59,7 @@ def leases(broker: Store) -> Iterator[Finding]:
 
 def _is_late(record: Record) -> bool:
     timeout = record.envelope.timeout
-    return bool(timeout) and time.time() - record.leased > timeout + LATE
+    return bool(timeout) and clock.wall() - record.leased > timeout + LATE
 
 
 def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
@@ -74,14 +75,14 @@ def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
             mine = [record for record in running if record.worker == name]
             waiting = {record.token for record in mine} - runs.keys()
             if len(mine) - len(waiting) < slots:
-                old = {r.token for r in mine if time.time() - r.leased > STRAY}
+                old = {r.token for r in mine if clock.wall() - r.leased > STRAY}
                 found |= waiting & old
     return found
 
 
 def clocks(broker: Store) -> Iterator[Finding]:
     """Check the clock of this machine against a limit, the newest job, and the server."""
-    now = time.time()
+    now = clock.wall()
     if now < 1_700_000_000:
         text = f"the clock says {time.strftime('%Y-%m-%d', time.localtime(now))}"
         yield Finding("clock", "fail", text, "set the clock: at= and schedules go by it")
@@ -100,9 +101,9 @@ def clocks(broker: Store) -> Iterator[Finding]:
 
 def server_clock(broker: Store) -> list[Finding]:
     """Compare the clock of the server with this machine's; empty if there is no server."""
-    before = time.time()
+    before = clock.wall()
     there = broker.info().get("server_time")
-    after = time.time()
+    after = clock.wall()
     if there is None:
         return []
     ahead = there - after if there > after else min(0.0, there - before)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import html
 import importlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history_numbers import QueueNumbers
 from tidemill.client.runtime import Runtime
+from tidemill.core.clock import clock
 from tidemill.core.config import Seconds
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Record
@@ -164,7 +164,7 @@ def _bar(done: int, total: int) -> str:
 def _ago(moment: float) -> str:
     if not moment:
         return ""
-    gone = max(0, round(time.time() - moment))
+    gone = max(0, round(clock.wall() - moment))
     return f"{dt.timedelta(seconds=gone)} ago"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 
 import msgspec
 
@@ -12,6 +11,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HOUR, HistoryRow, join_name
+from tidemill.core.clock import clock
 
 __all__ = ["AuditNote", "note", "notes"]
 
@@ -45,7 +45,7 @@ def note(mill: Tidemill, who: str, what: str, target: str = "", count: int = 1) 
     """Add an action to the audit list; a broker without history keeps no list."""
     if Feature.HISTORY not in mill.broker.features:
         return
-    now = time.time()
+    now = clock.wall()
     entry = AuditNote(at=now, who=who, what=what, target=target[:500], count=count)
     at = int(now) // HOUR * HOUR
     name = join_name(f"{now:.6f}", f"{os.getpid()}", f"{next(_number)}")

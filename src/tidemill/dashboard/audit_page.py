@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.clock import clock
 from tidemill.dashboard import audit
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
@@ -37,7 +37,7 @@ def index(page: Page) -> Response:
         )
     before = _time(page.request.arg("before"))
     who, what = page.request.arg("who").strip(), page.request.arg("what").strip()
-    notes = audit.notes(page.mill, time.time() - DAYS * 86_400, before)
+    notes = audit.notes(page.mill, clock.wall() - DAYS * 86_400, before)
     found = [
         note
         for note in (_shown(page, note) for note in notes)

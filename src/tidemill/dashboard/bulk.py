@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import bulk_run
 from tidemill.dashboard.job_actions import ACTIONS
@@ -62,7 +61,7 @@ def preview(page: Page) -> Response:
         rates=bulk_run.RATES,
         first=page.request.arg("first"),
         queues=[row.name for row in page.look.queues],
-        now=time.time(),
+        now=clock.wall(),
     )
 
 
@@ -98,7 +97,7 @@ def bulk(page: Page, bulk_id: str) -> Response:
         section="/bulk",
         one=one,
         acted_on=bulk_run.acted_on(parse(one.query), one.action),
-        now=time.time(),
+        now=clock.wall(),
         every=1 if one.state == "running" else 10,
     )
 

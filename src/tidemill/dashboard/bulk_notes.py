@@ -8,7 +8,6 @@ changes nothing. So of two runners, only the runner that wrote the note last goe
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.history import NotedAct, with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.target import Target
 
@@ -104,7 +104,7 @@ class Bulk(msgspec.Struct, kw_only=True):
     @property
     def shown_state(self) -> str:
         """The state, or ``interrupted`` when the process of a running operation has died."""
-        silent = self.state == "running" and time.time() - self.beat > SILENT
+        silent = self.state == "running" and clock.wall() - self.beat > SILENT
         return "interrupted" if silent else self.state
 
     @property
@@ -157,7 +157,7 @@ def _read(row: HistoryRow) -> Bulk:
 
 def _row(bulk: Bulk) -> HistoryRow:
     """The row that notes the present state of an operation."""
-    bulk.beat = time.time()
+    bulk.beat = clock.wall()
     sample = msgspec.json.encode(msgspec.structs.replace(bulk, kept=None))
     return HistoryRow("bulk", bulk.id, ALWAYS, int(bulk.started), (), sample)
 

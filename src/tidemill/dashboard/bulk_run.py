@@ -24,7 +24,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.history import NotedAct
 from tidemill.client.purges import Purge, end_restore, restore_pieces
-from tidemill.core.clock import new_id
+from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, State
 from tidemill.dashboard import audit
@@ -167,7 +167,7 @@ def start(
         query=str(query),
         target=target,
         who=who,
-        started=time.time(),
+        started=clock.wall(),
         rate=max(0, rate),
         first=max(0, first) if action == "retry" else 0,
         expected=expected,
@@ -188,7 +188,7 @@ def start_restore(mill: Tidemill, purge: Purge, who: str) -> Bulk:
         target=Target(queue=queue, text=f"queue {queue}"),
         purge=purge.id,
         who=who,
-        started=time.time(),
+        started=clock.wall(),
         expected=purge.jobs,
     )
     audit.note(mill, who, f"started {bulk.what}", bulk.query, purge.jobs)
@@ -352,7 +352,7 @@ class _Runner:
             if is_asked_to_stop(self._mill, bulk):
                 bulk.state, bulk.text = "stopped", "a user stopped the operation"
                 return False
-            if time.time() - bulk.beat > _BEAT:
+            if clock.wall() - bulk.beat > _BEAT:
                 keep(self._mill, bulk)
             left = until - time.monotonic()
             if left <= 0:

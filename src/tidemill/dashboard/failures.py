@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.history_numbers import FailureNumbers
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample, failure_of
 from tidemill.core.job import Record
@@ -78,7 +79,7 @@ def failed(page: Page) -> Response:
         kept_exact=kept.is_exact,
         has_history=page.has(Feature.HISTORY),
         first=RETRY_FIRST,
-        now=time.time(),
+        now=clock.wall(),
     )
 
 
@@ -107,7 +108,7 @@ def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
         silent = mutes(page.mill)
         releases = [deploy.release for deploy in history.deploys()]
     names = {(one.fingerprint, one.task) for one in known}
-    hour_ago = time.time() - WINDOWS[0].seconds
+    hour_ago = clock.wall() - WINDOWS[0].seconds
     older = [_numbers(*name, jobs) for name, jobs in kept.jobs.items() if name not in names]
     rows = []
     for one in [*known, *older]:

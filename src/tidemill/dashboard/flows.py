@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Sequence
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.results import member_id, size_of
+from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound
 from tidemill.core.job import GROUP, Record, State
 from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
@@ -129,7 +129,7 @@ def flow(page: Page, flow_id: str) -> Response:
         is_over=all(record.state.finished for record in records),
         failed=states["failed"] + states["cancelled"] + states["expired"],
         every=1,
-        now=time.time(),
+        now=clock.wall(),
     )
 
 

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from tidemill.core.clock import clock as clocks
 from tidemill.core.clock import short_id
 
 __all__ = [
@@ -71,7 +72,7 @@ def ago(when: float | None, now: float | None = None) -> str:
     """How long ago a wall time was, or how long it is until a future wall time."""
     if not when:
         return NOTHING
-    gone = (time.time() if now is None else now) - when
+    gone = (clocks.wall() if now is None else now) - when
     if abs(gone) < 1:
         return "now"
     return f"{duration(gone)} ago" if gone > 0 else f"in {duration(-gone)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from tidemill.client.arguments import summary
 from tidemill.client.envelopes import seal
 from tidemill.client.explain import explain_in
 from tidemill.client.results import size_of
+from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call
 from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError, InvalidOption, JobNotFound, JobPruned
@@ -78,7 +78,7 @@ def job(page: Page, job_id: str) -> Response:
 
 def facts(page: Page, record: Record) -> dict[str, Any]:
     """The values for the page of a job, and for its file."""
-    mill, now, sees = page.mill, time.time(), page.sees_arguments
+    mill, now, sees = page.mill, clock.wall(), page.sees_arguments
     if not sees:
         record = msgspec.structs.replace(record, progress_text="")
     why = explain_in(mill.broker, record)

@@ -16,6 +16,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.client.limit_hold import HOLDS
+from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.dashboard.job_query import JobQuery
 
@@ -72,7 +73,7 @@ def page_of(mill: Tidemill, query: JobQuery, limit: int = 50, cursor: str = "") 
         InvalidOption: the cursor is not the cursor of a page.
         FeatureMissing: the broker can list failed jobs only.
     """
-    now, until = time.time(), time.monotonic() + PATIENCE
+    now, until = clock.wall(), time.monotonic() + PATIENCE
     found: list[Record] = []
     while True:
         page, matching = _read(mill, query, limit - len(found), cursor, now)
@@ -110,7 +111,7 @@ def pages_of(
 ) -> Iterator[tuple[list[Record], str]]:
     """All jobs that match, newest first, in pages. Each page has the cursor of the next page."""
     need_lists(mill, query)
-    now = time.time()
+    now = clock.wall()
     while True:
         page, matching = _read(mill, query, size, cursor, now)
         cursor = page.cursor

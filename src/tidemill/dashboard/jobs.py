@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import time
 from collections.abc import Iterator
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.dashboard.job_actions import ACTIONS, act
@@ -91,7 +91,7 @@ def jobs(page: Page) -> Response:
         fields=FIELDS,
         filters=_filters(page),
         actions=ACTIONS,
-        now=time.time(),
+        now=clock.wall(),
         size=_size(page),
         sizes=_SIZES,
         queues=[row.name for row in page.look.queues],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import time
 from typing import Any, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.dashboard.job_query import query_text
@@ -50,7 +50,7 @@ def limits(page: Page) -> Response:
         title="Limits",
         section="/limits",
         rows=[_row(one, running) for one in stats],
-        now=time.time(),
+        now=clock.wall(),
     )
 
 

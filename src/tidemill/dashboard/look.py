@@ -13,6 +13,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.reading import without_holds
+from tidemill.core.clock import clock
 from tidemill.core.job import Owner
 
 __all__ = ["EVERY", "Cache", "Look", "Looks"]
@@ -75,7 +76,7 @@ class Looks:
             if self._latest is None or time.monotonic() - self._taken > max_age:
                 broker = self._mill.broker
                 knows = Feature.INSPECT in broker.features
-                at = time.time()
+                at = clock.wall()
                 queues = without_holds(broker.stats())
                 owners = broker.owners() if knows else []
                 self._latest = Look(at, queues, owners, broker.info())

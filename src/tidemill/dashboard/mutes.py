@@ -6,14 +6,13 @@ as often.
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
 from tidemill.client.history_numbers import FailureNumbers
+from tidemill.core.clock import clock
 
 __all__ = ["Mute", "change_of", "mute", "mutes", "unmute"]
 
@@ -42,7 +41,7 @@ def mutes(mill: Tidemill) -> dict[tuple[str, str], Mute]:
 def mute(mill: Tidemill, failure: FailureNumbers, rate: float, who: str) -> None:
     """Mute a failure until it changes."""
     unmute(mill, failure.fingerprint, failure.task)
-    now = time.time()
+    now = clock.wall()
     note = Mute(failure.fingerprint, failure.task, failure.releases, rate, who, now)
     name = join_name(failure.fingerprint, failure.task)
     row = HistoryRow("mute", name, ALWAYS, int(now), (), msgspec.json.encode(note))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 
 __all__ = ["SavedFilter", "delete_filter", "save_filter", "saved_filters"]
@@ -49,7 +48,7 @@ def save_filter(mill: Tidemill, name: str, query: str, who: str) -> None:
     if len(names) >= _MOST and name not in names:
         raise InvalidOption(f"there are {_MOST} filters already; delete one first")
     note = msgspec.json.encode(SavedFilter(name, query.strip(), who))
-    row = HistoryRow("filter", name, ALWAYS, int(time.time()), (), note)
+    row = HistoryRow("filter", name, ALWAYS, int(clock.wall()), (), note)
     delete_filter(mill, name)
     with_history(mill.broker, "filters").keep_history([row])
 

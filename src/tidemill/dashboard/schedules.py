@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from typing import Any
 
 from tidemill.brokers.contract.features import Feature, need
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record
 from tidemill.dashboard.job_list import page_of
@@ -73,7 +73,7 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
         problem=problem,
         preview=_preview(values) if problem == "" and given else [],
         still=bool(problem),
-        now=time.time(),
+        now=clock.wall(),
     )
 
 
@@ -203,4 +203,4 @@ def _seconds(text: str) -> float | str:
 
 
 def _preview(values: dict[str, str]) -> list[float]:
-    return times(_when(values).rule, time.time(), _NEXT)
+    return times(_when(values).rule, clock.wall(), _NEXT)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.history_numbers import Deploy, TaskNumbers, Times
+from tidemill.core.clock import clock
 from tidemill.dashboard.job_facts import latest_jobs
 from tidemill.dashboard.job_list import Listed
 from tidemill.dashboard.page import NotFound, Page
@@ -106,7 +106,7 @@ def task(page: Page, task: str) -> Response:
         latest=latest,
         declared=page.mill.tasks.get(task),
         has_history=page.has(Feature.HISTORY),
-        now=time.time(),
+        now=clock.wall(),
     )
 
 

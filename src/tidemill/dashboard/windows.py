@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.history_numbers import FailureNumbers, QueueNumbers, Series, TaskNumbers
+from tidemill.core.clock import clock
 from tidemill.dashboard.page import Page
 
 __all__ = [
@@ -104,7 +104,7 @@ def per_period(counts: Sequence[int], at: Sequence[int], span: int) -> list[floa
     """
     values: list[float | None] = [float(count) for count in counts]
     if values:
-        gone = time.time() - at[-1]
+        gone = clock.wall() - at[-1]
         values[-1] = counts[-1] * span / gone if gone >= span / 4 else None
     return values
 

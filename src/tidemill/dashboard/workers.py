@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.flame_graph import flame_graph
 from tidemill.client.worker_reports import ask_worker
+from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Command, Owner, Record, State
 from tidemill.core.scoreboard import read_runs
@@ -103,7 +103,7 @@ def index(page: Page) -> Response:
         slots=sum(row.owner.concurrency for row in rows),
         busy=sum(row.busy for row in rows),
         count=len(rows),
-        now=time.time(),
+        now=clock.wall(),
         has_reports=page.has(Feature.HISTORY),
         every=2,
     )
@@ -159,7 +159,7 @@ def dump(page: Page, owner_id: str) -> Response:
     report = ask_worker(page.mill.broker, owner, "dump")
     page.audit("looked at the stacks of worker", owner.name)
     title = f"Stacks of {owner.name}"
-    values: dict[str, Any] = {"report": report, "at": time.time(), "still": True}
+    values: dict[str, Any] = {"report": report, "at": clock.wall(), "still": True}
     return page.render("stacks.html", title=title, section="/workers", **values)
 
 

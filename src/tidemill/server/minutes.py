@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from tidemill.app import Tidemill
 from tidemill.client.queue_snapshots import QueueSnapshots
+from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
 __all__ = ["Minutes"]
@@ -33,7 +33,7 @@ class Minutes:
         """Keep snapshots until cancelled; the first one at once."""
         while True:
             await self.keep()
-            await asyncio.sleep(60.0 - time.time() % 60.0 + LATE)
+            await asyncio.sleep(60.0 - clock.wall() % 60.0 + LATE)
 
     async def keep(self, *, ending: bool = False) -> None:
         """Keep a snapshot if the queues have changed."""

@@ -29,6 +29,7 @@ from typing import Annotated
 
 import msgspec
 
+from tidemill.core.clock import clock
 from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
 from tidemill.server.http.validation_errors import validation_message
@@ -127,7 +128,7 @@ def create(
         name=name,
         role=role.name.lower(),
         sha256=_hash(secret).hex(),
-        created=time.time(),
+        created=clock.wall(),
         expires=expires,
         queues=tuple(check_name("queue", queue) for queue in queues),
     )
@@ -223,7 +224,7 @@ class Tokens:
 
     def is_good(self, token: Token) -> bool:
         """Whether a token is still in the file, unchanged, and has not expired."""
-        if token.expires and token.expires <= time.time():
+        if token.expires and token.expires <= clock.wall():
             return False
         return self._known.get(bytes.fromhex(token.sha256)) == token
 

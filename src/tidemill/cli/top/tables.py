@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli import console
 from tidemill.cli.top.snapshot import QueueRow, RunningJob, Snapshot, WorkerRow
-from tidemill.core.clock import short_id
+from tidemill.core.clock import clock, short_id
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +85,7 @@ def _number(row: QueueRow, name: str) -> str:
 
 def _age(row: QueueRow) -> str:
     oldest = row.stats.oldest
-    return console.span(max(0.0, time.time() - oldest)) if oldest else "-"
+    return console.span(max(0.0, clock.wall() - oldest)) if oldest else "-"
 
 
 def _rate(rate: float | None) -> str:
@@ -116,7 +115,7 @@ def _note(row: QueueRow) -> Text | str:
 def jobs_table(out: Console, jobs: Sequence[RunningJob]) -> Table:
     """A table of running jobs."""
     columns = ("id…", "task…", "queue?", "worker…?", "for#", "attempt#?", "progress")
-    now = time.time()
+    now = clock.wall()
     cells = [
         (
             short_id(job.id),

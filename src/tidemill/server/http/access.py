@@ -8,10 +8,10 @@ its Host, and must not have another site as its Origin.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from typing import NamedTuple
 
+from tidemill.core.clock import clock
 from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token, Tokens
@@ -125,7 +125,7 @@ class RateLimiter:
 
     def take(self, client: str) -> float:
         """Take a permit; 0 on success, or the seconds until the next permit."""
-        now = time.monotonic()
+        now = clock.machine()
         left, last = self._buckets.pop(client, (self._burst, now))
         left = min(self._burst, left + (now - last) * self.rate)
         wait = 0.0 if left > 1 - 1e-6 else (1 - left) / self.rate

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import time
 from os import getpid
 from typing import TextIO
 
 import msgspec
 
 from tidemill.brokers.contract.rpc import PATH
+from tidemill.core.clock import clock
 from tidemill.server.http.exchange import Exchange
 
 __all__ = ["AccessLog"]
@@ -75,7 +75,7 @@ class AccessLog:
         return msgspec.json.encode(line).decode() + "\n"
 
     def _time(self) -> str:
-        now = time.time()
+        now = clock.wall()
         if int(now) != self._second:
             self._second = int(now)
             self._stamp = dt.datetime.fromtimestamp(self._second).astimezone().isoformat()

@@ -15,6 +15,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.job_handle import Job
+from tidemill.core.clock import clock
 from tidemill.core.errors import StoreFull, StoreMoved
 from tidemill.core.job import Envelope, Note, Outcome, Owner, Put, Verdict
 from tidemill.server.http.job_waits import JobEndWaits
@@ -57,7 +58,7 @@ class Backend:
     def __init__(self, mill: Tidemill, settings: Settings) -> None:
         self.mill = mill
         self.settings = settings
-        self.started = time.time()
+        self.started = clock.wall()
         self.queue = functools.lru_cache(1000)(mill.queue)
         self.stopping = asyncio.Event()
         self.large_body = asyncio.Lock()  # one large body is handled at a time
@@ -199,7 +200,7 @@ class Backend:
             name=f"server {host}:{pid}",
             host=host,
             pid=pid,
-            started=time.time() if tasks else self.started,
+            started=clock.wall() if tasks else self.started,
         )
         broker = self.mill.broker
         # Clients keep their jobs when the server ends. They lose a job when its ttr is over. They

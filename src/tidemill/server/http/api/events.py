@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from tidemill import __version__
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
+from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Owner, Record
 from tidemill.server.http.answers import Stream
@@ -40,7 +40,7 @@ async def get_stats(call: Call) -> Stats:
         version=__version__,
         url=broker.url,
         started=backend.started,
-        time=time.time(),
+        time=clock.wall(),
         workers=sum(1 for owner in owners if owner.kind == "worker") if knows else None,
         totals=Totals(**totals_of(rows, knows=knows)),
         queues=[queue_out(row) for row in rows],
