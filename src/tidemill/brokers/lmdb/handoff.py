@@ -17,8 +17,8 @@ from __future__ import annotations
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE
+from tidemill.brokers.lmdb.local_owner import LocalOwner
 from tidemill.brokers.lmdb.owner_table import is_listed
-from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.record import Flag
 from tidemill.brokers.lmdb.reply_cache import open_lease
 from tidemill.brokers.lmdb.settle import settle
@@ -85,7 +85,7 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
 def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
     """Tokens of the leases that the owner does not know yet."""
     cursor = commit.txn.cursor(commit.t.lease)
-    found = cursor.set_range(LEASE_KEY.pack(local_owner.number, local_owner.told + 1))
+    found = cursor.set_range(LEASE_KEY.pack(local_owner.number, commit.told(local_owner) + 1))
     tokens = []
     while found:
         owner, token = LEASE_KEY.unpack(cursor.key())

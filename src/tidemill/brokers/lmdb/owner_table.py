@@ -55,7 +55,12 @@ def list_owner(commit: Transitions, number: int, owner: Owner) -> None:
 
 
 def strike_owner(commit: Transitions, number: int) -> None:
-    """Delete an owner and its commands."""
+    """Delete an owner and its commands.
+
+    One owner may leave when another attaches, so the number of owners stays the same. The counter
+    shows this change of the list, even if the number of the new owner was counted earlier.
+    """
+    commit.count_up("owners")
     commit.txn.delete(NUMBER.pack(number), db=commit.t.owner)
     take_commands(commit, number)
 

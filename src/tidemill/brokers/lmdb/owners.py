@@ -9,17 +9,17 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from tidemill.brokers.contract.exchange import Want
-from tidemill.brokers.contract.parked_waits import Parked, Until
+from tidemill.brokers.contract.parked_waits import Parked
 from tidemill.brokers.lmdb.group_commit import BRISK
 from tidemill.brokers.lmdb.leases import causes_of, strike
+from tidemill.brokers.lmdb.local_owner import LocalOwner
 from tidemill.brokers.lmdb.owner_table import list_owner, owner_of, owner_rows
 from tidemill.brokers.lmdb.reply_cache import heard, note_attached
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
-from tidemill.brokers.lmdb.wakeup import Sleeper, WakeUps
+from tidemill.brokers.lmdb.wakeup import Sleeper
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.remote_owners import Silence, Turns
 from tidemill.core.crash_points import point
@@ -27,58 +27,9 @@ from tidemill.core.errors import BrokerUnavailable, StoreGone, TidemillError
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import remove_scoreboard, sweep_scoreboards
 
-__all__ = ["LocalOwner", "Owners"]
+__all__ = ["Owners"]
 
 log = logging.getLogger("tidemill")
-
-_Ended = tuple[list[int], bool]
-
-
-class LocalOwner:
-    """An owner of this process: its number, and its place to sleep."""
-
-    __slots__ = (
-        *("asked", "wakeups", "epoch", "last_queue", "near", "number", "owner", "sleeper"),
-        *("told", "watched", "watched_fds"),
-    )
-
-    def __init__(self, owner: Owner, number: int, wakeups: WakeUps, sleeper: Sleeper) -> None:
-        self.owner = owner
-        self.number = number
-        self.wakeups = wakeups
-        self.sleeper = sleeper
-        self.asked: Want | None = None  # the want that the owner left when it went to sleep
-        self.told = 0  # the highest token that the owner may know
-        self.epoch: object = None  # the state of the list when the owner chose its neighbours
-        self.watched: list[int] = []
-        self.watched_fds: list[int] = []
-        self.last_queue = 0  # the last queue that a fair want took from
-        self.near = False  # its caller is in this process, so steps need no serials
-
-    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
-        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
-
-        Returns the readable descriptors, and True when a watched owner has died.
-        """
-        if self.owner.lease:
-            timeout = min(timeout, self.owner.lease / 3)
-        self.wakeups.set_waiting(self.sleeper, True)
-        try:
-            ready = yield Until(timeout, [self.sleeper.fd, *self.watched_fds, *fds])
-        finally:
-            self.wakeups.set_waiting(self.sleeper, False)
-        if self.sleeper.fd in ready:
-            self.sleeper.drain()
-        died = not set(ready).isdisjoint(self.watched_fds)
-        return [fd for fd in ready if fd in fds], died
-
-    def wake(self) -> None:
-        """End the sleep of the owner, from any thread."""
-        self.sleeper.wake()
-
-    def end_wait(self) -> None:
-        """End all waits of the owner, before its place to sleep is given up."""
-        self.sleeper.asleep.end(self.sleeper.wake)
 
 
 class Owners:
@@ -352,10 +303,16 @@ class Owners:
         return [owner for number, owner in rows if owner.lease or self._liveness.alive(number)]
 
     def parked(self, local_owner: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as an owner, and give back the jobs of owners that died meanwhile."""
+        """Sleep as an owner, and give back the jobs of owners that died meanwhile.
+
+        The look at the neighbours comes before the sleep. A new owner hints the others before its
+        commit, so right after a hint the list may not have the new owner yet. The exchange between
+        the hint and the next sleep waits for that commit.
+        """
         with local_owner.sleeper.asleep.inside() as may:
             if not may:
                 return []  # the owner was given up or attached again a moment ago
+            timeout = min(timeout, self._watch(local_owner))
             watched = self._store.watched()
             ready, died = yield from local_owner.parked(timeout, [*fds, *watched])
         if watched and watched[0] in ready:
@@ -363,16 +320,24 @@ class Owners:
             self._store.look_around()
         if died:
             self._reap_soon()
-        self._watch(local_owner)
         return ready
 
-    def _watch(self, local_owner: LocalOwner) -> None:
-        """Watch the owner's neighbours for deaths; choose new ones if the list has changed."""
+    def _watch(self, local_owner: LocalOwner) -> float:
+        """Watch the owner's neighbours for deaths; return the seconds until the next look."""
+        seconds = float("inf")
+        while self._choose(local_owner):  # a neighbour died before it could be watched
+            if not self._reap_soon():
+                return BRISK
+            seconds = 0.0  # the owner may take the jobs of the dead neighbour
+        return seconds
+
+    def _choose(self, local_owner: LocalOwner) -> bool:
+        """Choose new neighbours if the list has changed; True when a neighbour is dead already."""
         with self._store.reading_txn() as txn:
             tables = self._store.tables
             epoch = txn.stat(tables.owner)["entries"], txn.get(self._store.key("owners"))
             if epoch == local_owner.epoch:
-                return
+                return False
             rows = owner_rows(txn, tables)
         ring = [(n, owner.kind == "worker") for n, owner in rows if not owner.lease]
         numbers = neighbours(local_owner.number, ring)
@@ -380,23 +345,23 @@ class Owners:
             local_owner.watched_fds, gone = self._liveness.watch(numbers)
             local_owner.watched = numbers
             self._unwatch()
-        if gone:  # a neighbour died before it could be watched
-            self._reap_soon()
-        else:
-            local_owner.epoch = epoch
+        local_owner.epoch = None if gone else epoch
+        return gone
 
     def _unwatch(self) -> None:
         wanted = {number for one in list(self._owners.values()) for number in one.watched}
         self._liveness.unwatch(wanted)
 
-    def _reap_soon(self) -> None:
-        """Reap, unless another process writes: the next wait finds the same deaths."""
+    def _reap_soon(self) -> bool:
+        """Reap; False when another process writes. Then the next wait finds the same deaths."""
         try:
             self.reap()
         except StoreGone:
             raise
         except BrokerUnavailable as error:
             log.debug("dead owners are handled later: %s", error)
+            return False
+        return True
 
     def reap(self) -> int:
         """Give back the jobs of owners that died; return the number of these owners.

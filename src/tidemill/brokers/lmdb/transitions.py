@@ -300,6 +300,10 @@ class Transitions(CommitState):
         """Remember that after this commit the owner knows of all its leases."""
         self._told.append((owner, self._seq))
 
+    def told(self, owner: Told) -> int:
+        """The highest token that the owner may know, also by an earlier step of this commit."""
+        return max([owner.told, *[number for one, number in self._told if one is owner]])
+
     def committed(self) -> None:
         """Called after the commit, before the next one can begin."""
         for owner, number in self._told:

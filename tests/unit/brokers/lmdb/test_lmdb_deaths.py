@@ -6,12 +6,14 @@ import contextlib
 import errno
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import eventually
-from lmdb_desk import Process, Sleeper, job, until
+from lmdb_desk import Process, Sleeper, in_threads, job, join, until
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
@@ -20,6 +22,7 @@ from tidemill.brokers.lmdb.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
 from tidemill.core.backoff import MESSAGE
+from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Owner, State
 from tidemill.core.scoreboard import Scoreboard
 
@@ -74,6 +77,100 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         took = until(broker, "me", lambda: broker.get("m").state is State.READY)
         assert took < 10  # the disk may stall; nobody looks so often without a hint
         assert len(broker.owners()) == 13
+
+
+def die(broker: LmdbBroker) -> None:
+    """Drop the descriptors that show that the owners of this object live."""
+    broker._owners._liveness.after_fork_child()
+
+
+def attach_with(
+    broker: LmdbBroker, owner: str, monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any]
+) -> None:
+    """Attach an owner; ``look`` runs in another thread before the commit."""
+    ring_others = WakeUps.ring_others
+
+    def ring(self: WakeUps, number: int) -> None:
+        ring_others(self, number)
+        threads, answers = in_threads([look])
+        join(threads)
+        assert answers == [[]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WakeUps, "ring_others", ring)
+        broker.attach(Owner(id=owner, name=owner))
+
+
+def test_a_worker_that_wakes_before_the_commit_of_a_new_worker_watches_it(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5: given a sleeper whose look after the hint comes before the commit
+    broker.put([job(id="a")])
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        attach_with(other, "new", monkeypatch, lambda: broker.wait("me", 20))
+        assert len(other.exchange(Step("new", want=Want(1))).leases) == 1
+        broker.exchange(Step("me", want=Want(0)))
+        # when
+        death = threading.Timer(0.2, die, [other])
+        death.start()
+        took = until(broker, "me", lambda: broker.get("a").state is State.READY)
+        # then
+        assert took < 10  # without a watch the sleep ends after 20 s
+        death.join()
+
+
+def test_a_death_that_cannot_be_handled_at_once_is_handled_soon(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5: given a worker that died before anybody watched it, while another process writes
+    broker.put([job(id="a")])
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    reap, tries = broker._owners.reap, list[int]()
+
+    def busy() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise BrokerUnavailable("another process writes")
+        return reap()
+
+    monkeypatch.setattr(broker._owners, "reap", busy)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        other.attach(Owner(id="new", name="n"))
+        assert len(other.exchange(Step("new", want=Want(1))).leases) == 1
+        die(other)
+        # when
+        took = until(broker, "me", lambda: broker.get("a").state is State.READY)
+        # then
+        assert took < 10  # without the next look the sleep ends after 20 s
+        assert len(tries) == 2
+
+
+def test_a_worker_sees_that_one_owner_took_the_place_of_another(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a worker whose latest look came between the two commits of an attach
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        other.attach(Owner(id="old", name="o"))
+        broker.wait("me", 0)
+        attach_with(other, "new", monkeypatch, lambda: broker.wait("me", 0))
+        # when
+        other.detach("old")
+        broker.wait("me", 0)
+        broker.wait("me", 0)
+        # then it watches the new owner
+        assert broker._owners["me"].watched == [other._owners["new"].number]
+        # and sleeps, as the end of the old owner is no news
+        start = time.monotonic()
+        assert broker.wait("me", 0.2) == []
+        assert time.monotonic() - start > 0.19
 
 
 @pytest.mark.parametrize(

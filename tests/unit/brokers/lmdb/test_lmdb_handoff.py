@@ -357,6 +357,25 @@ def test_a_failed_group_is_replayed(broker: LmdbBroker) -> None:
     assert worker.take(4, ["default"]) == ["one"]
 
 
+@pytest.mark.parametrize("second", [(), ("other",)], ids=["alike", "with another want"])
+def test_two_steps_of_a_worker_in_one_commit_have_each_lease_once(
+    broker: LmdbBroker, second: tuple[str, ...]
+) -> None:
+    # given a worker whose two threads make steps that share a commit
+    worker = Sleeper(broker)
+    broker.put([named("one")])
+    limiter = Gate(broker._store)
+    threads, answers = in_threads([worker.take])
+    until(lambda: len(broker._store.commits.pending) == 1)
+    others, more = in_threads([lambda: worker.take(4, second)])
+    limiter.release_when(2)
+    join(threads + others)
+    # then only the first step has the lease, and the second does not give it back
+    assert (*answers, *more) == (["one"], [])
+    assert state(broker, "one") is State.RUNNING
+    assert worker.take() == []
+
+
 def test_a_reply_that_never_came_is_given_again(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
