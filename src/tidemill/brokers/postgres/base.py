@@ -41,7 +41,7 @@ class ServerCalls:
 
     def _back(self) -> None:
         """Wake all sleepers, since notifications were lost while the connection was broken."""
-        self._owners.wake_all()
+        self._owners.back()
         self.waits.heard()
 
     def after_fork_child(self) -> None:

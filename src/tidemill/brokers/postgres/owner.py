@@ -39,6 +39,7 @@ class AttachedOwner:
         self.hears = False  # this process gets the notifications of a remote owner
         self.asleep = Asleep()
         self._turn = 0
+        self.seen = -1  # the number of changes of the list when the owner chose its neighbours
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
         self._pipe = WakePipe()

@@ -86,7 +86,7 @@ class Owners:
         self._liveness = Liveness(os.path.join(self._folder, "owners"))
         self._watching, self._joining = Lock(), LongLock()
         self._silence: Silence[str] = Silence()
-        self._list_changed = True
+        self._changes = 0  # of the list, as far as this process was told
 
     def __getitem__(self, owner_id: str) -> AttachedOwner:
         """Return an attached owner. A remote owner may have attached in another process.
@@ -137,6 +137,8 @@ class Owners:
                 session.wake_ups.hold(number)
         attached = self._enter(owner, number)
         attached.hears = True
+        if not owner.lease:  # the others may have looked before the FIFO was there
+            session.tell_all("roster")
         self.reap()
         self._watch(attached)
 
@@ -285,7 +287,7 @@ class Owners:
             ready, died = yield from attached.parked(timeout, fds)
         if died:
             self.reap()
-        if died or self._list_changed:
+        if died or attached.seen != self._changes:
             self._watch(attached)
         return ready
 
@@ -302,7 +304,12 @@ class Owners:
                 attached.wake()
             return
         if word == "roster":
-            self._list_changed = True
+            self._changes += 1
+        self.wake_all()
+
+    def back(self) -> None:
+        """Look at everything again, since notifications were lost."""
+        self._changes += 1
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -341,7 +348,7 @@ class Owners:
 
     def _watch(self, attached: AttachedOwner) -> None:
         """End the owner's sleep when one of its neighbours on this machine dies."""
-        self._list_changed = False
+        attached.seen = self._changes
         rows = [r for r in self.rows() if r.host == attached.owner.host and not r.lease]
         numbers = neighbours(attached.number, [(row.number, row.kind == "worker") for row in rows])
         with self._watching:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from servers.base import await_stop
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
@@ -117,6 +119,34 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
     assert [broker.get(i).attempt for i in ("ran", "held")] == [1, counted]
     assert "mortal died" in broker.get("ran").attempts[0].error
     assert [owner.id for owner in broker.owners()] == ["me"]
+
+
+@pytest.mark.parametrize("url", [300.0], indirect=True)
+def test_an_owner_that_a_neighbour_sees_before_its_file_is_watched(
+    broker: PostgresBroker, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5: given an owner that is slow between its place on the list and its FIFO
+    broker.put([job(id="one")])
+    broker.attach(Owner(id="me", name="me", host="here"))
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, PostgresBroker)
+        liveness = other._owners._liveness
+        hold = liveness.hold
+
+        def hold_late(number: int) -> None:
+            broker.wait("me", 20)  # ends with the news of the list
+            hold(number)
+
+        monkeypatch.setattr(liveness, "hold", hold_late)
+        other.attach(Owner(id="new", name="new", host="here"))
+        take(other, "new")
+        # when
+        death = threading.Timer(0.3, liveness.after_fork_child)
+        death.start()
+        # then
+        took = sleeps_until(broker, lambda: broker.get("one").state is State.READY)
+        assert took < 15  # without a watch the sleep ends after 20 s
+        death.join()
 
 
 def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_path: Path) -> None:
