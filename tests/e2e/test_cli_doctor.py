@@ -79,7 +79,7 @@ def test_the_command_that_starts_a_missing_worker(desk: Desk) -> None:
 def test_a_lease_that_its_live_worker_does_not_know(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a lease of a worker that runs nothing; a real worker would soon give the lease back
+    # given a lease of a worker that runs nothing
     job, broker = desk.add.enqueue(1), desk.mill.broker
     board = Scoreboard(str(tmp_path / "board"), 1)
     board.claim("w")
