@@ -10,7 +10,6 @@ import logging
 import socket
 import sys
 
-from tidemill.client.runtime import Runtime
 from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
@@ -20,6 +19,7 @@ from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
 from tidemill.worker.lingering import ENDING_MOST, end_lingering, reason_of, surplus
 from tidemill.worker.lost_jobs import LostJobs, unstarted
+from tidemill.worker.machine import Machine
 from tidemill.worker.notes import add_notes
 from tidemill.worker.recycling import ProcessStarter
 from tidemill.worker.reports import Reports
@@ -28,7 +28,6 @@ from tidemill.worker.suspects import set_aside
 from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
 from tidemill.worker.worker_process import WorkerProcess
-from tidemill.worker.zombie_reaper import reap_orphans
 
 __all__ = ["ProcessPool"]
 
@@ -50,8 +49,8 @@ crash."""
 class ProcessPool(ProcessStarter):
     """All processes of a worker, and their verdicts and notes that are not stored yet."""
 
-    def __init__(self, settings: Settings, name: str, folder: str, mill: Runtime | None) -> None:
-        super().__init__(settings, name, folder, mill)
+    def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
+        super().__init__(settings, name, folder, machine)
         self.known = KnownTasks(settings.unknown_grace)
         self.verdicts: list[Verdict] = []
         self.sent: list[Verdict] = []  # verdicts of the latest step, perhaps not answered yet
@@ -173,11 +172,11 @@ class ProcessPool(ProcessStarter):
             # Do not wait for the end of the socket: a task's forked child may keep the socket open.
             if process.exited():
                 process.closed_at = process.closed_at or clock.machine()
-        reap_orphans(self._reap_own)
+        self._machine.reap(self._reap_own)
 
     def _reap_own(self, pid: int) -> bool:
         processes = [process for process in self.processes if process.pid == pid]
-        return bool(processes and processes[0].exited()) or self._guard.reap(pid)
+        return bool(processes and processes[0].exited())
 
     # -- stuck and dead -------------------------------------------------------------------------
 
@@ -350,8 +349,7 @@ class ProcessPool(ProcessStarter):
         self._take(account)
         self.processes.remove(process)
         process.bury()
-        if self._mill is None:
-            self._guard.remove(process.pid)
+        self._machine.buried(process.pid)
         self.shares.retire(process.first_slot)
         if process.unkillable:
             log.info("worker process %d is dead at last", process.pid)
@@ -445,6 +443,6 @@ class ProcessPool(ProcessStarter):
                 log.error("worker process %d does not die; it is left behind", process.pid)
             else:
                 process.bury()
-        self._guard.close()
+        self._machine.close()
         if self.shares.board is not None:
             self.shares.board.remove()

@@ -6,11 +6,10 @@ import logging
 import os
 
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.worker.child_protocol import Setup
-from tidemill.worker.guard_process import GuardProcess
+from tidemill.worker.machine import Machine
 from tidemill.worker.scoreboard_rows import ScoreboardShares
 from tidemill.worker.settings import Settings
 from tidemill.worker.worker_process import WorkerProcess
@@ -23,7 +22,7 @@ log = logging.getLogger("tidemill.worker")
 class ProcessStarter:
     """All processes of a worker, including those that are about to end."""
 
-    def __init__(self, settings: Settings, name: str, folder: str, mill: Runtime | None) -> None:
+    def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
         self.settings = settings
         self.processes: list[WorkerProcess] = []
         self.shares = ScoreboardShares(settings.processes, settings.concurrency)
@@ -33,8 +32,7 @@ class ProcessStarter:
         self.counts = False  # True when processes sum their verdicts for the history
         self._name = name
         self._folder = folder
-        self._mill = mill
-        self._guard = GuardProcess()
+        self._machine = machine
         self._respawn_at = 0.0  # machine time of the next start; 0 when no start is held back
         self._full = False  # True while jobs of leaving processes take all slots
         self._rolls = False  # True while a reload waits for free slots
@@ -71,18 +69,7 @@ class ProcessStarter:
     def _start(self, process: WorkerProcess) -> None:
         setup = self._setup(process.first_slot)
         point("worker.spawning")
-        if self._mill is not None:
-            process.run_here(self._mill, setup)
-            return
-        process.spawn(setup)
-        try:
-            self._guard.add(process.pid)
-        # No process may run without the guard.
-        except OSError:
-            process.kill()
-            process.exited(self.settings.waits.kill)
-            process.bury()
-            raise
+        process.begin(self._machine.start(setup), setup)
 
     def _setup(self, share: int) -> Setup:
         settings = self.settings

@@ -12,7 +12,6 @@ timeout, and other workers notice its end.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
 from tidemill.core.clock import clock
@@ -58,12 +57,14 @@ def store_last(
 class StalledExit:
     """Ends a worker whose store does not take the last step.
 
-    ``interrupted`` is the exit code if jobs were interrupted, or if verdicts are lost.
+    ``leave`` ends the process at once. ``interrupted`` is the exit code if jobs were interrupted,
+    or if verdicts are lost.
     """
 
-    def __init__(self, clean: int, interrupted: int) -> None:
+    def __init__(self, clean: int, interrupted: int, leave: Callable[[int], None]) -> None:
         self._clean = clean
         self._interrupted = interrupted
+        self._leave = leave
         self._since = 0.0
 
     def look(self, pool: ProcessPool, until: float) -> float:
@@ -84,5 +85,5 @@ class StalledExit:
             log.warning("the store does not answer: the worker ends without detaching")
         else:
             log.error("the store takes no verdicts: the jobs that ended last may run again")
-        logging.shutdown()
-        os._exit(self._clean if is_settled and not pool.interrupted else self._interrupted)
+        self._leave(self._clean if is_settled and not pool.interrupted else self._interrupted)
+        return float("inf")

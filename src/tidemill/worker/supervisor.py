@@ -20,7 +20,6 @@ import contextlib
 import functools
 import logging
 import os
-import select
 import signal
 import socket
 import threading
@@ -30,7 +29,6 @@ from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.registry import open_broker
 from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock, new_id
@@ -50,6 +48,7 @@ from tidemill.worker.banner import Start
 from tidemill.worker.burst import Burst
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
+from tidemill.worker.machine import Machine, ThisProcess
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.releases import note_release
 from tidemill.worker.reports import keep_reports
@@ -59,7 +58,6 @@ from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
 from tidemill.worker.stalled_exit import StalledExit, store_last
 from tidemill.worker.store_steps import StoreSteps
-from tidemill.worker.watchdog import Watchdog
 
 __all__ = ["Settings", "Supervisor", "install"]
 
@@ -79,13 +77,16 @@ _UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
 class Supervisor:
     """One worker: an owner of leases, with its processes."""
 
-    def __init__(self, settings: Settings, mill: Runtime | None = None) -> None:
+    def __init__(
+        self, settings: Settings, mill: Runtime | None = None, machine: Machine | None = None
+    ) -> None:
         """With ``mill`` the jobs run in threads of this process and no process is spawned."""
         self.settings = settings
         self._mill = mill
+        self._machine = machine or (Machine() if mill is None else ThisProcess(mill))
         self._folder = RuntimeFolder()
         name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
-        self.pool = ProcessPool(settings, name, self._folder.path, mill)
+        self.pool = ProcessPool(settings, name, self._folder.path, self._machine)
         self.owner = Owner(
             id=new_id(),
             name=name,
@@ -100,7 +101,7 @@ class Supervisor:
         self._scheduling = Scheduling(settings.app, self.owner.id)
         self._declarations = TaskDeclarations()
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
-        self._leaving = StalledExit(CLEAN, INTERRUPTED)
+        self._leaving = StalledExit(CLEAN, INTERRUPTED, self._machine.exit)
         self._lock = threading.RLock()
         self._snapshots = QueueSnapshots()
         self._steps = StoreSteps(self.owner.id, settings, self.pool, self._lock)
@@ -108,7 +109,7 @@ class Supervisor:
         self._told_at = 0.0  # machine time of the first TERM or INT
         self.announce: Callable[[Start], None] = Start.log
         self.signals = Signals()
-        self._watchdog = Watchdog(self._look, self.signals.fileno())
+        self._watchdog = self._machine.watchdog(self._look, self.signals.fileno())
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Supervisor:
                 return code
             hello = self.pool.processes[0].hello
             assert hello is not None
-            broker = open_broker(hello.url)
+            broker = self._machine.open_broker(hello.url)
             if Feature.PROCESSES not in broker.features:
                 raise FeatureMissing(
                     f"{broker.url} is inside one process, so no worker can have its jobs; give the "
@@ -213,10 +214,7 @@ class Supervisor:
                 return None
 
     def _poll(self, fds: list[int], timeout: float) -> None:
-        poll = select.poll()
-        for fd in (*fds, *self.signals.fds()):
-            poll.register(fd, select.POLLIN)
-        self._take([fd for fd, _ in poll.poll(timeout * 1000)])
+        self._take(self._machine.poll([*fds, *self.signals.fds()], timeout))
 
     # -- one turn -------------------------------------------------------------------------------
 
@@ -392,7 +390,7 @@ class Supervisor:
             self.pool.end_all()
         elif signum == signal.SIGHUP and not self._stopping:
             self.pool.roll()
-        elif signum == signal.SIGCHLD and self._mill is None:
+        elif signum == signal.SIGCHLD and not self._machine.local:
             self.pool.reap()
         elif signum == signal.SIGUSR1:
             self.pool.dump()

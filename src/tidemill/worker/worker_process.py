@@ -7,26 +7,18 @@ starting ──► serving ──► quiet ──► gone
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
 import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Collection, Container, Iterable, Sequence
 
-from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock
 from tidemill.core.job import Command, Lease
 from tidemill.core.scoreboard import Running, Scoreboard
-from tidemill.worker.child import GAVE_UP, Child
+from tidemill.worker.child import GAVE_UP
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
-from tidemill.worker.process_events import ProcessEvents
+from tidemill.worker.machine import Body
 from tidemill.worker.settings import Waits
-from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.stuck_grace import StuckJobs
-from tidemill.worker.thread_states import live_threads
 
 __all__ = ["WorkerProcess"]
 
@@ -73,59 +65,21 @@ class WorkerProcess:
         self._examined = 0.0  # machine time of the last check for a kill by somebody else
         self.born = clock.machine()
         self.pid = 0
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
+        self._body: Body
+        self.socket: MessageSocket[Down, Up]
 
     # -- starting -------------------------------------------------------------------------------
 
-    def spawn(self, setup: Setup) -> None:
-        """Start the process, as the leader of its own process group."""
-        ours, theirs = socket.socketpair()
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-        self._stacks = setup.stacks
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tidemill.worker_main", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-                env={**os.environ, "TIDEMILL_SUPERVISOR": str(os.getpid())},
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.pid = self._popen.pid
-        self._talk(ours, setup)
-
-    def run_here(self, mill: Runtime, setup: Setup) -> None:
-        """Run as a thread of this process: for tests, notebooks and ``memory://``.
-
-        Raises:
-            TidemillError: a function that the app calls at the start has raised.
-        """
-        events = ProcessEvents(mill)
-        events.start()
-        ours, theirs = socket.socketpair()
-        child = Child(mill, setup, MessageSocket(theirs, Down), events, local=True)
-        self._thread = threading.Thread(target=child.serve, name="tidemill-local", daemon=True)
-        self._thread.start()
-        self.pid = os.getpid()
-        schedules = mill.schedules.declared()
-        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
-        self.hello = Hello(mill.url, (), len(mill.tasks), "", schedules, *known)
-        self._talk(ours, setup)
+    def begin(self, body: Body, setup: Setup) -> None:
+        """Take a process that the machine has started, and send the setup."""
+        self._body = body
+        self.pid, self.hello, self.socket = body.pid, body.hello, body.socket
+        self.socket.last_words = setup.last_words
+        self.socket.post(Down(setup=setup))
 
     def introduce(self, board: Scoreboard, setup: Setup) -> None:
         """Show the scoreboard to a process that was started without one."""
         self.board = board
-        self.socket.post(Down(setup=setup))
-
-    def _talk(self, sock: socket.socket, setup: Setup) -> None:
-        self.socket: MessageSocket[Down, Up] = MessageSocket(sock, Up)
-        self.socket.last_words = setup.last_words
         self.socket.post(Down(setup=setup))
 
     def fileno(self) -> int:
@@ -214,8 +168,8 @@ class WorkerProcess:
         return [
             row
             for row in self.running()
-            if (row.deadline and now > row.deadline + silent)
-            or (doomed and now > doomed.get(row.token, now))
+            if (row.deadline and now >= row.deadline + silent)
+            or now >= doomed.get(row.token, math.inf)
         ]
 
     def is_over(self, grace: float, now: float) -> bool:
@@ -241,7 +195,7 @@ class WorkerProcess:
             times.append(now + 0.005)
         elif self.quiet or self.leaving:
             times.append(now + 0.5)
-        if self.held and self._popen is not None and not self.closed_at:
+        if self.held and self._body.separate and not self.closed_at:
             times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
@@ -266,9 +220,7 @@ class WorkerProcess:
         return self._stacks_of((self.pid,))
 
     def _stacks_of(self, threads: Iterable[int]) -> str:
-        if self._popen is None or self.exited() or self.hello is None:
-            return ""
-        return stacks_of_threads(self._stacks, self.pid, threads)
+        return "" if self.exited() or self.hello is None else self._body.stacks(threads)
 
     # -- ending ---------------------------------------------------------------------------------
 
@@ -279,33 +231,21 @@ class WorkerProcess:
         """
         self.killed = by_us
         self.killed_at = self.killed_at or clock.machine()
-        if self._popen is None:
-            # A worker in a thread cannot be killed, but notices the closed socket.
-            self.socket.close()
-        elif not self.exited():
-            self._kill_group()
+        self._body.kill()
 
     def exited(self, patience: float = 0.0) -> bool:
         """True when the process is dead; waits up to ``patience`` seconds for its death."""
-        if self._popen is None or self._popen.poll() is not None:
-            return True
-        if not patience:
-            return False
-        try:
-            self._popen.wait(patience)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._body.exited(patience)
 
     def is_half_dead(self, now: float) -> bool:
         """True when somebody killed a busy process and a system call keeps one thread alive.
 
         Such a process closes no socket and sends no signal. Checks only every few seconds.
         """
-        if self._popen is None or not self.held or now < self._examined + _EXAMINE_EVERY:
+        if not self.held or now < self._examined + _EXAMINE_EVERY:
             return False
         self._examined = now
-        threads = live_threads(self.pid)
+        threads = self._body.threads()
         if not threads or (self.pid in threads and threads != {self.pid: "D"}):
             # A half-dead process has only its main thread, in state D, or has no main thread.
             return False
@@ -326,16 +266,9 @@ class WorkerProcess:
         patience = max(self.waits.reap, self.exit_patience if proper else 0.0)
         return bool(self.idle_at) and now - self.idle_at > patience
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if self._popen is not None:
-            # Also kill the process alone: a task may have moved it into another group.
-            self._popen.kill()
-
     def cause(self) -> str:
         """How the process ended, in words."""
-        code = self._popen.returncode if self._popen is not None else 0
+        code = self._body.returncode
         if code == GAVE_UP:
             return f"worker process {self.pid} gave up"
         if code is not None and code < 0:
@@ -345,7 +278,7 @@ class WorkerProcess:
     @property
     def gave_up(self) -> bool:
         """True when the process ended itself because a job had broken it."""
-        return self._popen is not None and self._popen.returncode == GAVE_UP
+        return self._body.returncode == GAVE_UP
 
     def note_unkillable(self, since: float) -> None:
         """Show on the scoreboard that the process outlives SIGKILL: see ``tidemill doctor``."""
@@ -358,14 +291,14 @@ class WorkerProcess:
 
         Empty while a living thread runs no job, since this thread may work for any of the jobs.
         """
-        rows, left = self.running(), live_threads(self.pid)
+        rows, left = self.running(), self._body.threads()
         if left is None or not self.stuck.threads.union(row.thread for row in rows) >= {*left}:
             return []
         return [row for row in rows if row.thread not in left]
 
     def state(self) -> str:
         """The states of the threads of a process that does not die, in the kernel's letters."""
-        left = live_threads(self.pid)
+        left = self._body.threads()
         return "unknown" if left is None else ", ".join(sorted({*left.values()})) or "Z"
 
     def bury(self) -> None:
@@ -373,10 +306,4 @@ class WorkerProcess:
 
         The rows of the process stay until its verdicts are stored.
         """
-        if self._popen is not None:
-            self._kill_group()
-            with contextlib.suppress(OSError):
-                os.unlink(self._stacks)
-        self.socket.close()
-        if self._thread is not None:
-            self._thread.join(self.waits.reap)
+        self._body.bury()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.worker.lingering import ENDING_MOST
+from tidemill.worker.machine import Machine
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.settings import Settings, Waits
 from tidemill.worker.worker_process import WorkerProcess
@@ -37,7 +38,7 @@ def test_the_processes_that_end_most_slowly_are_killed_when_they_are_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given more processes that end than may take memory.
-    pool = ProcessPool(Settings(processes=2), "worker", str(tmp_path), None)
+    pool = ProcessPool(Settings(processes=2), "worker", str(tmp_path), Machine())
     ending = [Ending(number) for number in range(2 * ENDING_MOST + 3)]
     pool.processes = list(reversed(ending))
     # When the pool looks at them.
