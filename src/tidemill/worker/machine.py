@@ -26,7 +26,6 @@ from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.guard_process import GuardProcess
 from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
-from tidemill.worker.thread_states import live_threads
 from tidemill.worker.watchdog import Watchdog
 from tidemill.worker.zombie_reaper import reap_orphans
 
@@ -225,6 +224,34 @@ class ThisProcess(Machine):
 
     def buried(self, pid: int) -> None:
         """Nothing: there is no process."""
+
+
+_ENDED = ("Z", "X")
+
+
+def live_threads(pid: int) -> dict[int, str] | None:
+    """The state of each thread that has not ended, by its kernel thread id; None if unknown.
+
+    A thread in an uninterruptible system call (state D, as on a dead mount) outlives SIGKILL, and
+    so does its process. All other threads of the process end at once and run no further code.
+    """
+    folder = f"/proc/{pid}/task"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    states = {int(name): _state(f"{folder}/{name}/stat") for name in names}
+    return {thread: state for thread, state in states.items() if state not in _ENDED}
+
+
+def _state(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return "X"  # the thread has ended meanwhile
+    except OSError:
+        return "?"  # this process has no descriptor left to open the file
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
