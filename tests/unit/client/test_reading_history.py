@@ -29,7 +29,6 @@ NOW = 1_000_000 * 3600 + 30 * 60 + 20.0
 """Twenty seconds after half past an hour."""
 
 
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
     return MovedClock(monkeypatch, speed=0.01, wall=NOW)
@@ -78,9 +77,7 @@ def failed(ago: float, release: str, host: str, number: int, times: int) -> list
 # -- tasks ----------------------------------------------------------------------------------------
 
 
-def test_tasks_have_counts_rates_and_times(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_have_counts_rates_and_times(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
     MovedClock(monkeypatch, speed=0.0, wall=NOW)
     keep(mill, *ran(30, "q", "t", "", succeeded=90), *ran(90, "q", "t", "r1", succeeded=10))
     (one,) = mill.history.tasks(since=600)
@@ -496,9 +493,7 @@ def test_releases_are_noted_once_by_the_workers_that_run_them(
     assert [one.release for one in mill.history.deploys()] == ["1.0", "1.1"]
 
 
-def test_the_async_twins_answer_the_same(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_async_twins_answer_the_same(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
     MovedClock(monkeypatch, speed=0.0, wall=NOW)
     keep(mill, *ran(30, "q", "t", ""), *failed(30, "", "h", 1, 1))
     history = mill.history

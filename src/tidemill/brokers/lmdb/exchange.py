@@ -14,8 +14,8 @@ from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.history import add_history
 from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
-from tidemill.brokers.lmdb.local_owner import LocalOwner
 from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, take_commands
+from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.reply_cache import (
     LastReply,
     keep_last_reply,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE
-from tidemill.brokers.lmdb.local_owner import LocalOwner
 from tidemill.brokers.lmdb.owner_table import is_listed
+from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.record import Flag
 from tidemill.brokers.lmdb.reply_cache import open_lease
 from tidemill.brokers.lmdb.settle import settle

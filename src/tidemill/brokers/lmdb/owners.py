@@ -9,17 +9,17 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 
-from tidemill.brokers.contract.parked_waits import Parked
+from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.lmdb.group_commit import BRISK
 from tidemill.brokers.lmdb.leases import causes_of, strike
-from tidemill.brokers.lmdb.local_owner import LocalOwner
 from tidemill.brokers.lmdb.owner_table import list_owner, owner_of, owner_rows
 from tidemill.brokers.lmdb.reply_cache import heard, note_attached
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
-from tidemill.brokers.lmdb.wakeup import Sleeper
+from tidemill.brokers.lmdb.wakeup import Sleeper, WakeUps
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.remote_owners import Silence, Turns
 from tidemill.core.crash_points import point
@@ -27,9 +27,58 @@ from tidemill.core.errors import BrokerUnavailable, StoreGone, TidemillError
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import remove_scoreboard, sweep_scoreboards
 
-__all__ = ["Owners"]
+__all__ = ["LocalOwner", "Owners"]
 
 log = logging.getLogger("tidemill")
+
+_Ended = tuple[list[int], bool]
+
+
+class LocalOwner:
+    """An owner of this process: its number, and its place to sleep."""
+
+    __slots__ = (
+        *("asked", "wakeups", "epoch", "last_queue", "near", "number", "owner", "sleeper"),
+        *("told", "watched", "watched_fds"),
+    )
+
+    def __init__(self, owner: Owner, number: int, wakeups: WakeUps, sleeper: Sleeper) -> None:
+        self.owner = owner
+        self.number = number
+        self.wakeups = wakeups
+        self.sleeper = sleeper
+        self.asked: Want | None = None  # the want that the owner left when it went to sleep
+        self.told = 0  # the highest token that the owner may know
+        self.epoch: object = None  # the state of the list when the owner chose its neighbours
+        self.watched: list[int] = []
+        self.watched_fds: list[int] = []
+        self.last_queue = 0  # the last queue that a fair want took from
+        self.near = False  # its caller is in this process, so steps need no serials
+
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
+        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
+
+        Returns the readable descriptors, and True when a watched owner has died.
+        """
+        if self.owner.lease:
+            timeout = min(timeout, self.owner.lease / 3)
+        self.wakeups.set_waiting(self.sleeper, True)
+        try:
+            ready = yield Until(timeout, [self.sleeper.fd, *self.watched_fds, *fds])
+        finally:
+            self.wakeups.set_waiting(self.sleeper, False)
+        if self.sleeper.fd in ready:
+            self.sleeper.drain()
+        died = not set(ready).isdisjoint(self.watched_fds)
+        return [fd for fd in ready if fd in fds], died
+
+    def wake(self) -> None:
+        """End the sleep of the owner, from any thread."""
+        self.sleeper.wake()
+
+    def end_wait(self) -> None:
+        """End all waits of the owner, before its place to sleep is given up."""
+        self.sleeper.asleep.end(self.sleeper.wake)
 
 
 class Owners:

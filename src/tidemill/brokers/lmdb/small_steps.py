@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.lmdb.layout import LEASE_KEY
-from tidemill.brokers.lmdb.local_owner import LocalOwner
+from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.errors import StoreFull
 
