@@ -3,15 +3,15 @@ PYTHON ?= $(shell scripts/python 3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 DIR ?= .
-# How many tests run at a time: most of them wait, for a clock, a disk or a process.
-JOBS ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN))
+# How many tests run at a time: one per processor, so that no test waits for another.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PYTEST = $(BIN)/pytest -n $(JOBS)
 OTHERS := 3.12 3.13
 WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py tests/e2e/test_limits.py tests/e2e/test_schedules.py
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test checks quick lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long breaks bench site clean
+.PHONY: help demo quick test full lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long breaks bench site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -19,14 +19,16 @@ help:            ## this list
 demo: $(VENV)/ready      ## run the main job on real input: one job per file of DIR, embedded LMDB
 	$(BIN)/tidemill demo "$(patsubst ~%,$(HOME)%,$(DIR))"
 
-test:            ## everything CI runs
-	@$(MAKE) --no-print-directory -j 2 checks
-	@$(MAKE) --no-print-directory unit pythons
+quick: lint              ## under a minute, without servers: units, the contract on memory and LMDB, house rules
+	$(PYTEST) --tier quick tests/unit tests/simulation tests/conformance
 
-checks: servers lint types others wheel
+test:            ## what CI runs, under eight minutes: quick, types, each store, one test with processes for each law and verb
+	@$(MAKE) --no-print-directory -j 2 servers lint types
+	$(PYTEST) --tier test
 
-quick: lint servers      ## the fast part of the tests, under a minute
-	TIDEMILL_EXAMPLES=10 $(PYTEST) -m "not slow" tests/unit tests/conformance
+full:            ## everything, before a release or a large change: hours on two processors
+	@$(MAKE) --no-print-directory -j 2 servers lint types others wheel site
+	@$(MAKE) --no-print-directory unit matrix orm pythons
 
 lint: $(VENV)/dev        ## style
 	$(BIN)/ruff check .
@@ -54,8 +56,8 @@ others:
 wheel: $(VENV)/dev       ## the wheel in a clean environment: strict type checks of a small project, and the demo
 	scripts/try-wheel
 
-matrix: $(VENV)/dev servers  ## the tests of workers on each broker that can be inspected
-	for broker in lmdb redis postgresql; do TIDEMILL_TEST_BROKER=$$broker $(PYTEST) $(ARGS) $(WORKER_TESTS) || exit 1; done
+matrix: $(VENV)/dev servers  ## the tests of workers on Redis and PostgreSQL
+	for broker in redis postgresql; do TIDEMILL_TEST_BROKER=$$broker $(PYTEST) $(ARGS) $(WORKER_TESTS) || exit 1; done
 
 orm: $(VENV)/dev servers  ## the conformance suite of django:// on PostgreSQL and MariaDB, and its tests with Django 6.0
 	TIDEMILL_TEST_DJANGO=1 TIDEMILL_TEST_MARIADB=1 $(PYTEST) -k "django+" tests/conformance

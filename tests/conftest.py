@@ -20,13 +20,28 @@ import pytest
 from disks import mounted
 from harness import Place, open_place
 from moved_clock import MovedClock
-from servers import NETWORK, postgres_for_a_while, served_for_a_while, share_servers
+from servers import NETWORK, postgres_for_a_while, refuse_servers, served_for_a_while, share_servers
+from tiers import FULL, MARKS, QUICK, SIZES, TIERS, tier_of
 from xdist.scheduler import LoadScopeScheduling
 
 import tidemill
 from tidemill.core.clock import new_id
 
 os.environ.pop("COLUMNS", None)  # which tests in several processes find set
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--tier``: run the tests of a tier, instead of all."""
+    parser.addoption("--tier", choices=TIERS, default=FULL, help="run the tests of this tier")
+
+
+@pytest.hookimpl(trylast=True)  # a folder may change the tier of its tests before
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of later tiers than that of ``--tier``."""
+    last = TIERS.index(config.getoption("tier"))
+    left_out = [item for item in items if TIERS.index(tier_of(item)) > last]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if TIERS.index(tier_of(item)) <= last]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
     _import_all()
     hypothesis.settings.register_profile("busy", deadline=None)  # other tests run meanwhile
     hypothesis.settings.load_profile("busy")
+    for name, (_, does) in MARKS.items():
+        config.addinivalue_line("markers", f"{name}{does}")
+    if config.getoption("tier") != FULL:
+        for variable, size in SIZES.items():
+            os.environ.setdefault(variable, size)
+    if config.getoption("tier") == QUICK:
+        refuse_servers()
+        return
     several = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if several and any(Path(each).is_dir() for each in config.args):
         share_servers()

@@ -18,11 +18,16 @@ SAMPLE = (
     *("exits_in_thread", "alarm_raises", "timer_raises_later", "subtask_exits", "loop_stopped"),
     *("closes_all", "closes_standard", "uses_up_descriptors", "reaches_memory_limit"),
     *("threads_cannot_start", "huge_message", "recursion_limit_lowered", "backtracks"),
-    *("unprintable", "handler_raises", "joins_group_and_blocks"),
+    *("unprintable", "handler_raises", "joins_group_and_blocks", "breaks_pipe"),
+)
+EVERYDAY = (
+    *("fork_child_returns", "exits", "exits_in_thread", "subtask_exits", "alarm_raises"),
+    *("breaks_pipe", "uses_up_descriptors", "reaches_memory_limit", "backtracks"),
+    *("unprintable", "handler_raises"),
 )
 
 
-@pytest.mark.slow
+@pytest.mark.everyday(*EVERYDAY)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_worker_serves_on_after_a_misdeed(tmp_path: Path, name: str) -> None:
     # given a worker with one pool, a different pool for each misdeed in turn
@@ -34,5 +39,6 @@ def test_a_worker_serves_on_after_a_misdeed(tmp_path: Path, name: str) -> None:
     assert not outcome.problems, f"{pool} x {slots}: {outcome.problems}\n{outcome.output}"
 
 
+@pytest.mark.everyday
 def test_the_page_shows_each_misdeed_of_the_catalogue() -> None:
     assert titles(PAGE.read_text()) == [entry.title for entry in catalogue().values()]

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from broker_driver import LiveOwner, Settled, check_counts
+from chosen import tier_of_kind
 from kinds import KINDS, STILL, Clock, Kind
 from servers import forget_served
 from test_contract_features import FEATURES
+from tiers import MARKS, latest, tier_of
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
@@ -21,25 +23,41 @@ from tidemill.core.errors import FeatureMissing
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*what): features, or promises of Kind.cannot")
-    config.addinivalue_line("markers", "still_clock: only ``advance`` moves the broker's clocks on")
+    config.addinivalue_line("markers", "still_clock: the clock of a server stands still, too")
+    config.addinivalue_line("markers", "moving_clock: the test waits for the broker's clock")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a carrier run the tests of a job's way; the store itself proves the rest.
+    """Leave out what proves nothing more, and say for which tier the rest is.
 
-    Transfer tests run only between the carrier and its store.
+    With a carrier run the tests of a job's way; the store itself proves the rest. One end of a move
+    is LMDB: a broker gives and takes the same rows, whatever the other end is.
     """
 
     def is_left_out(item: pytest.Item) -> bool:
-        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        kinds = [each for each in params if isinstance(each, Kind)]
+        kinds = kinds_of(item)
         carriers = sum(bool(kind.carrier) for kind in kinds)
-        others = any(not kind.carrier and kind.name != "lmdb" for kind in kinds)
-        return carriers > 0 and (item.path.stem not in CARRIED or others or carriers > 1)
+        if len(kinds) > 1:
+            return carriers > 1 or not any(kind.name == "lmdb" for kind in kinds)
+        return carriers > 0 and item.path.stem not in CARRIED
 
     left_out = [item for item in items if is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not is_left_out(item)]
+    for item in items:
+        if kinds := kinds_of(item):
+            file, test = item.path.stem.removeprefix("test_contract_"), item.name.partition("[")[0]
+            names = file, test.removeprefix("test_")
+            tier = latest(tier_of(item), *(tier_of_kind(kind, *names) for kind in kinds))
+            marks = [mark for mark, (runs, _) in MARKS.items() if runs == tier]
+            for mark in marks:
+                item.add_marker(mark, append=False)
+
+
+def kinds_of(item: pytest.Item) -> list[Kind]:
+    """The brokers of a test."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [each for each in params if isinstance(each, Kind)]
 
 
 CARRIED = {
@@ -84,11 +102,21 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
 
+FAR = ("{redis}", "{postgres}", "{django-postgres}", "{django-mariadb}")
+"""Stores whose server reads the clock."""
+
+
 @pytest.fixture
 def clock(request: pytest.FixtureRequest, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the broker. In a test with the mark ``still_clock`` a slow machine costs no time
-    of the broker."""
-    is_still = request.node.get_closest_marker("still_clock") is not None
+    """The clock of the broker. It all but stands still, so that a slow machine costs no time of the
+    broker.
+
+    A server reads its clock some moment after a call has begun, so a still clock would go back by
+    such moments. There the clock stands still only in tests with the mark ``still_clock``.
+    """
+    marks = {mark.name for mark in request.node.iter_markers()}
+    is_far = any(name in kind.url for name in FAR)
+    is_still = "still_clock" in marks if is_far else "moving_clock" not in marks
     return Clock(kind, monkeypatch, STILL if is_still else 1.0)
 
 

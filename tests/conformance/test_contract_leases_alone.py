@@ -6,11 +6,15 @@ import time
 
 import pytest
 from broker_driver import LiveOwner, ids_of, job, message
-from kinds import Clock
+from kinds import KINDS, Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.job import Outcome, Verdict
+
+pytestmark = pytest.mark.moving_clock
+WITH_A_CLOCK = [kind.name for kind in KINDS if kind.fake]
+"""Other files prove on them what takes long here."""
 
 ENDS = [Outcome.SUCCESS, Outcome.FAIL, Outcome.CANCELLED, Outcome.EXPIRED]
 
@@ -153,6 +157,7 @@ def test_a_released_job_returns_to_the_front(broker: Broker, worker: LiveOwner) 
     assert taken == ids_of(jobs)
 
 
+@pytest.mark.full(*WITH_A_CLOCK)
 def test_an_unacknowledged_message_goes_to_another_owner(
     broker: Broker, consumer: LiveOwner
 ) -> None:
@@ -174,6 +179,7 @@ def test_an_unacknowledged_message_goes_to_another_owner(
     assert other.take() == consumer.take() == []
 
 
+@pytest.mark.full(*WITH_A_CLOCK)
 def test_touch_keeps_a_message(broker: Broker, consumer: LiveOwner) -> None:
     # case Q16
     broker.put([message(ttr=6.0)])
@@ -185,6 +191,7 @@ def test_touch_keeps_a_message(broker: Broker, consumer: LiveOwner) -> None:
     assert consumer.settle(lease)
 
 
+@pytest.mark.full(*WITH_A_CLOCK)
 def test_a_message_may_be_taken_so_often_and_no_more(broker: Broker, consumer: LiveOwner) -> None:
     # law 7
     broker.put([job(task="", ttr=0.2, retries=1)])

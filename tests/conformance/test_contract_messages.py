@@ -148,6 +148,7 @@ def test_get_many_refuses_messages_that_cannot_be_read_one_by_one(mill: Tidemill
     assert all(message.ack() for message in messages)
 
 
+@pytest.mark.moving_clock
 def test_a_held_message_is_settled_by_its_id(mill: Tidemill) -> None:
     queue = mill.queue("q")
     ids = [job.id for job in queue.put_many(range(4))]
@@ -185,6 +186,7 @@ def test_an_id_that_is_not_held_is_refused(mill: Tidemill) -> None:
     queue.ack(held.id)
 
 
+@pytest.mark.moving_clock
 def test_an_id_whose_lease_was_lost_is_refused(mill: Tidemill) -> None:
     queue = mill.queue("q")
     queue.put("a", ttr=600)

@@ -374,6 +374,7 @@ def test_wait_for_ends_when_the_job_does_otherwise(broker: Broker, act: str) -> 
     assert (record.state if record else None) is (State.CANCELLED if act == "cancel" else None)
 
 
+@pytest.mark.moving_clock
 @pytest.mark.needs(Feature.RESULTS)
 def test_wait_for_sees_an_expiry_with_no_worker_there(broker: Broker) -> None:
     # case T14
@@ -412,6 +413,7 @@ def sleeping(broker: Broker, hand: LiveOwner, *queues: str) -> Callable[[], floa
     return woken
 
 
+@pytest.mark.moving_clock
 @pytest.mark.parametrize(
     "event",
     [
@@ -452,6 +454,7 @@ def test_a_sleeping_owner_is_woken_for_jobs_it_can_take(broker: Broker, event: s
     assert woken() < 15
 
 
+@pytest.mark.moving_clock
 def test_a_sleeping_owner_is_woken_when_a_ttr_ends(broker: Broker) -> None:
     # case Q16, case S3: the time it sleeps to is brought forward by somebody else
     busy, idle = LiveOwner(broker, "c1", "consumer"), LiveOwner(broker, "c2", "consumer")

@@ -25,7 +25,7 @@ ROOT = Path(tidemill.__file__).parent
 BOUND = 20.0
 """Seconds within which a put must end after a signal: far less is the rule."""
 
-EVERY = 1 if "TIDEMILL_ROUNDS" in os.environ else 3
+EVERY = 1 if int(os.environ.get("TIDEMILL_ROUNDS", "0")) > 1 else 3
 """A signal comes at each bytecode in ``make long``, else at each third."""
 
 
@@ -34,6 +34,7 @@ def every_of(broker: Broker) -> int:
     return 10 * EVERY if broker.url.startswith("django:") else EVERY
 
 
+pytestmark = pytest.mark.full("postgresql", "rabbitmq", "http")  # thousands of puts each
 # LMDB has tests of its own, step by step (unit/core/test_signal_handlers.py).
 OTHERS = [kind for kind in KINDS if kind.name not in ("lmdb", "rabbitmq+lmdb")]
 

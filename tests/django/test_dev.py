@@ -106,7 +106,6 @@ def test_the_end_of_the_site_ends_the_worker(tmp_path: Path) -> None:
         assert_all_end(project)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--noreload"]], ids=["reload", "noreload"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_at_any_moment_of_the_start_ends_all(

@@ -27,6 +27,7 @@ def result_of(mill: Tidemill, task: str, *args: Any) -> Any:
     return enqueue(mill, task, *args).result(timeout=SECONDS)
 
 
+@pytest.mark.everyday
 def test_a_worker_of_the_project_runs_jobs_of_both_kinds(tmp_path: Path) -> None:
     # given a project on LMDB, and a worker that replaced its manage.py
     project = Project(tmp_path)

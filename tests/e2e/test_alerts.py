@@ -108,6 +108,7 @@ def write_rules(folder: Path, url: str) -> str:
     return str(path)
 
 
+@pytest.mark.everyday
 def test_an_alert_is_told_once_when_it_begins_and_once_when_it_ends(
     desk: Desk, receiver: Receiver
 ) -> None:
@@ -280,6 +281,7 @@ def test_a_wrong_file_gets_one_sentence(tmp_path: Path, text: str, said: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.everyday
 def test_the_verbs(
     desk: Desk, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from tidemill.core.clock import new_id
 MANY = 300
 
 
+@pytest.mark.everyday("1-lmdb", "1-redis", "1-postgresql")
 @pytest.mark.parametrize("store", ["memory", "http", *STORES])
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_cancelled_aget_takes_nothing(store: str, n: int, tmp_path: Path) -> None:

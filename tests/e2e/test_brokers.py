@@ -128,6 +128,7 @@ def test_a_timeout_ends_the_work(place: Place) -> None:  # case T6, law 8
     assert "in long" in attempt.traceback
 
 
+@pytest.mark.everyday
 def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
     worker = place.worker(processes=2, slots=1).wait_ready()
     jobs = [place.enqueue("long") for _ in range(2)]
@@ -173,6 +174,7 @@ def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
     place.wait_notes(f"begin {job.id} 2")
 
 
+@pytest.mark.everyday
 def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> None:
     # case T10, laws 5, 6
     place = with_witness(at())  # the lease is far longer
@@ -193,6 +195,7 @@ def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> Non
     check_counters(place)
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("patient", [True, False])
 def test_shutdown(place: Place, patient: bool) -> None:  # case T11
     worker = place.worker("--shutdown-timeout", "10" if patient else "0.2", slots=2).wait_ready()
@@ -216,7 +219,8 @@ def test_a_long_job_that_holds_the_lock_runs_once(at: Callable[..., Place]) -> N
     assert len(runs_of(place.ledger())[record.envelope.id]) == 1
 
 
-def test_cancel_and_terminate(place: Place) -> None:  # case T14
+@pytest.mark.everyday
+def test_cancel_and_terminate(place: Place) -> None:  # case T14, law 14
     worker = place.worker(slots=3).wait_ready()
     seen = place.enqueue("watches")
     place.wait_notes(f"begin {seen.id}")
@@ -248,6 +252,7 @@ def elsewhere(place: Place, code: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.everyday
 def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q2
     code = "print(mill.broker.url, flush=True)\ninput()\nq.put(time.monotonic())"
     with elsewhere(place, code) as putter:
@@ -264,6 +269,7 @@ def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q
     assert message.ack()
 
 
+@pytest.mark.everyday
 def test_a_put_that_returned_survives_the_kill_of_its_producer(place: Place) -> None:  # case Q7
     code = "for n in range(10**9):\n    q.put(n)\n    print(n, flush=True)"
     with elsewhere(place, code) as producer:
@@ -315,6 +321,7 @@ def test_results_are_waited_for_in_another_process_and_in_asyncio(place: Place) 
     never.cancel()
 
 
+@pytest.mark.everyday
 def test_two_producers_two_workers_and_every_job_once(place: Place) -> None:  # case Q8
     for _ in range(2):
         place.worker(processes=2, slots=4)

@@ -78,6 +78,7 @@ def crashes(place: Place) -> list[float]:
     return [float(line.split()[2]) for line in lines]
 
 
+@pytest.mark.everyday("relay.leased", "relay.published", "carried.brought", "carried.taken")
 @pytest.mark.parametrize("point", POINTS)
 def test_kill_at_each_step_between_store_and_carrier(place: Place, point: str) -> None:
     # case Q20, laws 1, 3
@@ -121,6 +122,7 @@ def test_a_burst_ends_when_all_is_done(anywhere: Place) -> None:
     assert [job.result(timeout=1) for job in jobs[:3]] == [12] * 3
 
 
+@pytest.mark.everyday
 def test_jobs_of_a_killed_worker_start_on_another_at_once(place: Place) -> None:  # laws 5, 6
     first = place.worker(slots=2).wait_ready()
     jobs = [place.enqueue("waits") for _ in range(2)]
@@ -224,6 +226,7 @@ def test_a_worker_that_ends_leaves_no_threads_and_nothing_behind(tmp_path: Path)
         assert store.broker.recall() == row.carried
 
 
+@pytest.mark.everyday
 def test_recall_and_queues_on_the_command_line(tmp_path: Path) -> None:
     store_url = f"lmdb://{tmp_path}/store"
     url = carried_url(store_url, "t" + new_id())

@@ -15,6 +15,8 @@ import tidemill.cli.purges
 from tidemill import InvalidOption, State, Tidemill, chain, group
 from tidemill.core.files import folder_mode
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:

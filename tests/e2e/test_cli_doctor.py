@@ -32,6 +32,8 @@ from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.server import tokens
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:

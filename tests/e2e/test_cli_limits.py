@@ -10,6 +10,8 @@ from cli_store import Desk
 
 from tidemill import Limit
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:

@@ -19,6 +19,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.core.clock import new_id
 from tidemill.core.job import Note, Owner
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
@@ -327,6 +329,7 @@ def test_help_loads_neither_broker_nor_tables() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "verb", ["doctor", "info", "queues", "jobs", "job held", "limit", "schedule next daily"]
 )

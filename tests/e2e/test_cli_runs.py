@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli_store import Desk
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:

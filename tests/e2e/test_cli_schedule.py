@@ -16,6 +16,8 @@ from tidemill.core.job import Owner
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.scheduling import Scheduling
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:

@@ -56,6 +56,7 @@ def settle(desk: Desk, leases: list[Lease], outcome: Outcome = Outcome.SUCCESS) 
     desk.mill.broker.exchange(Step("w", [Verdict(one.token, outcome) for one in leases]))
 
 
+@pytest.mark.everyday
 def test_a_terminal_shows_what_happens_and_obeys_keys(desk: Desk, screens: list[Screen]) -> None:
     # given two running jobs, and one that no worker takes
     jobs = [desk.add.enqueue(n) for n in range(2)]
@@ -197,6 +198,7 @@ def test_top_needs_a_terminal(desk: Desk) -> None:
     assert "top needs a terminal; elsewhere add --once or --json" in result.output
 
 
+@pytest.mark.everyday
 def test_one_table(desk: Desk) -> None:
     desk.add.enqueue(1)
     lease(desk, 1)
@@ -211,6 +213,7 @@ def test_one_table(desk: Desk) -> None:
     assert any(" add " in line and " vm:1 " in line for line in lines)
 
 
+@pytest.mark.everyday
 def test_one_object(desk: Desk) -> None:
     job = desk.add.enqueue(1)
     lease(desk, 3)

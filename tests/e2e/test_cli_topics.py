@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from tidemill import Tidemill
 from tidemill.cli import main
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

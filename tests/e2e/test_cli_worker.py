@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from cli_store import Desk
 from click.testing import CliRunner
 
@@ -53,6 +54,7 @@ def worker(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
         process.stderr.close()
 
 
+@pytest.mark.everyday
 def test_reload_brings_the_new_code(tmp_path: Path) -> None:
     # given a worker in development mode
     path = tmp_path / "live_app.py"
@@ -78,6 +80,7 @@ def stand_in() -> str:
     raise NotImplementedError
 
 
+@pytest.mark.everyday
 def test_a_worker_ends_cleanly_on_term(tmp_path: Path) -> None:
     # case T11
     (tmp_path / "calm_app.py").write_text(APP.format(word="x"))
@@ -98,6 +101,7 @@ def test_an_app_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.everyday
 def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
     # case T16, from the shell
     desk = Desk(tmp_path)
@@ -119,6 +123,7 @@ def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
     assert bad.stderr.count("\n") == 1
 
 
+@pytest.mark.everyday
 def test_cancel_terminate_stops_a_running_job(tmp_path: Path) -> None:
     # case T14, from the shell
     app = 'import time\nfrom tidemill import Tidemill\nmill = Tidemill("lmdb://./store")\n'

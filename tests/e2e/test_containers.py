@@ -14,6 +14,8 @@ import pytest
 
 from tidemill.cli import main
 
+pytestmark = pytest.mark.everyday
+
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[2]

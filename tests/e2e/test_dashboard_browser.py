@@ -96,6 +96,7 @@ def test_the_stacks_of_a_worker_show_what_it_runs(visit: Callable[..., Visit]) -
     expect(page.locator("pre").first).to_contain_text("in wait")
 
 
+@pytest.mark.everyday
 def test_keys_alone_lead_everywhere(visit: Callable[..., Visit], place: Place) -> None:
     visitor = visit()
     visitor.page.clock.set_fixed_time(1_800_000_000_000)  # no key comes too late after a g

@@ -53,6 +53,7 @@ def failed(place: Place) -> list[str]:
     return [job.id for job in place.mill.jobs(state="failed", queue="mail")]
 
 
+@pytest.mark.everyday
 def test_a_failed_job_is_found_by_its_id_and_retried(  # case W3
     visit: Callable[..., Visit], place: Place
 ) -> None:

@@ -136,7 +136,6 @@ class Walker:
         return found[0].path
 
 
-@pytest.mark.slow
 def test_every_page_opens_and_its_numbers_are_those_of_its_lists(place: Place) -> None:
     features = place.mill.broker.features
     server = JobServer("--quiet", where=place.url)

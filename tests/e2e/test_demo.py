@@ -19,6 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path)
 
 
+@pytest.mark.everyday
 def test_the_demo_measures_every_file(folder: Path) -> None:
     report = finish(start(folder))
     # then the files are what they are
@@ -63,6 +64,7 @@ def test_two_demos_do_not_share_a_home(folder: Path) -> None:
         finish(demo)
 
 
+@pytest.mark.everyday
 def test_fresh_starts_over_and_spares_what_is_not_its_own(folder: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = finish(start(folder, "--store", str(home)))

@@ -66,6 +66,7 @@ def record_of(place: Place, job_id: str) -> Record:
     return record
 
 
+@pytest.mark.everyday
 def test_a_rollback_takes_the_job_back(place: Place, atomic: Any) -> None:
     # case D1
     def roll_back() -> None:
@@ -148,6 +149,7 @@ def test_every_job_runs_once_in_several_processes(place: Place) -> None:
     assert set(states(place)) == {State.SUCCEEDED}
 
 
+@pytest.mark.everyday
 def test_a_killed_worker_process_costs_its_job_one_attempt(place: Place) -> None:
     # case T9
     job = place.enqueue("hold", 1, retries=0)

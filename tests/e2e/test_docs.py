@@ -19,6 +19,8 @@ from offences import expect_none
 from tidemill import Tidemill
 from tidemill.cli import main
 
+pytestmark = pytest.mark.everyday
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [

@@ -85,6 +85,7 @@ def told(place: Place, whole: str) -> list[str]:
     return sorted(lines)
 
 
+@pytest.mark.everyday
 def test_compositions_run_in_workers(place: Place, app: Any) -> None:
     # cases C1, C2, C3, C4
     place.worker(processes=2).wait_ready()

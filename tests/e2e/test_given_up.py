@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import Place, eventually
 
 from tidemill.core.job import State
 
 
+@pytest.mark.everyday
 def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused(
     place: Place,
 ) -> None:

@@ -38,7 +38,6 @@ def consumer(server: JobServer, seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 def test_messages_of_a_killed_consumer_come_back_within_seconds(server: JobServer) -> None:
     # law 5: given a message with a ttr of an hour, and a consumer that is killed with it
     with Tidemill(server.url) as mill:
@@ -55,7 +54,6 @@ def test_messages_of_a_killed_consumer_come_back_within_seconds(server: JobServe
         message.ack()
 
 
-@pytest.mark.slow
 def test_a_consumer_that_works_on_a_message_for_long_keeps_the_message(server: JobServer) -> None:
     # law 5: given a consumer that says nothing for longer than the grace, and lives
     with Tidemill(server.url) as mill:
@@ -68,7 +66,6 @@ def test_a_consumer_that_works_on_a_message_for_long_keeps_the_message(server: J
             assert busy.stdout.readline().strip() == "True"
 
 
-@pytest.mark.slow
 def test_plain_clients_keep_their_ttr(server: JobServer) -> None:
     # Given a message that a plain client reserved over a connection that has closed.
     with Tidemill(server.url) as mill:

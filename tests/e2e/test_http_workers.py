@@ -52,6 +52,7 @@ def place(server: JobServer, tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
+@pytest.mark.everyday
 def test_accepted_jobs_survive_the_kill_of_the_server(place: Place, server: JobServer) -> None:
     # law 1: of a producer that is in the middle of putting when the server is killed, twice
     code = (
@@ -224,6 +225,7 @@ def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.everyday
 def test_large_results_that_end_together_are_all_kept(tmp_path: Path, server: JobServer) -> None:
     # law 15: together they have more bytes than the server takes in one request
     with open_place(tmp_path, server.url) as place:

@@ -63,6 +63,7 @@ def holds(mill: Tidemill) -> list[str]:
     return [row.name for row in mill.broker.stats() if row.name.startswith(HOLDS)]
 
 
+@pytest.mark.everyday("lmdb")
 @pytest.mark.parametrize("point", ["hold.put", "hold.begun", "hold.ended"])
 def test_a_killed_holder_leaves_the_place_free(mill: Tidemill, url: str, point: str) -> None:
     # given a process that is killed at this step

@@ -80,6 +80,7 @@ def most_at_a_time(place: Place, kills: Sequence[tuple[int, Collection[int]]] = 
     return most
 
 
+@pytest.mark.everyday("lmdb")
 @pytest.mark.parametrize("what", ["queue", "task"])
 def test_a_rate_holds_over_all_workers(place: Place, what: str) -> None:
     # law 13, case S5: never more than the burst and what came since, whoever starts them
@@ -105,6 +106,7 @@ def test_a_rate_holds_over_all_workers(place: Place, what: str) -> None:
     check_counters(place)
 
 
+@pytest.mark.everyday("lmdb")
 def test_so_many_run_at_a_time_also_when_workers_are_killed(place: Place) -> None:
     # law 13
     limit = Limit(concurrency=3)

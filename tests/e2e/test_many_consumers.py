@@ -15,7 +15,6 @@ from tidemill.core.clock import new_id
 THREADS = 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "http", *STORES])
 def test_a_hundred_threads_begin_to_consume_at_once(store: str, tmp_path: Path) -> None:
     # given one message for each thread

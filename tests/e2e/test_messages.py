@@ -27,6 +27,8 @@ from tidemill import (
     Tidemill,
 )
 
+pytestmark = pytest.mark.everyday
+
 
 class Looks:
     """Counts the exchanges of an app's consumers."""

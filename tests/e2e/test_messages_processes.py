@@ -20,6 +20,8 @@ import pytest
 from tidemill import JobFailed, ResultTimeout, Tidemill, TidemillError
 from tidemill.testing import worker
 
+pytestmark = pytest.mark.everyday
+
 PRELUDE = """
 import sys, os, time
 from tidemill import *

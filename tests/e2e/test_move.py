@@ -71,6 +71,7 @@ def ids(mill: Tidemill, *states: State) -> set[str]:
             return found
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("where", ["move.adopting", "move.adopted"])
 def test_a_move_killed_in_the_middle_goes_on_and_doubles_nothing(place: Place, where: str) -> None:
     place.write(APP)
@@ -100,6 +101,7 @@ def test_a_move_killed_in_the_middle_goes_on_and_doubles_nothing(place: Place, w
         assert sorted(begun) == sorted(job.id for job in jobs)
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("where", ["move.scheduling", "move.scheduled"])
 def test_schedules_go_over_once(place: Place, where: str) -> None:
     place.write(APP)
@@ -136,6 +138,7 @@ def test_schedules_go_over_once(place: Place, where: str) -> None:
         assert {schedule.name: schedule for schedule in there.schedules} == rows
 
 
+@pytest.mark.everyday
 def test_a_move_waits_for_running_jobs_and_workers_leave(place: Place) -> None:
     place.write(APP)
     job = place.enqueue("slow")

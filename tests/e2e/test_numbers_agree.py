@@ -56,7 +56,6 @@ def metrics(server: JobServer) -> dict[tuple[str, str, str, str], float]:
     }
 
 
-@pytest.mark.slow
 def test_all_numbers_agree(place: Place) -> None:  # case W5
     # given: jobs that succeed, are retried, fail and kill their process, by two worker processes
     place.write(APP)
@@ -138,7 +137,6 @@ def test_metrics_need_a_viewer_unless_they_are_public(place: Place, public: bool
         server.close()
 
 
-@pytest.mark.slow
 def test_a_killed_worker_leaves_rows_that_agree_with_the_queue(place: Place) -> None:
     # given workers that are killed in the middle of their work, twice
     place.write("@mill.task\ndef work(n):\n    time.sleep(0.002)\n")

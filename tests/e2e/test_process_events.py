@@ -48,6 +48,7 @@ STARTED = ["first True", "second"]
 STOPPED = ["but last", "last True"]
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
 def test_functions_are_called_before_the_first_and_after_the_last_job(
     place: Place, slots: int

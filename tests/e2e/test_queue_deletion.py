@@ -11,6 +11,8 @@ import pytest
 
 from tidemill import Tidemill, TidemillError
 
+pytestmark = pytest.mark.everyday
+
 
 def names(mill: Tidemill) -> list[str]:
     return [row.name for row in mill.queues()]

@@ -183,6 +183,7 @@ def test_the_failed_are_tried_again_or_deleted(place: Place) -> None:
     failed(place, 2 + 4)
 
 
+@pytest.mark.everyday
 def test_a_kill_while_retrying_loses_nothing(place: Place) -> None:  # law 3
     jobs = fail_some(place, 6)
     run(place, "retry", "--queue", "q0", "--all", code=-9, TIDEMILL_CRASH="failed.published:1")

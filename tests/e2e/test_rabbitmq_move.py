@@ -115,6 +115,7 @@ def test_killed_in_between_it_goes_on(places: tuple[Place, Place], where: str) -
     eventually(lambda: 1200 <= ready() <= 1200 + again, "all is there")
 
 
+@pytest.mark.everyday
 def test_killed_on_the_way_out_it_loses_and_doubles_nothing(places: tuple[Place, Place]) -> None:
     # law 3
     store, carrier = places

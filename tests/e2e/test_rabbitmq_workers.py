@@ -99,6 +99,7 @@ def failed(place: Place, count: int = 1) -> list[Any]:
     return eventually(enough, f"{count} failed")
 
 
+@pytest.mark.everyday
 def test_retries_are_counted_and_the_last_error_is_kept(place: Place) -> None:  # case T3, law 7
     worker = place.worker().wait_ready()
     many, once = place.enqueue("fails"), place.enqueue("fails", retries=0)
@@ -119,6 +120,7 @@ def test_retry_comes_in_its_time_and_fail_at_once(place: Place) -> None:  # case
         assert second - first >= 0.2  # and in no 1000 s
 
 
+@pytest.mark.everyday
 def test_a_timeout_ends_the_work(place: Place) -> None:  # cases T6, T7, law 8
     place.worker(slots=2).wait_ready()
     put = time.time()
@@ -131,6 +133,7 @@ def test_a_timeout_ends_the_work(place: Place) -> None:  # cases T6, T7, law 8
     assert "timeout" in record.error.lower() or "JobTimeout" in record.error
 
 
+@pytest.mark.everyday
 def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
     worker = place.worker(processes=2, slots=1).wait_ready()
     for _ in range(2):
@@ -172,6 +175,7 @@ def test_kill_of_the_supervisor(place: Place) -> None:  # case T10, law 5
     assert place.ledger()[1].time - killed < 1.0 + SLACK  # the server saw the line end
 
 
+@pytest.mark.everyday
 def test_kill_of_everything_in_the_middle_loses_nothing(place: Place) -> None:
     # case T10, laws 1, 2, 3
     worker = place.worker(processes=2, slots=4).wait_ready()
@@ -210,6 +214,7 @@ def test_a_killed_server_loses_nothing_of_what_it_confirmed(tmp_path: Path) -> N
         server.close()
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("patient", [True, False])
 def test_shutdown(place: Place, patient: bool) -> None:  # case T11
     worker = place.worker("--shutdown-timeout", "10" if patient else "0.2", slots=2).wait_ready()
@@ -297,6 +302,7 @@ def test_urgent_queues_are_emptied_first(place: Place) -> None:  # case T13, law
     ], ran
 
 
+@pytest.mark.everyday
 def test_strict_queues_are_emptied_in_their_order(place: Place) -> None:  # law 10
     for queue, first in (("c", 20), ("b", 10), ("a", 0)):
         place.enqueue_many("short", [(first + n,) for n in range(10)], queue=queue)
@@ -313,6 +319,7 @@ def test_expired_jobs_do_not_run(place: Place) -> None:  # case T14
     assert [line for line in place.notes() if line.startswith("short")] == ["short 2"]
 
 
+@pytest.mark.everyday
 def test_unsigned_jobs_do_not_run(place: Place) -> None:  # case T15, law 18
     forged = Tidemill(place.url, secret_keys=["another"], allow_imports=["*"])
     place.write(APP, secret_keys=["new", "old"])
@@ -347,6 +354,7 @@ def test_burst_ends_when_all_is_done(place: Place) -> None:
     assert ran == list(range(400))
 
 
+@pytest.mark.everyday
 def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
     place.worker().wait_ready()
     due: dict[str, float] = {}
@@ -359,6 +367,7 @@ def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
     assert all(0 <= seconds < SLACK for seconds in late.values()), late
 
 
+@pytest.mark.everyday
 def test_a_worker_killed_while_it_moves_delayed_jobs_on_loses_none(
     at: Callable[..., Place],
 ) -> None:  # law 1: between the confirm and the acknowledgement

@@ -15,6 +15,8 @@ from test_docs import ROOT, blocks
 from tidemill import Tidemill, current_job
 from tidemill.testing import run_all
 
+pytestmark = pytest.mark.everyday
+
 PAGE = ROOT / "docs" / "guide" / "middleware.md"
 
 

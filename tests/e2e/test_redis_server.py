@@ -67,6 +67,7 @@ def place_on(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
         yield open_one
 
 
+@pytest.mark.everyday
 def test_killed_in_the_middle_with_aof_always_nothing_is_lost(
     start: Callable[..., Redis], place_on: Callable[[str], Place]
 ) -> None:
@@ -165,6 +166,7 @@ def libraries(server: Redis) -> set[str]:
     return {name for before, name in itertools.pairwise(lines) if before == "library_name"}
 
 
+@pytest.mark.everyday
 def test_a_full_server_refuses_puts_and_settles_what_is_there(
     start: Callable[..., Redis], place_on: Callable[[str], Place]
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_full_server_refuses_puts_and_settles_what_is_there(
     eventually(lambda: accepts(place), "puts are accepted again", 60)
 
 
+@pytest.mark.everyday
 def test_a_full_server_keeps_outcomes_without_results(
     start: Callable[..., Redis], place_on: Callable[[str], Place]
 ) -> None:

@@ -54,6 +54,7 @@ def check_each_once(place: Place, every: float, least: int) -> None:
         assert steps == {1}, f"{name}: {steps}"
 
 
+@pytest.mark.everyday
 def test_a_schedule_in_code_fires_on_time(place: Place) -> None:
     place.write(APP + 'mill.schedule("second", tick.call("x"), "* * * * * *")\n')
     place.worker()
@@ -65,6 +66,7 @@ def test_a_schedule_in_code_fires_on_time(place: Place) -> None:
     assert max(Counter(fired(place)).values()) == 1  # who is held up for a second leaves one out
 
 
+@pytest.mark.everyday("lmdb", "redis")
 def test_many_workers_fire_each_time_once(place: Place) -> None:  # case C7
     place.write(
         APP
@@ -82,11 +84,13 @@ for n in range(10):
     check_each_once(place, 0.25, 10)
 
 
+@pytest.mark.everyday("lmdb")
 @pytest.mark.parametrize("point", ["worker.firing", "worker.fired"])
 def test_killed_while_it_fires(place: Place, point: str) -> None:  # cases C7, Q20
     kill_at(place, point)
 
 
+@pytest.mark.everyday
 def test_killed_in_the_store(tmp_path: Path) -> None:  # cases C7, Q20
     with open_place(tmp_path) as place:
         kill_at(place, "store.claimed")

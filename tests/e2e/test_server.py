@@ -19,6 +19,7 @@ def server() -> Iterator[JobServer]:
     server.close()
 
 
+@pytest.mark.everyday
 def test_a_message_put_over_http_is_in_the_store(server: JobServer) -> None:
     # when a message is put
     answer = server.post("/v1/jobs", {"queue": "orders", "body": {"order": 17}})
@@ -31,6 +32,7 @@ def test_a_message_put_over_http_is_in_the_store(server: JobServer) -> None:
         assert (message.id, message.body) == (answer.json["id"], {"order": 17})
 
 
+@pytest.mark.everyday
 def test_the_server_reports_that_it_serves(server: JobServer) -> None:
     assert server.get("/health").json == {"status": "ok"}
     assert server.get("/ready").json == {"status": "ready"}

@@ -21,6 +21,8 @@ from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.clock import new_id
 from tidemill.testing import run_all
 
+pytestmark = pytest.mark.everyday
+
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"Content-Type": "application/json"}
 
@@ -48,6 +50,7 @@ def reserve(server: JobServer, *queues: str, **more: Any) -> list[dict[str, Any]
 
 
 def test_a_put_by_id_may_be_sent_again(server: JobServer, queue: str) -> None:
+    # law 11
     path, job = "/v1/jobs/order%2F17", {"queue": queue, "body": {"n": 1}, "priority": 5}
     assert server.put(path, job).status == 201
     # the same again does nothing, and says the same
@@ -114,6 +117,7 @@ def test_a_form_is_no_body(server: JobServer, queue: str) -> None:
 
 
 def test_keys_merge_over_http(server: JobServer, queue: str) -> None:
+    # law 12
     job = {"queue": queue, "body": 1, "key": "k"}
     first, second = server.post("/v1/jobs", job), server.post("/v1/jobs", job)
     assert (first.status, second.status) == (201, 200)

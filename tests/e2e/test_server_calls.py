@@ -21,6 +21,8 @@ from tidemill.server import tokens
 from tidemill.server.http.request_pipeline import PUBLIC
 from tidemill.server.tokens import Role as Rank
 
+pytestmark = pytest.mark.everyday
+
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SAFE = ("GET", "HEAD", "OPTIONS")
 

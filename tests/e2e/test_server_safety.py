@@ -57,6 +57,7 @@ def start(servers: list[JobServer]) -> Any:
 # -- the end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.everyday
 def test_confirmed_jobs_survive_a_kill(start: Any) -> None:
     """Law 1, over HTTP: with many clients at once, and the server killed in the middle."""
     server, kept = start("--quiet"), []
@@ -82,6 +83,7 @@ def test_confirmed_jobs_survive_a_kill(start: Any) -> None:
         assert server.get(f"/v1/jobs/{job_id}").status == 200, job_id
 
 
+@pytest.mark.everyday
 def test_long_polls_are_answered_at_a_shutdown(start: Any) -> None:
     server = start()
     job = server.post("/v1/jobs", {"task": "math.sqrt", "args": [2], "queue": "q"}).json["id"]
@@ -458,6 +460,7 @@ def test_ids_of_requests(start: Any) -> None:
 # -- a worker beside ------------------------------------------------------------------------------
 
 
+@pytest.mark.everyday
 def test_server_and_worker_in_one_command(start: Any, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from tidemill import Tidemill\n"

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
 LOADED = {  # attributes whose URL a browser loads by itself

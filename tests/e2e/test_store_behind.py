@@ -91,7 +91,6 @@ def restore(server: Server, to: Path) -> None:
         copy(to, server.path)
 
 
-@pytest.mark.slow
 def test_a_worker_settles_again_what_its_store_has_forgotten(
     kept: tuple[Server, Place], tmp_path: Path
 ) -> None:

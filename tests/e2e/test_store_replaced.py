@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from harness import Place, open_place
 
+pytestmark = pytest.mark.everyday
+
 TASK = "@mill.task\ndef double(n):\n    return 2 * n"
 
 

@@ -85,6 +85,7 @@ def test_each_of_two_apps_on_one_queue_runs_its_own_jobs(pair: Pair) -> None:
 NAMES = ("ours", "theirs")
 
 
+@pytest.mark.everyday("lmdb")
 def test_a_job_waits_for_a_worker_that_knows_its_task(pair: Pair) -> None:
     # case T2, law 7
     # given one app's worker, and jobs of the other

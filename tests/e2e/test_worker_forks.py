@@ -114,6 +114,7 @@ def pids(place: Place) -> list[int]:
     return [process.pid for worker in place.workers for process in worker.children()]
 
 
+@pytest.mark.everyday("makes")
 @POOLS
 @pytest.mark.parametrize("kind", ["makes", "amakes"])
 def test_multiprocessing_works_in_tasks(place: Place, kind: str, slots: int) -> None:
@@ -133,6 +134,7 @@ def test_multiprocessing_works_in_tasks(place: Place, kind: str, slots: int) -> 
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 @POOLS
 @pytest.mark.parametrize("kind", ["forks", "aforks"])
 def test_child_that_leaves_the_task_is_no_second_worker(

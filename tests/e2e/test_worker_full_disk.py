@@ -74,6 +74,7 @@ def states(place: Place) -> set[State]:
     return {record.state for record in place.records()}
 
 
+@pytest.mark.everyday
 def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
     place_on: Callable[..., Place],
 ) -> None:

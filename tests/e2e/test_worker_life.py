@@ -56,6 +56,7 @@ async def along(seconds=30.0):
 """
 
 
+@pytest.mark.everyday
 def test_recycling_by_jobs(place: Place) -> None:  # case T8
     place.write(APP)
     worker = place.worker("--max-jobs", "2", slots=2)
@@ -82,6 +83,7 @@ def test_recycling_by_memory(place: Place) -> None:  # case T8
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 def test_kill_of_one_process(place: Place) -> None:  # case T9
     place.write(APP)
     worker = place.worker(processes=2, slots=1).wait_ready()
@@ -133,6 +135,7 @@ def test_kill_of_a_process_that_a_task_has_forked(place: Place) -> None:  # case
     assert again.time - killed < 30  # the fork lives for 60 s
 
 
+@pytest.mark.everyday
 def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
     place.write(APP)
     worker = place.worker(slots=1).wait_ready()
@@ -147,6 +150,7 @@ def test_prefetched_jobs_are_uncounted(place: Place) -> None:  # case T9
     assert all(record.attempt == 1 for record in place.finish(held))
 
 
+@pytest.mark.everyday
 def test_a_job_that_kills_its_worker(place: Place) -> None:  # case T9
     place.write(APP)
     worker = place.worker(slots=2).wait_ready()
@@ -158,6 +162,7 @@ def test_a_job_that_kills_its_worker(place: Place) -> None:  # case T9
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 def test_kill_of_the_supervisor(place: Place) -> None:  # case T10
     place.write(
         APP
@@ -189,6 +194,7 @@ def has_child():
         place.wait_notes(f"begin {job.id} 2")
 
 
+@pytest.mark.everyday
 def test_kill_of_everything_with_another_worker(place: Place) -> None:  # case T10
     place.write(APP)
     worker = place.worker(processes=2, slots=1).wait_ready()
@@ -208,6 +214,7 @@ def test_kill_of_everything_with_another_worker(place: Place) -> None:  # case T
     check_counters(place)
 
 
+@pytest.mark.everyday
 def test_shutdown_lets_jobs_finish(place: Place) -> None:  # case T11
     place.write(APP)
     worker = place.worker(processes=2, slots=2).wait_ready()
@@ -224,6 +231,7 @@ def test_shutdown_lets_jobs_finish(place: Place) -> None:  # case T11
     assert all(len(runs) == 1 for runs in runs_of(place.ledger()).values())
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, None])
 def test_shutdown_that_interrupts(place: Place, second: int | None) -> None:  # case T11
     place.write(APP)
@@ -410,7 +418,8 @@ if "TIDEMILL_SUPERVISOR" in os.environ:
 """A process gets fifty jobs in advance, notes these jobs, and gives none back while it is busy."""
 
 
-def test_high_priority_first(place: Place) -> None:  # case T13
+@pytest.mark.everyday
+def test_high_priority_first(place: Place) -> None:  # case T13, law 10
     # given jobs that the process of a running job has got in advance, those of low priority first
     place.write(FETCHES_AHEAD + APP)
     worker = place.worker(slots=1).wait_ready()
@@ -427,6 +436,7 @@ def test_high_priority_first(place: Place) -> None:  # case T13
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 def test_expired_and_cancelled_before_the_start(place: Place) -> None:  # case T14
     place.write(APP)
     expired, cancelled = place.enqueue("short", expires=0.05), place.enqueue("short")
@@ -450,6 +460,7 @@ def test_expired_and_cancelled_before_the_start(place: Place) -> None:  # case T
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("name", ["long", "along"])
 @pytest.mark.parametrize("slots", [1, 3], ids=["main", "threads"])
 def test_cancel_and_terminate_while_running(place: Place, name: str, slots: int) -> None:
@@ -503,6 +514,7 @@ def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
     place.finish(long)
 
 
+@pytest.mark.everyday
 def test_burst_ends_when_nothing_is_left(place: Place) -> None:
     place.write(
         APP + "@mill.task\ndef grows(n):\n    begin()\n    if n: grows.enqueue(n - 1)\n    end()\n"
@@ -517,6 +529,7 @@ def test_burst_ends_when_nothing_is_left(place: Place) -> None:
     assert place.worker("--burst").wait() == 0
 
 
+@pytest.mark.everyday
 def test_reload(place: Place) -> None:
     place.write("@mill.task\ndef version(): return 1\n")
     worker = place.worker(processes=2, slots=2).wait_ready()
@@ -538,6 +551,7 @@ def test_reload(place: Place) -> None:
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 def test_stacks_on_demand(place: Place) -> None:
     place.write(APP)
     worker = place.worker(slots=2).wait_ready()
@@ -570,6 +584,7 @@ if os.path.exists(HERE + "/broken"):
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday
 def test_sigterm_to_a_process_recycles_it(place: Place) -> None:
     place.write(APP)
     worker = place.worker(slots=1).wait_ready()

@@ -80,6 +80,7 @@ def test_a_quiet_worker_says_nothing_without_trouble(place: Place) -> None:
     assert worker.output == ""
 
 
+@pytest.mark.everyday
 def test_each_run_has_one_line(place: Place) -> None:
     place.write(TASKS)
     worker = place.worker().wait_ready()
@@ -140,6 +141,7 @@ def counted(output: str) -> int:
     return len(lines_of(output, "] succeeded in ")) + sum(int(n.replace(",", "")) for n in numbers)
 
 
+@pytest.mark.everyday
 def test_json_has_an_object_on_each_line(place: Place) -> None:
     place.write(TASKS)
     worker = place.worker("--log-format", "json").wait_ready()
@@ -277,6 +279,7 @@ logging.setLogRecordFactory(bad)
 }
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("what", RAISING)
 def test_logging_that_raises_ends_no_worker_process(place: Place, what: str) -> None:
     (place.path / "configure.py").write_text(f"import logging\n{RAISING[what]}")

@@ -35,6 +35,7 @@ def innocent(seconds=0.1, until=""):
 """
 
 
+@pytest.mark.everyday("1-1")
 @pytest.mark.parametrize(("processes", "slots"), [(1, 1), (1, 3), (2, 2)])
 def test_the_culprit_alone_fails(place: Place, processes: int, slots: int) -> None:
     # law 6: after a loss a job runs alone, so that the culprit is known

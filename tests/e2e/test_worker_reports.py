@@ -77,6 +77,7 @@ def of_both(place: Place) -> Any:
     return found if len(found["processes"]) == 2 else None
 
 
+@pytest.mark.everyday("lmdb")
 def test_the_stacks_of_a_worker(place: Place) -> None:
     place.worker("--name", "mill-1", processes=2, slots=2).wait_ready()
     place.enqueue("burns", 300)
@@ -91,6 +92,7 @@ def test_the_stacks_of_a_worker(place: Place) -> None:
     assert reports(place) == []
 
 
+@pytest.mark.everyday("lmdb")
 def test_a_profile_as_a_flame_graph(place: Place, tmp_path: Path) -> None:
     place.worker("--name", "mill-1", slots=4).wait_ready()
     place.enqueue("burns", 300)

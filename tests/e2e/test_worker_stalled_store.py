@@ -137,6 +137,7 @@ def test_a_step_that_was_given_up_in_a_stall_is_stored_once(
     assert worker.stop() == 0
 
 
+@pytest.mark.everyday("redis")
 @pytest.mark.parametrize("kind", ["http", "redis", "redis-paused"])
 def test_a_stall_longer_than_the_owner_lease_gives_up_nobody(kind: str, tmp_path: Path) -> None:
     # laws 5, 19: nobody could be heard

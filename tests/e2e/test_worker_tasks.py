@@ -18,6 +18,8 @@ from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, State
 from tidemill.core.retry import Retries
 
+pytestmark = pytest.mark.everyday
+
 S = State
 
 
@@ -103,7 +105,7 @@ def test_unknown_task_and_surplus_argument(place: Place) -> None:  # case T2
     assert fine.result(30) == 1
 
 
-def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3
+def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3, law 7
     place.write(
         """
         @mill.task(retries=Retries(2, delay=0.02))
@@ -189,7 +191,7 @@ def test_a_snooze_is_no_attempt_however_the_job_runs(place: Place, slots: int) -
     assert (late.state, late.attempt) == (S.EXPIRED, 0)
 
 
-def test_signatures(place: Place) -> None:  # case T15
+def test_signatures(place: Place) -> None:  # case T15, law 18
     place.write(
         """
         @mill.task

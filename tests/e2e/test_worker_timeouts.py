@@ -129,9 +129,10 @@ def check_timed_out(record: Record, line: str) -> None:
     assert line in attempt.traceback, attempt.traceback
 
 
+@pytest.mark.everyday("sleeps", "holds", "ablocks")
 @pytest.mark.parametrize("slots", [1, 3], ids=["main", "threads"])
 @pytest.mark.parametrize("name", CASES)
-def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # case T6
+def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # case T6, law 8
     line, in_main, in_threads = CASES[name]
     goes_on = in_main if slots == 1 else in_threads
     place.write(APP)

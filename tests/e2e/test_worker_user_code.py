@@ -160,6 +160,7 @@ def check_all_slots(place: Place, slots: int) -> None:
         assert {job.result(60) for job in jobs} == {pid}
 
 
+@pytest.mark.everyday
 @POOLS
 @pytest.mark.parametrize("name", ["does", "adoes"])
 def test_errors_of_user_code_end_no_thread(place: Place, name: str, slots: int) -> None:

@@ -26,6 +26,7 @@ for at in range(0, len(ids), 2):
 """
 
 
+@pytest.mark.everyday("store.commit-6")
 @pytest.mark.parametrize("count", [1, 6, 13])
 @pytest.mark.parametrize("point", ["store.begun", "store.commit", "store.committed"])
 def test_kill_in_the_middle_of_moves(tmp_path: Path, point: str, count: int) -> None:

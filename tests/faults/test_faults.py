@@ -23,7 +23,6 @@ CHOSEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("broker", RIGS)
 def test_a_small_storm_with_misfortunes(tmp_path: Path, broker: str) -> None:
     # laws 1, 3, 5, 8
@@ -34,6 +33,7 @@ def test_a_small_storm_with_misfortunes(tmp_path: Path, broker: str) -> None:
     assert outcome.seen["runs"] >= LEAST
 
 
+@pytest.mark.everyday
 def test_a_job_that_nothing_excuses_is_called_lost(place: Place) -> None:
     # Given a job that ran, and one that the store does not have.
     place.write(APP)
@@ -49,6 +49,7 @@ def test_a_job_that_nothing_excuses_is_called_lost(place: Place) -> None:
             check(place, put.ids, [], excuses=Excuses(blows, [put]))
 
 
+@pytest.mark.everyday
 def test_a_job_that_nobody_holds_is_called_leaked(place: Place) -> None:
     # Given a job that a consumer took, and that no worker holds.
     place.mill.queue("left").put("a")
@@ -61,6 +62,7 @@ def test_a_job_that_nobody_holds_is_called_leaked(place: Place) -> None:
     check_nothing_held(place)
 
 
+@pytest.mark.everyday
 def test_a_repeated_run_needs_a_kill_or_a_server_that_forgets() -> None:
     # Given a run that ended at 101 s, in the time of a server that only hung from 100 to 120 s.
     hung = Excuses([Blow("a hang", Span(100.0, 120.0))], settling=4.0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from fuzz import fuzz
 
 
-@pytest.mark.slow
 def test_no_request_is_too_odd() -> None:  # case W2
     options = ("--phases", "fuzzing,stateful", "--max-examples", "3", "--no-shrink")
     seen = fuzz(*options, seed=4)

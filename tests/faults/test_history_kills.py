@@ -48,6 +48,7 @@ while leases:
 """
 
 
+@pytest.mark.everyday("store.commit-10")
 @pytest.mark.parametrize("count", [8, 10, 15])
 @pytest.mark.parametrize("point", ["store.begun", "store.commit", "store.committed"])
 def test_kill_in_the_middle_of_a_step(tmp_path: Path, point: str, count: int) -> None:
@@ -195,6 +196,7 @@ def succeeded(place: Place) -> int:
 # -- moves ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.everyday("lmdb")
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("point", ["move.counting", "move.counted"])
 def test_kill_in_the_middle_of_a_move(tmp_path: Path, point: str, kind: str) -> None:

@@ -24,6 +24,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.everyday("store.commit-14")
 @pytest.mark.parametrize("count", [9, 14, 20])
 @pytest.mark.parametrize("point", ["store.begun", "store.commit", "store.committed"])
 def test_kill_in_the_middle_of_a_publish(tmp_path: Path, point: str, count: int) -> None:

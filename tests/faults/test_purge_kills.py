@@ -39,6 +39,7 @@ def fill(url: str) -> list[str]:
         return [each.id for each in sent]
 
 
+@pytest.mark.everyday("purge.piece:1", "store.commit:3")
 @pytest.mark.parametrize(
     "crash", ["purge.piece:1", "purge.piece:2", "store.commit:3", "store.committed:3"]
 )

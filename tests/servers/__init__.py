@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .base import Server, free_port, program
+from .base import Server, free_port, program, refuse_servers
 from .django import (
     django_on_mariadb,
     django_on_own_postgres,
@@ -54,6 +54,7 @@ __all__ = [
     "program",
     "rabbitmq_url",
     "redis_url",
+    "refuse_servers",
     "served",
     "served_for_a_while",
     "share_servers",

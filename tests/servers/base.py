@@ -94,6 +94,15 @@ def _dying_with_us() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
+_REFUSED: list[str] = []
+"""Why no test may start a server, if none may."""
+
+
+def refuse_servers() -> None:
+    """Let each test fail from now on that starts a server: ``make quick`` needs none."""
+    _REFUSED.append("make quick starts no server: mark this test as everyday or full")
+
+
 class Server:
     """One server process, its folder and its port."""
 
@@ -101,6 +110,8 @@ class Server:
     """Seconds it has to start, and to end: far more than it takes on a busy machine."""
 
     def __init__(self, kind: str, above: Path | None = None) -> None:
+        if _REFUSED:
+            pytest.fail(_REFUSED[0])
         self.path = Path(tempfile.mkdtemp(prefix=f"tidemill-test-{kind}-", dir=above))
         self.port = free_port()
         self.log = self.path / "server.log"

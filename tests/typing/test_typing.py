@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.everyday
+
 ROOT = Path(__file__).parents[2]
 API = Path(__file__).with_name("api.py")
 

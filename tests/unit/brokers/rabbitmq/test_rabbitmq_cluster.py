@@ -13,8 +13,6 @@ from servers import RabbitMQ
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.core.job import Lease, Outcome
 
-pytestmark = pytest.mark.slow
-
 DELAYS = [1 + n / 100 for n in range(31)]
 
 LATE = 60.0

@@ -31,8 +31,6 @@ from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome
 from tidemill.transfer.store_to_store import move
 
-pytestmark = pytest.mark.slow
-
 Open = Callable[..., RabbitBroker]
 
 

@@ -23,8 +23,6 @@ from tidemill.cli import main
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Envelope, Outcome, Record, State
 
-pytestmark = pytest.mark.slow
-
 Open = Callable[..., RabbitBroker]
 
 FAILED = Filter(states=frozenset({State.FAILED}))

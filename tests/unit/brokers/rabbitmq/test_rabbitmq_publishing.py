@@ -31,8 +31,6 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import REFUSED
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Envelope, Outcome, Owner, Record, State
 
-pytestmark = pytest.mark.slow
-
 Open = Callable[..., RabbitBroker]
 
 

@@ -18,8 +18,6 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.rabbitmq.amqp import probe
 
-pytestmark = pytest.mark.slow
-
 Open = Callable[..., RabbitBroker]
 
 

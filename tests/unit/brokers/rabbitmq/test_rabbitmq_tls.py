@@ -18,8 +18,6 @@ from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.core.config import parse_url
 from tidemill.core.errors import BrokerUnavailable
 
-pytestmark = pytest.mark.slow
-
 
 class Authority:
     """One that signs certificates."""

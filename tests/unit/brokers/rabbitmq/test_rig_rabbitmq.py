@@ -18,8 +18,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from servers import Machine, Proxy, RabbitMQ, may_have_machines
 from servers.base import lacks
 
-pytestmark = pytest.mark.slow
-
 TAKER = """
 import sys, pika
 channel = pika.BlockingConnection(pika.URLParameters(sys.argv[1])).channel()
