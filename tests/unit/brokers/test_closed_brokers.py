@@ -18,6 +18,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.job import Envelope, Owner
 from tidemill.core.wake_pipe import WakePipe
 
+pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq", "rabbitmq+lmdb")
+
 KINDS = ("memory", "lmdb", "redis", "postgresql", "rabbitmq", "http", "rabbitmq+lmdb")
 
 

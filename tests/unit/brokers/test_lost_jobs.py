@@ -20,6 +20,8 @@ from tidemill.client.log_attributes import mark_records
 from tidemill.core.clock import new_id
 from tidemill.core.job import Owner, State
 
+pytestmark = pytest.mark.everyday("redis", "postgresql")
+
 STORES: dict[str, Callable[[Path], str]] = {
     "lmdb": lambda folder: f"lmdb://{folder}/store",
     "redis": lambda folder: f"{redis_url()}?prefix=t{new_id()}",

@@ -13,6 +13,8 @@ import tidemill
 from tidemill.brokers.lmdb.owners import Owners as LmdbOwners
 from tidemill.brokers.postgres.owners import Owners as PostgresOwners
 
+pytestmark = pytest.mark.everyday
+
 SOURCE = Path(tidemill.__file__).parent
 SHARED = {"_owners", "_by_number", "_by_id", "_attached"}
 SHARED |= {"tasks", "running", "_interrupted", "_unsent"}

@@ -89,6 +89,7 @@ def test_a_line_that_ends_while_it_connects_stays_closed(
     assert connection.fileno() == -1
 
 
+@pytest.mark.everyday
 def test_a_broker_that_a_redis_refuses_leaves_no_connection() -> None:
     server = Redis("--requirepass", "secret")
     try:

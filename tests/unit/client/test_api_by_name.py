@@ -273,6 +273,7 @@ def test_inline_calls_read_no_store() -> None:
         mill.enqueue("app.send", 1)
 
 
+@pytest.mark.everyday
 def test_rabbitmq_alone_keeps_no_declarations() -> None:
     with Tidemill(rabbitmq_url()) as mill:
         with pytest.raises(FeatureMissing, match=r"amqp:// keeps no options of tasks; give queue="):

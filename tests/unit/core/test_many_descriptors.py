@@ -17,6 +17,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.job import Envelope, Owner
 
+pytestmark = pytest.mark.everyday("redis", "postgresql")
+
 KINDS = ("memory", "lmdb", *NETWORK)
 
 

@@ -22,6 +22,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Owner
 
+pytestmark = pytest.mark.everyday
+
 ROOT = Path(tidemill.__file__).parent
 LMDB = (
     *("group_commit", "write_lock", "write_lock_waiter", "switch_interval", "store", "owners"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tidemill.worker import zombie_reaper
+
+pytestmark = pytest.mark.everyday
 
 PARENT_DIES_LATER = """
 import os, time

@@ -21,6 +21,8 @@ from tidemill.core.job import Outcome, Verdict
 from tidemill.core.rollup import FAILED, SUCCEEDED
 from tidemill.testing import worker
 
+pytestmark = pytest.mark.everyday("redis", "postgresql")
+
 URLS: dict[str, Callable[[Path], str]] = {
     "lmdb": lambda folder: f"lmdb://{folder}/store",
     "redis": lambda folder: f"{redis_url()}?prefix=t{new_id()}",

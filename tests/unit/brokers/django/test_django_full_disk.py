@@ -23,6 +23,8 @@ from tidemill.core.errors import StoreFull
 from tidemill.core.job import Envelope, Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
+pytestmark = pytest.mark.everyday("Postgres")
+
 LARGE = "x" * 100_000
 SENTENCE = r"^database '\w+' has no room left \([^\n]+\); make room on its disk$"
 

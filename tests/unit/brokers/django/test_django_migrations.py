@@ -12,6 +12,8 @@ from servers import django_on_mariadb, django_on_postgres, django_on_sqlite
 
 from tidemill.brokers.registry import open_broker
 
+pytestmark = pytest.mark.everyday("postgresql")
+
 DATABASES: dict[str, Callable[[str], str]] = {
     "sqlite": django_on_sqlite,
     "postgresql": django_on_postgres,

@@ -27,6 +27,8 @@ from tidemill.core.errors import QueueFull
 from tidemill.core.job import Envelope, Links, Outcome, RunOn, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
+pytestmark = pytest.mark.everyday
+
 FEW, MANY = 1200, 3600
 OTHER = "other"
 

@@ -39,6 +39,8 @@ from tidemill.core.errors import (
 )
 from tidemill.core.job import Outcome, Owner, State, Verdict
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture(autouse=True)
 def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from tidemill.core.errors import DuplicateJob
 from tidemill.core.job import Envelope, Lease, Links, Outcome, State, Verdict, rank_of
 from tidemill.core.scoreboard import Scoreboard
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:

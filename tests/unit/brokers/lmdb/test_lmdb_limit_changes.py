@@ -18,6 +18,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Envelope, Outcome, Owner, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
+pytestmark = pytest.mark.everyday
+
 KEYS, PIECE = 350, 100
 SLOTS = {count: LimitSettings(concurrency=count) for count in (1, 2, 3, 100)}
 

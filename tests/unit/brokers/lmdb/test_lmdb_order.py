@@ -19,6 +19,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Envelope, Outcome, Owner, Verdict
 
+pytestmark = pytest.mark.everyday
+
 IDS = ["zebra", "17", "apple", "b", "Z", "0"]
 
 

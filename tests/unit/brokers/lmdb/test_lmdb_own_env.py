@@ -20,6 +20,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Envelope, Owner
 
+pytestmark = pytest.mark.everyday
+
 TAKE = """
 import sys
 from tidemill.brokers.contract.exchange import Step, Want

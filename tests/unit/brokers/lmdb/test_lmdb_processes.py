@@ -23,6 +23,8 @@ from tidemill.core.files import Folder
 from tidemill.core.job import Envelope, Owner, State, Verdict
 from tidemill.core.scoreboard import Scoreboard
 
+pytestmark = pytest.mark.everyday
+
 
 def forked(run: Any) -> int:
     """Run in a forked child; its exit code, 0 when nothing was raised."""

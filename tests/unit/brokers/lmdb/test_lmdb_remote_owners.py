@@ -18,6 +18,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Command, Envelope, Outcome, Owner, State, Verdict
 
+pytestmark = pytest.mark.everyday
+
 # A server that dies after a commit, before it has answered.
 DIES = """
         from tidemill.brokers.lmdb import group_commit

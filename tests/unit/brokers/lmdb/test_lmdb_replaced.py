@@ -17,6 +17,8 @@ from tidemill.core.errors import StoreGone
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
 
+pytestmark = pytest.mark.everyday
+
 NEW_STORE = """
     for name in ("one", "two", "three"):
         broker.attach(Owner(id=name, name=name))

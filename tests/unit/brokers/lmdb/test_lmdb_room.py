@@ -18,6 +18,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome, Owner, Verdict
 
+pytestmark = pytest.mark.everyday
+
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 22])
 @pytest.mark.parametrize("batch", [1, 50])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from lmdb_desk import Process
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.job import Owner
+
+pytestmark = pytest.mark.everyday
 
 
 def test_a_producer_out_of_descriptors_wakes_the_sleeping_worker(

@@ -28,6 +28,8 @@ from tidemill.cli.doctor import examine
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Owner, State
 
+pytestmark = pytest.mark.everyday
+
 IN_A_COMMIT = """
     def stay(moves):
         moves.count_up("owners")

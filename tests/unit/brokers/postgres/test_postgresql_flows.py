@@ -20,6 +20,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import JobNotFound
 from tidemill.core.job import Envelope, Links, Outcome, Owner, State, Verdict
 
+pytestmark = pytest.mark.full
+
 WAITING, READY, SUCCEEDED = State.WAITING, State.READY, State.SUCCEEDED
 
 

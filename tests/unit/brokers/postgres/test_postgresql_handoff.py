@@ -19,6 +19,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict, rank_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def schema() -> str:

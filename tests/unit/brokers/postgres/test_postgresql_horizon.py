@@ -17,6 +17,8 @@ from tidemill.brokers.registry import grants_of, migrate_store
 from tidemill.cli.doctor import examine
 from tidemill.core.clock import new_id
 
+pytestmark = pytest.mark.full
+
 PREPARED = "max_prepared_transactions=2"
 STANDBY = ("fsync=off", PREPARED, "hot_standby_feedback=on", "wal_receiver_status_interval=1")
 

@@ -22,6 +22,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.job import Command, Envelope, Lease, Outcome, Owner, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
+pytestmark = pytest.mark.full
+
 HOWS = pytest.mark.parametrize("how", ["queue", "lane"])
 
 

@@ -20,6 +20,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Owner, Verdict
 
+pytestmark = pytest.mark.full
+
 SLACK = 15.0
 """Seconds by which a busy machine may be late; without a limit these calls would not end."""
 

@@ -19,6 +19,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.job import Links, Owner, State, Verdict
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:

@@ -21,6 +21,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Command, Outcome, Owner, State, Verdict
 
+pytestmark = pytest.mark.full
+
 CONNECTIONS = 20
 
 
