@@ -406,6 +406,7 @@ def left_of_workers(others: set[threading.Thread]) -> list[str]:
     return [name for name in names if name.startswith(("tide", "asyncio"))]
 
 
+@pytest.mark.everyday
 def test_the_worker_leaves_nothing_behind(mill: Tidemill) -> None:
     @mill.task
     async def asleep() -> None:

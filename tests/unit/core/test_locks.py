@@ -139,6 +139,7 @@ def test_threads_make_every_call_that_was_begun() -> None:
     threads.close()
 
 
+@pytest.mark.everyday
 def test_an_asynchronous_put_follows_one_that_was_interrupted() -> None:
     with Tidemill("memory://") as mill:
 

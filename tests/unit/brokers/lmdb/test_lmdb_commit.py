@@ -42,6 +42,7 @@ def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:
     assert len(ids(broker)) == 20
 
 
+@pytest.mark.everyday
 def test_threads_that_put_one_after_the_other_share_each_commit(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
