@@ -476,7 +476,7 @@ def test_a_server_tells_the_wall_time_of_due_schedules(
     reply = worker.exchange(fires=1)
     assert [schedule.name for schedule in reply.schedules] == ["a"]
     assert (reply.wall == 0) == (kind.name in ("memory", "lmdb", "rabbitmq+lmdb"))
-    assert not reply.wall or due + 5 <= reply.wall < due + 65
+    assert not reply.wall or due + 4 <= reply.wall < due + 65
 
 
 # -- declarations of tasks -----------------------------------------------------------------------
