@@ -26,12 +26,13 @@ the lock of a file that is removed. The owner sees that the file is gone, and ma
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tidemill.core.errors import BrokerUnavailable
@@ -136,10 +137,12 @@ class Scoreboard:
         """Record that the slot is idle."""
         _TOKEN.pack_into(self._map, _at(slot), 0)
 
-    def running(self, first: int, count: int, tokens: Container[int]) -> list[Running]:
+    def running(self, first: int, count: int, tokens: Iterable[int]) -> list[Running]:
         """The rows of these tokens, among the ``count`` rows that begin with row ``first``."""
-        rows = _SLOT.iter_unpack(self._map[_at(first) : _at(first + count)])
-        return [Running(first + n, *row) for n, row in enumerate(rows) if row[0] in tokens]
+        data = self._map[_at(first) : _at(first + count)]
+        shown = array.array("Q", data)[:: _SLOT.size // 8].tolist()
+        places = sorted(shown.index(token) for token in {*shown}.intersection(tokens))
+        return [Running(first + n, *_SLOT.unpack_from(data, n * _SLOT.size)) for n in places]
 
     def clear(self, first: int, count: int) -> None:
         """Empty a range of rows, after their process has ended and its verdicts are stored."""

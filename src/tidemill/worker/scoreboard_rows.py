@@ -7,7 +7,7 @@ for a process that finishes its last jobs.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker.prefetch import MOST
@@ -62,7 +62,7 @@ class ScoreboardShares:
         """Shares of dead processes whose last verdicts are in the next step."""
         return list(self._unsettled)
 
-    def strike(self, tokens: Container[int]) -> None:
+    def strike(self, tokens: Iterable[int]) -> None:
         """Take jobs of dead processes off the scoreboard."""
         if self.board is not None:
             for first in self._unsettled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tidemill.core.clock import clock
 from tidemill.core.job import Command, Lease
@@ -150,7 +150,7 @@ class WorkerProcess:
         """The scoreboard rows of running jobs whose verdict has not come."""
         return self.rows(self.held)
 
-    def rows(self, tokens: Container[int]) -> list[Running]:
+    def rows(self, tokens: Iterable[int]) -> list[Running]:
         """The rows of these tokens on the scoreboard."""
         if self.board is None:
             return []
