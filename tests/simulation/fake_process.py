@@ -1,44 +1,44 @@
 """A simulated worker process: a model of the program that a real worker process runs.
 
 It reads the same frames, sends the same frames, and writes to a real scoreboard. Its jobs take
-virtual time. What each task does is a ``Behaviour``. A few tests with real processes prove that the
-model is true: ``tests/e2e/test_worker_*.py``.
+virtual time. What each task does is a ``Behaviour``.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-from virtual_time import FAKE, VirtualTime
+from virtual_time import VirtualTime
 
 from tidemill.client.context import JobContext
 from tidemill.client.runtime import Runtime
-from tidemill.core.errors import JobCancelled
+from tidemill.core.errors import JobCancelled, TidemillError
 from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
 from tidemill.worker.child import GAVE_UP, NOTICE
 from tidemill.worker.child_protocol import Closed, Down, Hello, Setup, Up
+from tidemill.worker.execute import Executor
 from tidemill.worker.prefetch import TICK, Prefetch
 from tidemill.worker.run import Run
-from tidemill.worker.verdicts import failure, stuck, success
+from tidemill.worker.starvation import Waits
+from tidemill.worker.timeouts import PATIENCE
+from tidemill.worker.verdicts import failure, stuck, success, unknown
 from tidemill.worker.waiting_job import WaitingJob
 
-BOOT = 0.2
-"""Seconds from the start of a process until its app is loaded."""
-
-BEAT = 0.5
-"""Seconds from one heartbeat to the next. A real process shows ten times as many."""
-
-STUCK_AFTER = 0.4
-"""Seconds that an interrupted job has to end before its process reports it as stuck."""
+BEAT = 1.0
+"""Seconds from one heartbeat to the next. A real process shows twenty times as many."""
 
 FOREVER = math.inf
+
+FIRST_FD = 1_000_000
+"""Descriptors from here on belong to simulated processes."""
 
 
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,15 +46,20 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: how long the task runs.
-        raises: the error that it then raises.
+        result: what it returns.
+        raises: the error that it raises instead.
         ignores: True when nothing interrupts it, as a blocking system call in a thread.
         holds_lock: True when it keeps the interpreter lock while it runs.
         kills: the signal by which it then ends its whole process.
         breaks: True when it then makes its process give up.
+        closes: True when it closes the socket of its process, which notices at the job's end.
         cleans_up: seconds that it runs on after an interruption.
         heeds_cancel: True when it ends by itself after a cancellation.
         keeps_process: True when, once it has ended, its process never exits by itself.
         grows: True when its process is over the memory limit afterwards.
+        says: a line that it logs when it begins.
+        awaits: the task of a job that it enqueues, and whose end it waits for.
+        again: what later runs in other processes do; None for the same.
     """
 
     seconds: float = 0.1
@@ -64,143 +69,245 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     holds_lock: bool = False
     kills: int = 0
     breaks: bool = False
+    closes: bool = False
     cleans_up: float = 0.0
     heeds_cancel: bool = False
     keeps_process: bool = False
     grows: bool = False
+    says: str = ""
+    awaits: Any = None
+    again: Behaviour | None = None
+
+
+class FakeApp:
+    """The app that the processes load: its tasks behave as told.
+
+    Attributes:
+        boot: seconds from the start of a process until the app is loaded.
+        error: why the app cannot be loaded.
+        dies: the signal by which a process dies while it loads the app; 0 for none.
+        stops: seconds for which functions run after the last job of a process.
+        lacks: tasks that the code of the app does not declare.
+    """
+
+    def __init__(self, mill: Any) -> None:
+        self.mill: Runtime = mill
+        self.behaviours: dict[str, Behaviour] = {}
+        self.boot, self.stops = 0.2, 0.05
+        self.error = ""
+        self.dies = 0
+        self.lacks: set[str] = set()
+        self.runs: list[FakeRun] = []
+
+    def hello(self) -> Hello:
+        """The report of a process that has loaded the app."""
+        if self.error:
+            return Hello(error=self.error)
+        mill = self.mill
+        names = [name for name in mill.tasks if name not in self.lacks]
+        known = names, list(mill.allow_imports), mill.declarations.own()
+        return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
+
+
+class FakeSocket:
+    """The supervisor's end of the socket to a process."""
+
+    def __init__(self, number: int, deliver: Callable[[Down], None]) -> None:
+        self.last_words = ""
+        self.left_words = False
+        self.words: list[Up] = []  # frames that the process could not send any more
+        self.closed = False
+        self._number, self._deliver = number, deliver
+        self._frames: list[Up] = []
+
+    def fileno(self) -> int:
+        return FIRST_FD + self._number
+
+    def send(self, up: Up) -> None:
+        """Called by the process."""
+        self._frames.append(_copy(up))
+
+    def post(self, down: Down) -> None:
+        self._deliver(_copy(down))
+
+    def push(self) -> bool:
+        return True
+
+    def receive(self, flags: int = 0) -> list[Up]:
+        if not self._frames and self.closed:
+            raise Closed
+        return self.drain()
+
+    def drain(self) -> list[Up]:
+        frames, self._frames = self._frames, []
+        return frames
+
+    def rest(self) -> list[Up]:
+        self.left_words = bool(self.words)
+        return self.drain() + self.words
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def readable(self) -> bool:
+        return bool(self._frames) or self.closed
 
 
 class FakeRun:
     """One run of a job, with what its task does."""
 
-    def __init__(self, run: Run, how: Behaviour, row: int, began: float) -> None:
-        self.run, self.how, self.row, self.began = run, how, row, began
-        self.over = self.stuck = False
+    def __init__(self, run: Run, how: Behaviour, process: FakeProcess, began: float) -> None:
+        self.run, self.how, self.process, self.began = run, how, process, began
+        self.over_at = math.inf  # the machine time at which the task has returned
+        self.stuck = False
+
+    @property
+    def over(self) -> bool:
+        return self.over_at < math.inf
+
+    @property
+    def job_id(self) -> str:
+        return self.run.envelope.id
+
+    @property
+    def ended(self) -> float:
+        """The machine time at which the task returned, or its process died."""
+        return min(self.over_at, self.process.died_at)
 
 
 class FakeProcess:
-    """One process: its socket to the supervisor, its jobs, its life and death."""
+    """One process, as its machine, its supervisor and a test see it."""
 
     separate = True
     hello: Hello | None = None
-    left_words = False
 
-    def __init__(self, number: int, setup: Setup, time: VirtualTime, app: FakeApp) -> None:
-        self.pid = 900_000_000 + number
-        self.socket = self
-        self.last_words = ""
-        self.words: list[Up] = []
+    def __init__(
+        self,
+        number: int,
+        setup: Setup,
+        time: VirtualTime,
+        app: FakeApp,
+        child_died: Callable[[], None],
+    ) -> None:
+        self.pid = 900_000_000 + 1000 * number
+        self.socket = FakeSocket(number, self._deliver)
         self.returncode: int | None = None
+        self.died_at = math.inf
         self.outlives_kill = False  # True when a system call keeps the process from dying
-        self.killed = False
+        self.killed = False  # True when its supervisor has killed it
+        self.struck = False  # True when SIGKILL was sent, also if the process outlives it
         self.quiet = False
         self.runs: dict[int, FakeRun] = {}
-        self.waiting: deque[Lease] = deque()
-        self._number, self._setup, self._time, self._app = number, setup, time, app
+        self.waiting: list[WaitingJob] = []
+        self._setup, self._time, self._app, self._child_died = setup, time, app, child_died
         self._inbox: deque[Down] = deque()
-        self._outbox: list[Up] = []
-        self._kept_back: list[Up] = []  # frames of the time in which a task held the lock
+        self._held_up: list[Callable[[], None]] = []  # what a task that holds the lock delays
         self._budget = setup.max_jobs or 10**9
         self._prefetch = Prefetch(setup.concurrency)
         self._said: tuple[int, bool] = (-1, False)
         self._board: Scoreboard | None = None
         self._rows = deque[int]()
         self._stopping = Stopping()
-        self._beats = self._ticks = False
-        self._started = 0
-        self._loaded = self._closed = self._keeps = False
-        time.after(app.boot, self._load)
+        self._executor = Executor(app.mill, setup.queues)
+        self._waits: Waits | None = None
+        self._lacks: frozenset[str] = frozenset()
+        self._beats = self._ticks = self._loaded = self._keeps = self._grown = False
+        self._started = self._finished = 0
+        self._later(app.boot, self._load)
 
-    # -- the supervisor's end: a body and its socket ---------------------------------------------
+    # -- what its supervisor and the machine do with it ------------------------------------------
 
     def exited(self, patience: float = 0.0) -> bool:
         if self.returncode is None and patience:
-            self._time.sleep(patience, lambda: [1] * (self.returncode is not None), watched=False)
+            self._time.sleep(patience, lambda: [1] * (self.returncode is not None))
         return self.returncode is not None
 
     def kill(self) -> None:
         self.killed = True
-        if not self.outlives_kill:
-            self.die(9)
+        self.die(9)
 
     def threads(self) -> dict[int, str] | None:
         if self.returncode is not None:
             return None
         runs = [run for run in self.runs.values() if not run.over]
-        if self.killed:
-            return {run.run.ident: "D" for run in runs}
+        if self.struck:  # the kernel has ended all other threads
+            return {run.run.ident: "D" for run in runs if run.how.ignores} or {self.pid: "D"}
         return {self.pid: "S"} | {run.run.ident: "S" for run in runs}
 
     def stacks(self, threads: Iterable[int]) -> str:
         return "\n".join(f"stack of thread {thread}" for thread in threads)
 
     def bury(self) -> None:
-        self._closed = True
-
-    def fileno(self) -> int:
-        return FAKE + self._number
-
-    def post(self, down: Down) -> None:
-        self._inbox.append(_copy(down))
-        self._time.after(0.0, self._read)
-
-    def push(self) -> bool:
-        return True
-
-    def receive(self, flags: int = 0) -> list[Up]:
-        if not self._outbox and self._closed:
-            raise Closed
-        frames, self._outbox = self._outbox, []
-        return frames
-
-    def drain(self) -> list[Up]:
-        frames, self._outbox = self._outbox, []
-        return frames
-
-    rest = drain
-
-    def close(self) -> None:
-        self._closed = True
-
-    @property
-    def readable(self) -> bool:
-        return bool(self._outbox) or self._closed
+        self.socket.close()
 
     # -- life and death --------------------------------------------------------------------------
 
-    def _load(self) -> None:
+    def die(self, signum: int, *, forked: bool = False) -> None:
+        """Die of a signal; rows on the scoreboard stay. A ``forked`` child keeps the socket."""
+        self.struck = self.struck or signum == 9
+        if not (self.outlives_kill and signum == 9):
+            self._exit(-signum, forked=forked)
+
+    def die_at_last(self) -> None:
+        """The system call that kept the killed process from dying returns."""
+        self.outlives_kill = False
+        self.die(9)
+
+    def told_to_go(self) -> None:
+        """Somebody sends SIGTERM to this process alone."""
+        self._later(0.0, self._be_quiet)
+
+    def _exit(self, code: int, *, forked: bool = False) -> None:
         if self.returncode is None:
-            self._loaded = True
-            hello = self._app.hello()
-            self._outbox.append(_copy(Up(hello=hello)))
-            if hello.error:
-                self.exit(2)
-            self._read()
+            self.returncode, self.died_at = code, self._time.machine
+            self.socket.closed = self.socket.closed or not forked
+            self._child_died()
 
-    def exit(self, code: int) -> None:
-        """Close the socket and end."""
-        self._closed = True
-        self.returncode = code
-
-    def die(self, signum: int) -> None:
-        """Die of a signal; the rows on the scoreboard stay."""
-        if self.returncode is None:
-            self._closed, self.returncode = True, -signum
-
-    def give_up(self) -> None:
-        """End because a job has broken the process."""
-        self._flush()
-        self.exit(GAVE_UP)
+    @property
+    def gone(self) -> bool:
+        return self.returncode is not None or self.struck
 
     @property
     def blocked(self) -> bool:
         """True while a task keeps the interpreter lock."""
         return any(run.how.holds_lock and not run.over for run in self.runs.values())
 
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something in some seconds, if the process lives and has its interpreter lock then."""
+        self._time.after(seconds, lambda: self._do(act))
+
+    def _do(self, act: Callable[[], None]) -> None:
+        if self.blocked:
+            self._held_up.append(act)
+        elif not self.gone:
+            act()
+
+    def _load(self) -> None:
+        if self._app.dies:
+            self.die(self._app.dies)
+            return
+        self._loaded, self._lacks = True, frozenset(self._app.lacks)
+        hello = self._app.hello()
+        self.socket.send(Up(hello=hello))
+        if hello.error:
+            self._exit(2)
+        self._read()
+
+    def _give_up(self, verdict: Verdict | None = None) -> None:
+        """End at once, since a job has broken the process; the verdict becomes its last words."""
+        if verdict is not None:
+            self.socket.words.append(_copy(Up(verdicts=[verdict])))
+        self._exit(GAVE_UP)
+
     # -- frames ----------------------------------------------------------------------------------
 
+    def _deliver(self, down: Down) -> None:
+        self._inbox.append(down)
+        self._later(0.0, self._read)
+
     def _read(self) -> None:
-        while self._inbox and self._loaded and self.returncode is None and not self.blocked:
+        while self._inbox and self._loaded and not self.gone and not self.blocked:
             down = self._inbox.popleft()
             if down.setup is not None and down.setup.board:
                 self._begin(down.setup)
@@ -211,66 +318,56 @@ class FakeProcess:
             if down.quiet:
                 self._be_quiet()
             if down.stop >= 0:
-                notice = down.stop - min(NOTICE, down.stop / 2)
-                self._time.after(notice, self._tell_all_to_stop)
+                self._later(down.stop - min(NOTICE, down.stop / 2), self._tell_all_to_stop)
 
     def _begin(self, setup: Setup) -> None:
         self._setup = setup
         self._board = Scoreboard(setup.board, setup.board_slots)
-        self._board.sign(setup.first_slot, self.pid & 0xFFFFFFFF, self._time.machine)
+        self._board.sign(setup.first_slot, self.pid, self._time.machine)
+        self._waits = Waits(self._app.mill, setup, self._board)
         first = setup.first_slot + 1
         self._rows = deque(range(first, first + setup.share - 1))
-        self._flush()
-        self._beat()
+        self._send()
+
+    def _send(self, **parts: Any) -> None:
+        """Send a frame, if there is anything new to say."""
+        if ended := parts.get("verdicts"):
+            self._prefetch.measure(ended)
+        wanted = self._setup.concurrency + self._prefetch.ahead
+        depth = min(wanted, self._budget + len(self.runs)) if self._board else 0
+        state = (0, True) if self.quiet else (depth, False)
+        if any(parts.values()) or state != self._said:
+            self._said = state
+            self.socket.send(Up(depth=state[0], leaving=state[1], **parts))
+
+    # -- time ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         """Show the heartbeat while jobs run."""
-        if self._gone() or self._board is None:
-            return
-        if not self.blocked:
-            self._board.beat(self._setup.first_slot, self._time.machine)
+        assert self._board is not None
+        self._board.beat(self._setup.first_slot, self._time.machine)
         self._beats = bool(self.runs)
         if self._beats:
-            self._time.after(BEAT, self._beat)
+            self._later(BEAT, self._beat)
 
     def _tick(self) -> None:
-        """Give back the jobs that wait too long, since another process may have a free slot."""
-        if self._gone() or self.blocked:
-            return
-        if len(self.runs) >= self._setup.concurrency and not self._started:
-            self._prefetch.nothing_ended(full=True)
+        """Look after the jobs. Without news, a real process goes on with ticks to no effect."""
+        news, finished, full = self._started + self._finished, self._finished, self._full
+        if full and not self._started:
             self._give_back()
-        self._started = 0
-        self._ticks = bool(self.waiting)
-        if self._ticks:
-            self._time.after(TICK, self._tick)
-
-    def _give_back(self) -> None:
-        returned = [lease.token for lease in self.waiting]
-        self.waiting.clear()
-        self._send(returned=returned)
-
-    def _send(self, **parts: Any) -> None:
-        """Send a frame, or keep it back while a task holds the lock."""
-        state = self._state(parts.get("verdicts", []))
-        if parts or state != self._said:
-            self._said = state
-            frame = _copy(Up(depth=state[0], leaving=state[1], **parts))
-            (self._kept_back if self.blocked else self._outbox).append(frame)
-
-    def _flush(self) -> None:
-        self._outbox += self._kept_back
-        self._kept_back = []
+        if not finished:
+            self._prefetch.nothing_ended(full=full)
+        self._started = self._finished = 0
+        if (self._grown and self._setup.max_memory) or not self._budget:
+            self._be_quiet()
         self._send()
+        self._ticks = bool(news)
+        if self._ticks:
+            self._later(TICK, self._tick)
 
-    def _state(self, ended: list[Verdict]) -> tuple[int, bool]:
-        if ended:
-            self._prefetch.measure(ended)
-        if self.quiet or self._board is None:
-            return 0, self.quiet
-        return min(
-            self._setup.concurrency + self._prefetch.ahead, self._budget + len(self.runs)
-        ), False
+    @property
+    def _full(self) -> bool:
+        return len(self.runs) >= self._setup.concurrency
 
     # -- jobs ------------------------------------------------------------------------------------
 
@@ -278,94 +375,117 @@ class FakeProcess:
         if self.quiet:
             self._send(returned=[lease.token for lease in leases])
             return
-        self.waiting.extend(leases)
+        for lease in leases:
+            if (envelope := lease.open()).task in self._lacks:
+                self._send(verdicts=[unknown(lease, envelope)])
+                continue
+            admitted = self._executor.admit(lease)
+            if isinstance(admitted, Verdict):
+                self._send(verdicts=[admitted])
+            else:
+                heapq.heappush(self.waiting, admitted)
         self._fill()
 
     def _fill(self) -> None:
         """Start waiting jobs in free slots."""
-        while self.waiting and len(self.runs) < self._setup.concurrency and not self.quiet:
-            if self.blocked or not self._budget:
-                break
-            self._start(self.waiting.popleft())
-        if self.runs and not self._beats:
-            self._beat()
-        if self.waiting and not self._ticks:
-            self._ticks, self._started = True, 0
-            self._time.after(TICK, self._tick)
+        while self.waiting and self._budget and not (self._full or self.quiet or self.blocked):
+            self._start(heapq.heappop(self.waiting))
+        if (self.runs or self.waiting or self._finished) and not self._ticks:
+            self._ticks = True
+            self._later(TICK, self._tick)
 
-    def _start(self, lease: Lease) -> None:
-        envelope, now, row = lease.open(), self._time.machine, self._rows.popleft()
-        task = self._app.mill.tasks[envelope.task]
-        job = WaitingJob(0, lease.rank, lease.seq, lease.token, lease, envelope, task)
+    def _start(self, job: WaitingJob) -> None:
+        lease, envelope, now, row = job.lease, job.envelope, self._time.machine, self._rows[0]
+        self._rows.rotate(-1)  # rows are used in turn, and the row of an ended job stays
         context = JobContext(envelope, lease.attempt, lease.token, stopping=self._stopping)
-        thread, wall = self.pid + row, self._time.wall()
-        run = FakeRun(
-            Run(job, context, thread, wall), self._app.behaviours[envelope.task], row, now
-        )
+        thread = self.pid if self._setup.concurrency == 1 else self.pid + row % 1000
+        how = self._app.behaviours[envelope.task]
+        if how.again and any(run.job_id == envelope.id for run in self._app.runs):
+            how = how.again
+        run = FakeRun(Run(job, context, thread, self._time.wall()), how, self, now)
         self.runs[lease.token] = run
+        self._app.runs.append(run)
         self._budget -= 1
         self._started += 1
         deadline = now + lease.timeout if lease.timeout else 0.0
         assert self._board is not None
-        self._board.start(row, lease.token, thread, wall, deadline)
-        self._app.starts.append((envelope.id, now, self.pid))
-        if run.how.seconds < FOREVER:
-            self._time.after(run.how.seconds, lambda: self._end(run))
+        self._board.start(row, lease.token, thread, run.run.started, deadline)
+        if how.says:
+            self._send(notes=[Note(lease.token, line=how.says, time=run.run.started)])
+        if not self._beats:
+            self._beat()
         if deadline:
-            self._time.at(deadline, lambda: self._interrupt(run, JobTimeout))
+            self._later(lease.timeout, lambda: self._interrupt(run, JobTimeout))
+        if how.awaits:
+            self._await(run)
+        elif how.holds_lock:
+            self._time.after(how.seconds, lambda: self._end(run))
+        elif how.seconds < FOREVER:
+            self._later(how.seconds, lambda: self._end(run))
+
+    def _await(self, run: FakeRun, child: Any = None) -> None:
+        """Wait for the end of another job, as a task that asks for its result."""
+        assert self._waits is not None
+        if child is None:
+            child = run.how.awaits.enqueue()
+            try:
+                self._waits.begin(run.run.context, child.id)
+            except TidemillError as error:
+                self._end(run, error)
+                return
+        if child.refresh().state.finished:
+            self._waits.end(run.run.context)
+            self._end(run)
+        else:
+            self._later(0.05, lambda: self._await(run, child))
 
     def _end(self, run: FakeRun, error: BaseException | None = None) -> None:
         """The task returns or raises."""
-        if run.over or self._gone():
+        if run.over or self.gone:
             return
-        if run.how.kills:
-            self.die(run.how.kills)
+        how, interruption = run.how, run.run.interrupted
+        if how.kills:
+            self.die(how.kills)
+        elif how.breaks:
+            self._give_up()
+        if self.gone:
             return
-        if run.how.breaks:
-            self.give_up()
+        run.over_at = self._time.machine
+        error = error or (interruption() if interruption else how.raises)
+        verdict = failure(run.run, error) if error else success(run.run, how.result)
+        if how.closes:
+            self._give_up(verdict)
             return
-        run.over = True
-        error = error or run.how.raises
-        if not run.stuck:
-            verdict = failure(run.run, error) if error else success(run.run, run.how.result)
-            self._app.ends.append((run.run.envelope.id, self._time.machine, self.pid))
-        self._free(run)
+        del self.runs[run.run.token]
+        self._finished += 1
+        self._keeps = self._keeps or how.keeps_process
+        self._grown = self._grown or how.grows
         if not run.stuck:
             self._send(verdicts=[verdict])
-        self._after_job(run)
+        self._go_on()
 
-    def _free(self, run: FakeRun) -> None:
-        assert self._board is not None
-        self.runs.pop(run.run.token, None)
-        self._board.end(run.row)
-        self._rows.append(run.row)
-
-    def _after_job(self, run: FakeRun) -> None:
-        self._keeps = self._keeps or run.how.keeps_process
-        if run.how.holds_lock:
-            self._flush()
-            self._read()
-        if (run.how.grows and self._setup.max_memory) or not self._budget:
-            self._be_quiet()
+    def _go_on(self) -> None:
+        """After a job: do what its lock has held up, start the next jobs, or leave."""
+        held_up, self._held_up = self._held_up, []
+        for act in held_up:
+            self._do(act)
+        self._read()
         self._fill()
         self._leave_if_done()
 
     # -- interruptions ---------------------------------------------------------------------------
 
     def _interrupt(self, run: FakeRun, kind: type[BaseException]) -> None:
-        if run.over or run.run.interrupted or self._gone() or self.blocked:
+        if run.over or run.run.interrupted:
             return
-        run.run.interrupted = kind
-        if run.how.ignores:
-            if kind is not WorkerStopping:
-                self._time.after(STUCK_AFTER, lambda: self._report_stuck(run))
-            else:
-                run.run.interrupted = None
-            return
-        self._time.after(run.how.cleans_up, lambda: self._end(run, kind()))
+        run.run.interrupted = kind  # type: ignore[assignment]
+        if kind is not WorkerStopping:
+            self._later(PATIENCE, lambda: self._report_stuck(run))
+        if not run.how.ignores:
+            self._later(run.how.cleans_up, lambda: self._end(run))
 
     def _report_stuck(self, run: FakeRun) -> None:
-        if run.over or self._gone() or self.blocked:
+        if run.over:
             return
         run.stuck = True
         terminated = run.run.interrupted is JobTerminated
@@ -380,27 +500,30 @@ class FakeProcess:
             self._interrupt(run, WorkerStopping)
 
     def _obey(self, command: Command) -> None:
+        runs = list(self.runs.values())
         if command.verb == "lost":
             self._give_back()
-            for run in list(self.runs.values()):
-                self._cancel(run)
-        if command.verb not in ("cancel", "terminate"):
+        elif command.verb in ("cancel", "terminate"):
+            runs = [run for run in runs if run.run.token == command.token]
+        else:
             return
-        for lease in list(self.waiting):
-            if lease.token == command.token:
-                self.waiting.remove(lease)
-                self._send(verdicts=[Verdict(lease.token, Outcome.RELEASE, error=NOT_STARTED)])
-                return
-        if (run := self.runs.get(command.token)) is not None:
+        if any(job.token == command.token for job in self.waiting):
+            self.waiting = [job for job in self.waiting if job.token != command.token]
+            heapq.heapify(self.waiting)
+            back = Verdict(command.token, Outcome.RELEASE, error=NOT_STARTED)
+            self._send(verdicts=[back])
+        for run in runs:
+            run.run.context.cancelled = True
             if command.verb == "terminate":
                 self._interrupt(run, JobTerminated)
-            else:
-                self._cancel(run)
+            elif run.how.heeds_cancel:
+                self._end(run, JobCancelled("it stopped on request"))
 
-    def _cancel(self, run: FakeRun) -> None:
-        run.run.context.cancelled = True
-        if run.how.heeds_cancel:
-            self._end(run, JobCancelled("it stopped on request"))
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _give_back(self) -> None:
+        returned, self.waiting = [job.token for job in self.waiting], []
+        self._send(returned=returned)
 
     def _be_quiet(self) -> None:
         if not self.quiet:
@@ -409,41 +532,10 @@ class FakeProcess:
         self._leave_if_done()
 
     def _leave_if_done(self) -> None:
-        if self.quiet and not self.runs and self.returncode is None and not self._closed:
-            self._closed = True
+        if self.quiet and not (self.runs or self.gone or self.socket.closed) and self._loaded:
+            self.socket.closed = True
             if not self._keeps:
-                self._time.after(0.05, lambda: self._exit_by_itself())
-
-    def _exit_by_itself(self) -> None:
-        if self.returncode is None:
-            self.returncode = 0
-
-    def _gone(self) -> bool:
-        return self.returncode is not None or self.killed
-
-    def note(self, token: int, line: str) -> None:
-        """A running job writes a line of log."""
-        self._send(notes=[Note(token, line=line, time=self._time.wall())])
-
-
-class FakeApp:
-    """The app that the processes load: its tasks behave as told."""
-
-    def __init__(self, mill: Any) -> None:
-        self.mill: Runtime = mill
-        self.behaviours: dict[str, Behaviour] = {}
-        self.error = ""  # why the app cannot be loaded
-        self.boot = BOOT
-        self.starts: list[tuple[str, float, int]] = []
-        self.ends: list[tuple[str, float, int]] = []
-
-    def hello(self) -> Hello:
-        """The report of a process that has loaded the app."""
-        if self.error:
-            return Hello(error=self.error)
-        mill = self.mill
-        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
-        return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
+                self._time.after(self._app.stops, lambda: self.gone or self._exit(0))
 
 
 def _copy(frame: Any) -> Any:

@@ -1,28 +1,33 @@
-"""A whole worker in virtual time: the real supervisor and pool, simulated processes.
+"""Whole workers in virtual time: the real supervisor and pool, simulated processes.
 
 A test says what its tasks do, enqueues jobs through an ordinary app on ``memory://``, lets time
-pass, and looks at the jobs, the log, the processes and the kills. It names nothing inside the
-worker, so the tests stay when the worker is built anew.
+pass, and looks at the jobs, the log, the processes and the kills. A test names only what this
+module offers, and nothing inside the worker. So the tests stay when the worker is built anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import greenlet
-from fake_process import FOREVER, Behaviour, FakeApp, FakeProcess
-from virtual_time import FAKE, Ended, VirtualTime, readable
+from fake_process import FIRST_FD, FOREVER, Behaviour, FakeApp, FakeProcess, FakeRun
+from virtual_time import Look, VirtualTime, readable
 
-from tidemill import Tidemill
+from tidemill import Job, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.errors import BrokerUnavailable, StoreFull
+from tidemill.core.job import Command, Outcome
+from tidemill.core.scoreboard import read_scoreboard
 from tidemill.worker.child_protocol import Setup
 from tidemill.worker.machine import Machine
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
+from tidemill.worker.watchdog import AHEAD
 
 __all__ = ["FOREVER", "Behaviour", "Simulation", "Worker", "simulation"]
 
@@ -37,16 +42,20 @@ class FakeWatchdog:
         self._time, self._look, self._signals = time, look, signals
         self._until = float("inf")
         self._told = 0.0
+        self._serves = False
 
     def start(self) -> None:
-        self._time.looks.append(self._next)
+        self._serves = True
 
-    def _next(self) -> tuple[float, Callable[[], None]]:
-        until = self._until
-        if readable([self._signals]):  # the supervisor's own thread has a moment to take it first
-            self._told = self._told or self._time.machine + 0.1
-            until = min(until, self._told)
-        return until, self._act
+    def next(self) -> tuple[float, Callable[[], None]]:
+        """See ``virtual_time.Look``."""
+        if not self._serves:
+            return float("inf"), self._act
+        if not readable([self._signals]):
+            return self._until, self._act
+        # The supervisor's own thread has a moment to take the signal first.
+        self._told = self._told or self._time.machine + AHEAD
+        return min(self._until, self._told), self._act
 
     def _act(self) -> None:
         self._told, self._until = 0.0, float("inf")
@@ -56,55 +65,105 @@ class FakeWatchdog:
         self._until = min(at, self._until)
 
     def close(self) -> None:
-        if self._next in self._time.looks:
-            self._time.looks.remove(self._next)
+        self._serves = False
 
 
 class FakeStore:
-    """The broker that the worker opens: ``memory://``, which may stall, be away or be full."""
+    """The store of all workers: ``memory://``, which may stall, be away, be full or refuse."""
 
     def __init__(self, broker: Any, time: VirtualTime) -> None:
-        self._broker, self._time = broker, time
-        self.features = broker.features | {Feature.PROCESSES}
-        self.stalled_until = self.away_until = self.full_until = 0.0
-        self.calls: list[str] = []
+        self.broker, self._time = broker, time
+        self.steps = 0  # the number of exchanges so far
+        self._stalled_until = self._away_until = self._full_until = self._more_until = 0.0
+        self._room = 0
+        self._poisonous: set[str] = set()
+        self._jobs: dict[int, str] = {}  # token of a lease → id of its job
+
+    # -- called by a test -----------------------------------------------------------------------
+
+    def stall(self, seconds: float) -> None:
+        """From now on and for some seconds, no call returns."""
+        self._stalled_until = self._time.machine + seconds
+
+    def be_away(self, seconds: float) -> None:
+        """For some seconds, every call fails."""
+        self._away_until = self._time.machine + seconds
+
+    def be_full(self, seconds: float, room: int = 0) -> None:
+        """For some seconds, a step may store ``room`` verdicts, and nothing else."""
+        self._full_until, self._room = self._time.machine + seconds, room
+
+    def has_more(self, seconds: float) -> None:
+        """For some seconds, jobs are on their way to this store from a carrier."""
+        self._more_until = self._time.machine + seconds
+
+    def poison(self, job: Any) -> None:
+        """Refuse every step with a success of this job."""
+        self._poisonous.add(job.id)
+
+    # -- called by workers ----------------------------------------------------------------------
+
+    def meet_misfortunes(self, look: Look) -> None:
+        """Wait, or raise, before a call."""
+        self._time.check()
+        chance = self._time.chance
+        if chance and chance.random() < 0.1:
+            self._time.sleep(chance.random(), look=look)
+        while self._time.machine < self._stalled_until:
+            self._time.sleep(self._stalled_until - self._time.machine, look=look)
+        if self._time.machine < self._away_until:
+            raise BrokerUnavailable("the store does not answer")
+
+    def exchange(self, step: Any, look: Look) -> Any:
+        self.steps += 1
+        full = self._time.machine < self._full_until
+        if full and (
+            len(step.verdicts) > self._room or step.notes or (step.want and step.want.count)
+        ):
+            raise StoreFull("the store has no room")
+        good = {self._jobs[v.token] for v in step.verdicts if v.outcome == Outcome.SUCCESS}
+        if good & self._poisonous:
+            raise ValueError("this cannot be stored")
+        reply = self.broker.exchange(step)
+        self._jobs |= {lease.token: lease.open().id for lease in reply.leases}
+        reply.more = self._time.machine < self._more_until
+        chance = self._time.chance
+        if chance and chance.random() < 0.1:  # the answer takes its time
+            self._time.sleep(chance.random(), look=look)
+        return reply
+
+
+class StoreOfWorker:
+    """The broker as one worker has opened it."""
+
+    def __init__(self, store: FakeStore, machine: FakeMachine) -> None:
+        self._store, self._machine = store, machine
+        self.features = store.broker.features | {Feature.PROCESSES}
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._broker, name)
+        value = getattr(self._store.broker, name)
         if not callable(value):
             return value
 
         def call(*args: Any, **options: Any) -> Any:
-            self._meet_misfortunes(name)
+            self._store.meet_misfortunes(self._machine.look)
             return value(*args, **options)
 
         return call
 
     def exchange(self, step: Any) -> Any:
-        self._meet_misfortunes("exchange")
-        wants_room = step.verdicts or step.notes or (step.want and step.want.count)
-        if wants_room and self._time.machine < self.full_until:
-            raise StoreFull("the store has no room")
-        return self._broker.exchange(step)
+        self._store.meet_misfortunes(self._machine.look)
+        return self._store.exchange(step, self._machine.look)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        parked = self._broker.parked(owner_id, timeout, fds)
+        self._store.meet_misfortunes(self._machine.look)
+        parked = self._store.broker.parked(owner_id, timeout, fds)
         try:
             until = next(parked)
             while True:
-                ready = self._time.poll(until.fds, until.seconds)
-                until = parked.send(ready)
+                until = parked.send(self._machine.poll(until.fds, until.seconds))
         except StopIteration as end:
             return list(end.value)
-
-    def _meet_misfortunes(self, name: str) -> None:
-        self.calls.append(name)
-        if self._time.over:
-            raise Ended
-        if self._time.machine < self.stalled_until:
-            self._time.sleep(self.stalled_until - self._time.machine)
-        if self._time.machine < self.away_until:
-            raise BrokerUnavailable("the store does not answer")
 
     def close(self) -> None:
         pass
@@ -117,15 +176,17 @@ class FakeMachine(Machine):
         super().__init__()
         self._simulation, self._time = simulation, simulation.time
         self.processes: list[FakeProcess] = []
+        self.child_died: Callable[[], None] = lambda: None
         self.cannot_start_until = 0.0
         self.left: int | None = None
+        self._watchdog: FakeWatchdog | None = None
 
     def start(self, setup: Setup) -> Any:
         if self._time.machine < self.cannot_start_until:
             raise OSError("no more processes")
-        number = len(self._simulation.processes)
-        process = FakeProcess(number, setup, self._time, self._simulation.app)
-        self._simulation.processes.append(process)
+        processes, app = self._simulation.processes, self._simulation.app
+        process = FakeProcess(len(processes), setup, self._time, app, self.child_died)
+        processes.append(process)
         self.processes.append(process)
         return process
 
@@ -137,13 +198,26 @@ class FakeMachine(Machine):
             reap_own(process.pid)
 
     def open_broker(self, url: str) -> Any:
-        return self._simulation.store
+        return StoreOfWorker(self._simulation.store, self)
 
     def poll(self, fds: Sequence[int], timeout: float) -> list[int]:
-        return self._time.poll(fds, timeout)
+        fakes = [fd for fd in fds if fd >= FIRST_FD]
+        real = [fd for fd in fds if fd < FIRST_FD]
+        processes = self._simulation.processes
+
+        def ready() -> list[int]:
+            said = [fd for fd in fakes if processes[fd - FIRST_FD].socket.readable]
+            return said + readable(real)
+
+        return self._time.sleep(timeout, ready, self.look)
 
     def watchdog(self, look: Callable[[], float], signals: int) -> Any:
-        return FakeWatchdog(self._time, look, signals)
+        self._watchdog = FakeWatchdog(self._time, look, signals)
+        return self._watchdog
+
+    def look(self) -> tuple[float, Callable[[], None]]:
+        assert self._watchdog is not None
+        return self._watchdog.next()
 
     def exit(self, code: int) -> None:
         self.left = code
@@ -157,50 +231,66 @@ class Worker:
         self._simulation, self._time = simulation, simulation.time
         self._machine = FakeMachine(simulation)
         self._supervisor = Supervisor(settings, machine=self._machine)
-        self.greenlet = greenlet.greenlet(self._run)
+        self._machine.child_died = lambda: self.signal(signal.SIGCHLD)
+        self.name = settings.name
+        self._greenlet = greenlet.greenlet(self._run)
+        self._time.begin(self._greenlet)
 
     def _run(self) -> None:
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(greenlet.GreenletExit):
             self._machine.left = self._supervisor.run()
-
-    # -- letting time pass ----------------------------------------------------------------------
-
-    def run_for(self, seconds: float) -> None:
-        """Let the worker run for some seconds."""
-        self._time.run(self._running, seconds)
-
-    @property
-    def _running(self) -> greenlet.greenlet | None:
-        return None if self.ended else self.greenlet
 
     @property
     def ended(self) -> bool:
         """True when the supervisor has ended."""
         return self._machine.left is not None
 
-    def until(self, wanted: Callable[[], object], what: str = "the wanted") -> float:
-        """Let the worker run until something is true; the machine time at which it is."""
-        self._time.run(self._running, LIMIT, wanted)
-        assert wanted(), f"not within {LIMIT:g} s: {what}\n{self._simulation.story()}"
-        return self._time.machine
-
     def until_ended(self) -> int:
-        """Let the worker run until it has ended; its exit code."""
-        self._time.run(self._running, LIMIT)
-        assert self._machine.left is not None, f"it has not ended\n{self._simulation.story()}"
+        """Let time pass until the worker has ended; its exit code."""
+        self._simulation.until(lambda: self.ended, "the end of the worker")
+        assert self._machine.left is not None
         return self._machine.left
 
     def until_serving(self) -> Worker:
-        """Let the worker run until its processes have loaded the app and get jobs."""
-        self.until(lambda: any("serves" in line for line in self._simulation.log()), "serving")
-        self.run_for(1.0)
+        """Let time pass until the processes have loaded the app and get jobs."""
+        owners = self._simulation.mill.broker.owners
+        self._simulation.until(lambda: any(owner.name == self.name for owner in owners()))
+        self._simulation.run_for(1.0)
         return self
 
     # -- what happens to it ---------------------------------------------------------------------
 
-    def signal(self, signum: signal.Signals) -> None:
+    def signal(self, signum: int) -> None:
         """Send a signal to the supervisor."""
         self._supervisor.signals.send(signum)
+
+    def command(self, verb: str) -> None:
+        """Send a command to the worker through the store: ``quiet`` or ``stop``."""
+        self._simulation.mill.broker.command(self._supervisor.owner.id, Command(verb))
+
+    def kill(self, *, witness: bool = True) -> None:
+        """Kill everything at once; other workers notice 0.5 s later.
+
+        Without a witness the scoreboard is gone, too.
+        """
+        owner, broker = self._supervisor.owner, self._simulation.mill.broker
+        rows = read_scoreboard(owner.board, owner.id) if owner.board and witness else None
+        causes = None if rows is None else dict.fromkeys(rows, "its worker died")
+        self._machine.left = -9
+        self._time.kill(self._greenlet)
+        for process in self.processes:
+            process.die(9)
+        self._time.after(0.5, lambda: broker.release(owner.id, causes))
+
+    def give_up(self) -> None:
+        """Have the store give the jobs of this living worker to others."""
+        self._simulation.mill.broker.release(self._supervisor.owner.id, None)
+
+    def cannot_start_processes(self, seconds: float) -> None:
+        """The machine starts no process for some seconds."""
+        self._machine.cannot_start_until = self._time.machine + seconds
+
+    # -- what is seen of it ---------------------------------------------------------------------
 
     @property
     def processes(self) -> list[FakeProcess]:
@@ -212,14 +302,9 @@ class Worker:
         """How many processes the worker has started so far."""
         return len(self._machine.processes)
 
-    def cannot_start_processes(self, seconds: float) -> None:
-        """The machine starts no process for some seconds."""
-        self._machine.cannot_start_until = self._time.machine + seconds
-
     def close(self) -> None:
-        """Unwind a supervisor that has not ended."""
-        if self.greenlet:
-            self.greenlet.throw(Ended)
+        """Unwind the supervisor if it has not ended."""
+        self._time.kill(self._greenlet)
 
 
 class Simulation:
@@ -233,18 +318,21 @@ class Simulation:
         self.processes: list[FakeProcess] = []
         self.workers: list[Worker] = []
         self.log = log
-        self.time.fakes = lambda fds: [
-            fd for fd in fds if fd >= FAKE and self.processes[fd - FAKE].readable
-        ]
 
-    def _readable(self, fds: Sequence[int]) -> list[int]:
-        fakes = [fd for fd in fds if fd >= FAKE]
-        return [fd for fd in fakes if self.processes[fd - FAKE].readable]
+    def be_random(self, seed: int) -> None:
+        """Have things happen in a random order if they happen at one moment, and take time."""
+        self.time.chance = random.Random(seed)
 
-    def task(self, name: str, *, how: Behaviour | None = None, **options: Any) -> Any:
-        """Declare a task; fields of ``Behaviour`` and options of the task may be mixed."""
+    # -- tasks and workers ----------------------------------------------------------------------
+
+    def task(self, name: str, *, again: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Declare a task. Options are those of the task, and the attributes of ``Behaviour``.
+
+        ``again`` has the attributes for later runs of a job that has run before.
+        """
         doing = {key: options.pop(key) for key in list(options) if key in _DOINGS}
-        self.app.behaviours[name] = how or Behaviour(**doing)
+        later = None if again is None else Behaviour(**again)
+        self.app.behaviours[name] = Behaviour(**doing, again=later)
 
         def function(*args: object) -> None:
             raise AssertionError("a simulated process calls no task")
@@ -253,28 +341,75 @@ class Simulation:
 
     def worker(self, **settings: Any) -> Worker:
         """Start a worker and let it run until it serves."""
-        self.workers.append(Worker(self, Settings(app="app:mill", **settings)))
-        return self.workers[-1].until_serving()
+        return self.cold_worker(**settings).until_serving()
 
     def cold_worker(self, **settings: Any) -> Worker:
-        """A worker that has not begun to run."""
-        self.workers.append(Worker(self, Settings(app="app:mill", **settings)))
+        """Start a worker that has no process yet."""
+        name = f"worker-{len(self.workers)}"
+        self.workers.append(Worker(self, Settings(app="app:mill", name=name, **settings)))
         return self.workers[-1]
+
+    # -- time -----------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
         """The machine time."""
         return self.time.machine
 
-    def starts(self, job: Any) -> list[float]:
+    def run_for(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time.run(seconds)
+
+    def until(self, wanted: Callable[[], object], what: str = "the wanted") -> float:
+        """Let time pass until something is true; the machine time at which it is."""
+        self.time.run(LIMIT, wanted)
+        assert wanted(), f"not within {LIMIT:g} s: {what}\n{self.story()}"
+        return self.now
+
+    def until_succeeded(self, *jobs: Job[Any]) -> float:
+        """Let time pass until all these jobs have succeeded."""
+        left = list(jobs)
+
+        def none_left() -> bool:
+            while left and left[-1].state == "succeeded":
+                left.pop()
+            return not left
+
+        return self.until(none_left, "success")
+
+    # -- what has happened ----------------------------------------------------------------------
+
+    def runs(self, job: Job[Any] | None = None) -> list[FakeRun]:
+        """The runs of a job, or all runs."""
+        return [run for run in self.app.runs if job is None or run.job_id == job.id]
+
+    def starts(self, job: Job[Any]) -> list[float]:
         """The machine times at which runs of a job began."""
-        return [at for job_id, at, _ in self.app.starts if job_id == job.id]
+        return [run.began for run in self.runs(job)]
+
+    def overlaps(self) -> list[str]:
+        """The ids of jobs of which two runs went on at one time."""
+        before: dict[str, float] = {}
+        found = []
+        for run in self.app.runs:
+            if run.began < before.get(run.job_id, 0.0):
+                found.append(run.job_id)
+            before[run.job_id] = max(run.ended, before.get(run.job_id, 0.0))
+        return found
+
+    def said(self, text: str) -> int:
+        """How many lines of the log have this text."""
+        return sum(text in line for line in self.log())
 
     def story(self) -> str:
         """The log, the jobs and the processes, for a failure."""
         jobs = [repr(record) for record in self.mill.find(limit=20).records]
         processes = [f"{each.pid}: {each.returncode}" for each in self.processes]
         return "\n".join(["--- log", *self.log(), "--- jobs", *jobs, "--- processes", *processes])
+
+    def states(self) -> Counter[str]:
+        """The number of jobs in each state."""
+        return Counter(str(record.state) for record in self.mill.find(limit=10_000).records)
 
     def close(self) -> None:
         self.time.over = True
@@ -284,7 +419,7 @@ class Simulation:
         self.time.close()
 
 
-_DOINGS = set(Behaviour.__struct_fields__)
+_DOINGS = set(Behaviour.__struct_fields__) - {"again"}
 
 
 @contextlib.contextmanager

@@ -15,15 +15,15 @@ def test_only_jobs_that_had_started_use_an_attempt(sim: Simulation) -> None:
     started = sim.task("started", seconds=50.0, retries=SOON).enqueue()
     worker = sim.worker(concurrency=1, processes=1)
     waiting = [sim.task(f"waiting-{n}").enqueue() for n in range(3)]
-    worker.run_for(0.01)
+    sim.run_for(0.01)
     died = sim.now
     worker.processes[0].die(9)
-    worker.until(lambda: len(sim.starts(started)) == 2)
+    sim.until(lambda: len(sim.starts(started)) == 2)
     assert sim.starts(started)[1] - died <= 1.0
     assert [attempt.error for attempt in started.attempts] == [
         f"worker process {sim.processes[0].pid} was killed by SIGKILL"
     ]
-    worker.until(lambda: all(job.state is State.SUCCEEDED for job in (started, *waiting)))
+    sim.until(lambda: all(job.state is State.SUCCEEDED for job in (started, *waiting)))
     assert started.refresh().attempt == 2
     assert all(job.refresh().attempt == 1 for job in waiting)
 
@@ -33,9 +33,9 @@ def test_jobs_of_the_other_process_run_on(sim: Simulation) -> None:
     task = sim.task("long", seconds=20.0, retries=SOON)
     worker = sim.worker(processes=2, concurrency=1)
     jobs = [task.enqueue() for _ in range(2)]
-    worker.run_for(1.0)
+    sim.run_for(1.0)
     worker.processes[0].die(9)
-    worker.until(lambda: all(job.state is State.SUCCEEDED for job in jobs))
+    sim.until_succeeded(*jobs)
     assert sorted(job.refresh().attempt for job in jobs) == [1, 2]
     assert worker.started == 3
 
@@ -44,7 +44,7 @@ def test_a_job_that_kills_each_worker_ends_as_failed_and_names_the_signal(sim: S
     # case T9
     job = sim.task("killer", seconds=1.0, kills=11, retries=Retries(2, delay=0)).enqueue()
     worker = sim.worker(concurrency=1)
-    worker.until(lambda: job.state is State.FAILED)
+    sim.until(lambda: job.state is State.FAILED)
     assert len(sim.starts(job)) == 3
     assert "SIGSEGV" in job.refresh().error
 
@@ -54,11 +54,11 @@ def test_a_process_that_dies_at_each_start_backs_off(sim: Simulation) -> None:
     sim.app.boot = 0.0
     sim.app.error = "ImportError: no such module"
     worker.processes[0].die(9)
-    worker.run_for(120.0)
+    sim.run_for(120.0)
     assert worker.started <= 10
     sim.app.error = ""
     job = sim.task("quick").enqueue()
-    worker.until(lambda: job.state is State.SUCCEEDED)
+    sim.until_succeeded(job)
 
 
 def test_the_suspects_of_a_broken_process_run_alone(sim: Simulation) -> None:
@@ -66,8 +66,8 @@ def test_the_suspects_of_a_broken_process_run_alone(sim: Simulation) -> None:
     guilty = sim.task("guilty", seconds=2.0, breaks=True, retries=SOON).enqueue()
     innocent = sim.task("innocent", seconds=10.0).enqueue()
     worker = sim.worker(concurrency=2)
-    worker.until(lambda: innocent.state is State.SUCCEEDED)
-    worker.until(lambda: guilty.state is State.FAILED)
+    sim.until_succeeded(innocent)
+    sim.until(lambda: guilty.state is State.FAILED)
     assert innocent.refresh().attempt == 1
     assert len(sim.starts(innocent)) <= 2
 
@@ -79,13 +79,13 @@ def test_a_process_that_outlives_its_kill_keeps_its_jobs(sim: Simulation) -> Non
     worker = sim.worker(concurrency=1)
     worker.processes[0].outlives_kill = True
     undead, job = worker.processes[0], task.enqueue()
-    worker.run_for(60.0)
+    sim.run_for(60.0)
     assert undead.killed
     assert len(sim.starts(job)) == 1
     other = sim.task("other").enqueue()
-    worker.until(lambda: other.state is State.SUCCEEDED)
-    undead.die(9)
-    worker.until(lambda: len(sim.starts(job)) == 2)
+    sim.until_succeeded(other)
+    undead.die_at_last()
+    sim.until(lambda: len(sim.starts(job)) == 2)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -95,8 +95,8 @@ def test_a_machine_that_starts_no_process_is_asked_again(sim: Simulation, proces
     for process in worker.processes:
         process.die(9)
     job = sim.task("quick").enqueue()
-    worker.run_for(9.0)
+    sim.run_for(9.0)
     assert job.state is State.READY
-    worker.until(lambda: job.state is State.SUCCEEDED)
-    worker.run_for(60.0)
+    sim.until_succeeded(job)
+    sim.run_for(60.0)
     assert len(worker.processes) == processes

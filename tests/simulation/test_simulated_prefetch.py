@@ -14,7 +14,7 @@ def test_short_jobs_do_not_wait_for_long_jobs(sim: Simulation) -> None:
     for _ in range(7):
         long.enqueue()
     jobs = [short.enqueue() for _ in range(500)]
-    at = worker.until(lambda: all(job.state is State.SUCCEEDED for job in jobs))
+    at = sim.until_succeeded(*jobs)
     assert at - min(sim.starts(jobs[0])) <= 30.0
 
 
@@ -24,11 +24,11 @@ def test_a_worker_sleeps_until_the_next_job_is_due(sim: Simulation) -> None:
     worker = sim.worker()
     put = sim.now
     job = task.using(delay=1000.0).enqueue()
-    worker.run_for(5.0)
-    calls = sim.store.calls.count("exchange")
-    worker.until(lambda: sim.starts(job))
+    sim.run_for(5.0)
+    calls = sim.store.steps
+    sim.until(lambda: sim.starts(job))
     assert 0.0 <= sim.starts(job)[0] - put - 1000.0 <= 0.01
-    assert sim.store.calls.count("exchange") - calls <= 20
+    assert sim.store.steps - calls <= 20
 
 
 def test_high_priority_first(sim: Simulation) -> None:
@@ -37,7 +37,7 @@ def test_high_priority_first(sim: Simulation) -> None:
     low = [task.using(priority=-5).enqueue() for _ in range(10)]
     high = [task.using(priority=5).enqueue() for _ in range(10)]
     worker = sim.worker(concurrency=1)
-    worker.until(lambda: all(job.state is State.SUCCEEDED for job in low + high))
+    sim.until_succeeded(*low, *high)
     assert max(sim.starts(job)[0] for job in high) < min(sim.starts(job)[0] for job in low)
 
 
@@ -46,10 +46,10 @@ def test_a_cancelled_job_never_starts(sim: Simulation) -> None:
     long = sim.task("long", seconds=10.0).enqueue()
     worker = sim.worker(concurrency=1)
     job = sim.task("quick").enqueue()
-    worker.run_for(0.01)
+    sim.run_for(0.01)
     assert job.cancel()
-    worker.until(lambda: long.state is State.SUCCEEDED)
-    worker.run_for(5.0)
+    sim.until_succeeded(long)
+    sim.run_for(5.0)
     assert job.state is State.CANCELLED
     assert sim.starts(job) == []
 
@@ -60,5 +60,5 @@ def test_a_running_job_sees_its_cancellation(sim: Simulation) -> None:
     worker = sim.worker()
     asked = sim.now
     job.cancel()
-    at = worker.until(lambda: job.state is State.CANCELLED)
+    at = sim.until(lambda: job.state is State.CANCELLED)
     assert at - asked <= 1.0

@@ -13,18 +13,18 @@ def test_a_process_is_replaced_after_its_number_of_jobs(sim: Simulation) -> None
     # case T8
     jobs = [sim.task(f"job-{n}", result=n).enqueue() for n in range(5)]
     worker = sim.worker(concurrency=1, max_jobs=2)
-    worker.until(lambda: all(job.state is State.SUCCEEDED for job in jobs))
+    sim.until_succeeded(*jobs)
     assert [job.result(timeout=0) for job in jobs] == list(range(5))
-    worker.run_for(5.0)
+    sim.run_for(5.0)
     assert worker.started == 3
-    assert len({pid for _, _, pid in sim.app.starts}) == 3
+    assert len({run.process.pid for run in sim.runs()}) == 3
 
 
 def test_a_process_with_too_much_memory_is_replaced_after_its_job(sim: Simulation) -> None:
     # case T8
     job = sim.task("grows", result="kept", grows=True).enqueue()
     worker = sim.worker(concurrency=1, max_memory=1 << 20)
-    worker.until(lambda: worker.started == 2)
+    sim.until(lambda: worker.started == 2)
     assert job.result(timeout=0) == "kept"
 
 
@@ -33,13 +33,13 @@ def test_a_reload_starts_the_new_code_before_the_old_one_ends(sim: Simulation) -
     worker = sim.worker(concurrency=2)
     old = worker.processes[0]
     worker.signal(signal.SIGHUP)
-    worker.until(lambda: worker.started == 2)
+    sim.until(lambda: worker.started == 2)
     assert not old.quiet
     job = sim.task("quick").enqueue()
-    worker.until(lambda: job.state is State.SUCCEEDED)
-    worker.until(lambda: old.quiet)
-    worker.until(lambda: long.state is State.SUCCEEDED)
-    worker.run_for(5.0)
+    sim.until_succeeded(job)
+    sim.until(lambda: old.quiet)
+    sim.until_succeeded(long)
+    sim.run_for(5.0)
     assert old.returncode == 0
     assert worker.started == 2
 
@@ -48,9 +48,9 @@ def test_a_reload_of_broken_code_keeps_the_old_processes(sim: Simulation) -> Non
     worker = sim.worker(processes=2)
     sim.app.error = "SyntaxError: invalid syntax"
     worker.signal(signal.SIGHUP)
-    worker.run_for(60.0)
+    sim.run_for(60.0)
     job = sim.task("quick").enqueue()
-    worker.until(lambda: job.state is State.SUCCEEDED)
+    sim.until_succeeded(job)
     assert any("the processes with the old code keep running" in line for line in sim.log())
 
 
@@ -58,7 +58,7 @@ def test_a_process_that_does_not_end_by_itself_is_killed(sim: Simulation) -> Non
     sim.task("hangs", keeps_process=True).enqueue()
     worker = sim.worker(concurrency=1, max_jobs=1, shutdown_timeout=30.0)
     first = sim.processes[0]
-    worker.until(lambda: first.returncode is not None)
+    sim.until(lambda: first.returncode is not None)
     assert first.killed
     assert len(worker.processes) == 1
 
@@ -69,5 +69,5 @@ def test_replaced_processes_never_run_more_than_twice_the_slots(sim: Simulation)
     for _ in range(6):
         task.enqueue()
         worker.signal(signal.SIGHUP)
-        worker.run_for(10.0)
+        sim.run_for(10.0)
     assert sum(len(process.runs) for process in worker.processes) <= 4

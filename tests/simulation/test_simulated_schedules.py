@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from simulator import Simulation
 
 from tidemill import State
@@ -12,9 +14,10 @@ def test_a_schedule_fires_each_time_once(sim: Simulation) -> None:
     task = sim.task("tick", seconds=0.1)
     sim.mill.schedules.add("each minute", task.call(), every=60.0)
     worker = sim.worker()
-    worker.run_for(600.0)
-    assert len(sim.app.starts) == 10
-    gaps = [b - a for (_, a, _), (_, b, _) in zip(sim.app.starts, sim.app.starts[1:], strict=False)]
+    sim.run_for(600.0)
+    times = [run.began for run in sim.runs()]
+    assert len(times) == 10
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert all(59.9 <= gap <= 60.1 for gap in gaps)
 
 
@@ -23,9 +26,9 @@ def test_a_schedule_whose_store_is_away_fires_later(sim: Simulation) -> None:
     task = sim.task("tick", seconds=0.1)
     sim.mill.schedules.add("each minute", task.call(), every=60.0)
     worker = sim.worker()
-    worker.until(lambda: sim.app.starts)
-    sim.store.away_until = sim.now + 300.0
-    worker.run_for(400.0)
-    assert 2 <= len(sim.app.starts) <= 4
-    jobs = [sim.mill.job(job_id) for job_id, _, _ in sim.app.starts]
+    sim.until(sim.runs)
+    sim.store.be_away(300.0)
+    sim.run_for(400.0)
+    assert 2 <= len(sim.runs()) <= 4
+    jobs = [sim.mill.job(run.job_id) for run in sim.runs()]
     assert all(job.state is State.SUCCEEDED for job in jobs)

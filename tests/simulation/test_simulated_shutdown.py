@@ -47,7 +47,7 @@ def test_a_second_signal_stops_now(sim: Simulation) -> None:
     job = sim.task("long", seconds=FOREVER, ignores=True).enqueue()
     worker = sim.worker(shutdown_timeout=300.0)
     worker.signal(signal.SIGTERM)
-    worker.run_for(5.0)
+    sim.run_for(5.0)
     told = sim.now
     worker.signal(signal.SIGTERM)
     assert worker.until_ended() == 1
@@ -93,7 +93,7 @@ def test_a_worker_ends_although_its_store_stalls(sim: Simulation) -> None:
     # case T11
     sim.task("quick").enqueue()
     worker = sim.worker(shutdown_timeout=5.0)
-    sim.store.stalled_until = sim.now + 1000.0
+    sim.store.stall(1000.0)
     job = sim.task("another", seconds=1.0).enqueue()
     told = sim.now
     worker.signal(signal.SIGTERM)

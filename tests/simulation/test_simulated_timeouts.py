@@ -17,9 +17,9 @@ def test_a_job_that_can_be_interrupted_costs_nobody_anything(sim: Simulation) ->
     other = sim.task("other", seconds=5.0).enqueue()
     worker = sim.worker(concurrency=2)
     job = loops.enqueue()
-    at = worker.until(lambda: job.state is State.FAILED)
+    at = sim.until(lambda: job.state is State.FAILED)
     assert at - sim.starts(job)[0] == pytest.approx(1.0, abs=0.1)
-    worker.until(lambda: other.state is State.SUCCEEDED)
+    sim.until_succeeded(other)
     assert worker.started == 1
     assert other.refresh().attempt == 1
 
@@ -30,17 +30,17 @@ def test_the_verdict_on_a_stuck_job_falls_within_a_second(sim: Simulation, how: 
     task = sim.task("stuck", seconds=FOREVER, timeout=1.0, retries=0, **how)
     worker = sim.worker(concurrency=2)
     job = task.enqueue()
-    at = worker.until(lambda: job.state is State.FAILED)
+    at = sim.until(lambda: job.state is State.FAILED)
     assert 1.0 <= at - sim.starts(job)[0] <= 2.0
     (attempt,) = job.attempts
     assert "JobTimeout" in attempt.error
     assert "stack of" in attempt.traceback
     # then its process is dead, and one other serves
-    worker.run_for(6.0)
+    sim.run_for(6.0)
     assert worker.started == 2
     assert len(worker.processes) == 1
     again = sim.task("again").enqueue()
-    worker.until(lambda: again.state is State.SUCCEEDED)
+    sim.until_succeeded(again)
 
 
 def test_neighbours_of_a_stuck_job_may_run_on_for_the_grace(sim: Simulation) -> None:
@@ -50,13 +50,13 @@ def test_neighbours_of_a_stuck_job_may_run_on_for_the_grace(sim: Simulation) -> 
     stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
     worker = sim.worker(concurrency=3, stuck_grace=30.0)
     job = stuck.enqueue()
-    worker.until(lambda: job.state is State.FAILED)
-    worker.until(lambda: len(sim.starts(long)) == 2)
+    sim.until(lambda: job.state is State.FAILED)
+    sim.until(lambda: len(sim.starts(long)) == 2)
     # then the short neighbour ended in time, and the long one went back uncounted
     assert brief.refresh().attempt == 1
     assert brief.state is State.SUCCEEDED
     assert 30.0 <= sim.starts(long)[1] - sim.starts(job)[0] - 1.4 <= 32.0
-    worker.until(lambda: long.state is State.SUCCEEDED)
+    sim.until_succeeded(long)
     assert long.refresh().attempt == 1
     assert any("interrupted after" in str(event) for event in long.trail)
 
@@ -67,9 +67,9 @@ def test_a_process_whose_lock_is_held_is_killed_before_the_grace(sim: Simulation
     stuck = sim.task("stuck", seconds=FOREVER, holds_lock=True, timeout=1.0, retries=0)
     worker = sim.worker(concurrency=2, stuck_grace=60.0)
     job = stuck.enqueue()
-    worker.until(lambda: len(sim.starts(long)) == 2)
+    sim.until(lambda: len(sim.starts(long)) == 2)
     assert sim.starts(long)[1] - sim.starts(job)[0] <= 8.0
-    worker.until(lambda: long.state is State.SUCCEEDED)
+    sim.until_succeeded(long)
     assert long.refresh().attempt == 1
 
 
@@ -79,7 +79,7 @@ def test_a_neighbour_without_another_attempt_outlives_the_grace(sim: Simulation)
     stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
     worker = sim.worker(concurrency=2, stuck_grace=30.0)
     stuck.enqueue()
-    worker.until(lambda: last.state.finished)
+    sim.until(lambda: last.state.finished)
     assert last.state is State.SUCCEEDED
     assert len(sim.starts(last)) == 1
 
@@ -91,15 +91,15 @@ def test_a_retry_starts_only_when_the_old_run_is_dead(sim: Simulation) -> None:
     task = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=policy)
     worker = sim.worker(concurrency=2, stuck_grace=20.0)
     job = task.enqueue()
-    worker.until(lambda: job.attempts)
+    sim.until(lambda: job.attempts)
     (first,) = [process for process in worker.processes if process.runs]
     # given a verdict that has fallen while the old run goes on
     assert job.refresh().state is State.RUNNING
-    worker.until(lambda: len(sim.starts(job)) == 2)
+    sim.until(lambda: len(sim.starts(job)) == 2)
     assert first.returncode is not None
-    worker.until(lambda: job.state is State.FAILED)
+    sim.until(lambda: job.state is State.FAILED)
     assert job.refresh().attempt == 2
-    worker.until(lambda: neighbour.state is State.SUCCEEDED)
+    sim.until_succeeded(neighbour)
     assert neighbour.refresh().attempt == 1
 
 
@@ -108,7 +108,7 @@ def test_a_job_that_ends_in_time_leaves_no_timer_behind(sim: Simulation) -> None
     task = sim.task("quick", seconds=0.9, timeout=1.0)
     worker = sim.worker(concurrency=1)
     jobs = [task.enqueue() for _ in range(5)]
-    worker.until(lambda: all(job.state is State.SUCCEEDED for job in jobs))
+    sim.until_succeeded(*jobs)
     assert all(job.refresh().attempt == 1 for job in jobs)
     assert worker.started == 1
 
@@ -119,9 +119,9 @@ def test_only_some_stuck_processes_run_on_for_their_neighbours(sim: Simulation) 
     worker = sim.worker(concurrency=2, stuck_grace=100.0)
     for _ in range(6):
         long.enqueue()
-        worker.run_for(1.0)
+        sim.run_for(1.0)
         job = stuck.enqueue()
-        worker.until(lambda job=job: job.state is State.FAILED)
+        sim.until(lambda job=job: job.state is State.FAILED)
     assert len(worker.processes) <= 5
 
 
@@ -133,8 +133,8 @@ def test_a_terminated_job_has_its_verdict_within_a_second(sim: Simulation, how: 
     assert sim.starts(job)
     asked = sim.now
     assert job.cancel(terminate=True)
-    at = worker.until(lambda: job.state is State.CANCELLED)
+    at = sim.until(lambda: job.state is State.CANCELLED)
     assert at - asked <= 1.1
-    worker.run_for(6.0)
+    sim.run_for(6.0)
     assert worker.started == 2
     assert len(worker.processes) == 1

@@ -1,8 +1,9 @@
 """Virtual time: what happens when, and who waits for it.
 
-The supervisor under test and the test are two greenlets. The supervisor runs until it waits. Then
-time jumps to the next event, or to the moment at which the test wants to look. So a test has one
-thread, waits for nothing, and runs the same way each time.
+Each supervisor under test is a greenlet, which runs until it sleeps. Then the next one runs. If all
+sleep, time jumps to the next event, or to the moment at which the test wants to look. So a test has
+one thread, waits for nothing, and runs the same way each time. With ``chance`` the order of what
+happens at one moment is random, and a supervisor may wake late.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 import select
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,28 +20,46 @@ import greenlet
 from tidemill.core.clock import clock
 
 MOST_AT_ONCE = 10_000
-"""The most events at one moment. A worker that never sleeps would make the test endless."""
+"""The most steps at one moment. A worker that never sleeps would make the test endless."""
+
+LATEST = 0.3
+"""Seconds by which a supervisor wakes late at most, with ``chance``."""
 
 
-class Ended(BaseException):
+class Ended(greenlet.GreenletExit):
     """Unwinds a supervisor whose process is dead: it must do nothing more."""
 
 
+Look = Callable[[], tuple[float, Callable[[], None]]]
+"""Returns the time of a watchdog's next look, and the function that looks."""
+
+
+class Sleeper:
+    """A supervisor that sleeps."""
+
+    def __init__(self, until: float, ready: Callable[[], object], look: Look | None) -> None:
+        self.until, self.ready, self.look = until, ready, look
+        self.not_before = 0.0
+
+    def wakes_at(self) -> float:
+        """The time at which it wakes by itself, or at which its watchdog looks."""
+        at = min(self.until, self.look()[0] if self.look else math.inf)
+        return max(at, self.not_before)
+
+
 class VirtualTime:
-    """The clock of a simulation, and its events in their order."""
+    """The clock of a simulation, its events in their order, and those who sleep."""
 
     def __init__(self) -> None:
         self.machine = 1000.0
         self.since_1970 = 1_800_000_000.0 - self.machine
-        self.looks: list[Callable[[], tuple[float, Callable[[], None]]]] = []
-        self.fakes: Callable[[Sequence[int]], list[int]] = lambda fds: []
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = itertools.count()
-        self._test = greenlet.getcurrent()
-        self._horizon = self.machine
-        self._wanted: Callable[[], object] | None = None
-        self._at_once = 0
+        self.chance: random.Random | None = None
         self.over = False  # True when the simulation unwinds its workers
+        self._events: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._hub = greenlet.getcurrent()
+        self._sleepers: dict[greenlet.greenlet, Sleeper] = {}
+        self._dead: set[greenlet.greenlet] = set()
         self._before = clock.wall, clock.machine
         clock.wall, clock.machine = self.wall, lambda: self.machine
 
@@ -51,95 +71,100 @@ class VirtualTime:
         """Give the process its own clock back."""
         clock.wall, clock.machine = self._before
 
-    def at(self, moment: float, act: Callable[[], None]) -> None:
-        """Have something happen at a machine time."""
-        heapq.heappush(self._events, (moment, next(self._number), act))
-
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Have something happen in some seconds."""
-        self.at(self.machine + seconds, act)
+        order = self.chance.random() if self.chance else 0.0
+        heapq.heappush(self._events, (self.machine + seconds, order, next(self._number), act))
 
     # -- called by the test ---------------------------------------------------------------------
 
-    def run(
-        self,
-        supervisor: greenlet.greenlet | None,
-        seconds: float,
-        wanted: Callable[[], object] | None = None,
-    ) -> None:
-        """Let the worker run for some seconds, or until ``wanted()`` is true; None has ended."""
-        self._horizon, self._wanted = self.machine + seconds, wanted
-        self._test = greenlet.getcurrent()
-        if wanted is not None and wanted():
-            return
-        if supervisor is None:
-            self._pass_without_worker()
-        else:
-            supervisor.switch()
+    def begin(self, supervisor: greenlet.greenlet) -> None:
+        """Have a supervisor run, as soon as time passes."""
+        self._sleepers[supervisor] = Sleeper(self.machine, list, None)
 
-    def _pass_without_worker(self) -> None:
-        """Let the events of the time happen although the supervisor has ended."""
-        while self._events and self._events[0][0] <= self._horizon:
-            self.machine, _, act = heapq.heappop(self._events)
-            act()
-        self.machine = max(self.machine, self._horizon)
+    def run(self, seconds: float, wanted: Callable[[], object] = list) -> None:
+        """Let time pass: some seconds, or until ``wanted()`` is true."""
+        horizon, at_once = self.machine + seconds, 0
+        while not wanted():
+            if not self._wake_one():
+                moment = max(self.machine, self._next())
+                if moment > horizon:
+                    self.machine = horizon
+                    return
+                at_once = 0 if moment > self.machine else at_once
+                self.machine = moment
+                if self._events and self._events[0][0] <= moment:
+                    heapq.heappop(self._events)[-1]()
+            at_once += 1
+            if at_once > MOST_AT_ONCE:
+                raise AssertionError(f"the worker never sleeps at {self.machine:.3f}")
 
-    # -- called by the worker -------------------------------------------------------------------
+    def _next(self) -> float:
+        times = [sleeper.wakes_at() for sleeper in self._sleepers.values()]
+        return min(times + [event[0] for event in self._events[:1]], default=math.inf)
+
+    def _wake_one(self) -> bool:
+        """Let one supervisor run that has a reason to; False when all sleep on."""
+        now = self.machine
+        awake = [
+            (supervisor, sleeper)
+            for supervisor, sleeper in self._sleepers.items()
+            if now >= sleeper.not_before and (now >= sleeper.wakes_at() or sleeper.ready())
+        ]
+        if not awake:
+            return False
+        supervisor, sleeper = self.chance.choice(awake) if self.chance else awake[0]
+        if self.chance and not sleeper.not_before and self.chance.random() < 0.3:
+            sleeper.not_before = now + self.chance.random() * LATEST
+            return True
+        del self._sleepers[supervisor]
+        supervisor.switch()
+        return True
+
+    def kill(self, supervisor: greenlet.greenlet) -> None:
+        """Unwind a supervisor: from now on it calls nothing and sleeps no more."""
+        self._dead.add(supervisor)
+        self._sleepers.pop(supervisor, None)
+        if supervisor:
+            supervisor.throw(Ended)
+
+    # -- called by a supervisor -----------------------------------------------------------------
 
     def sleep(
-        self, timeout: float, ready: Callable[[], list[int]] = list, *, watched: bool = True
+        self, timeout: float, ready: Callable[[], list[int]] = list, look: Look | None = None
     ) -> list[int]:
         """Let time pass until ``ready()`` is not empty or the timeout is over.
 
-        With ``watched`` the watchdog looks meanwhile, as it does in a thread of its own.
+        A watchdog may ``look`` meanwhile, as it does in a thread of its own. If the supervisor
+        holds its lock while it sleeps, there is no ``look``.
         """
         until = self.machine + max(0.0, timeout)
         while True:
-            if self.over:
-                raise Ended
+            self.check()
             if found := ready():
                 return found
-            if self.machine >= until:
+            at, act = look() if look else (math.inf, list)
+            if at <= self.machine:
+                act()
+            elif self.machine >= until:
                 return []
-            self._pass(until, watched)
+            else:
+                self._sleepers[greenlet.getcurrent()] = Sleeper(until, ready, look)
+                self._hub.switch()
 
-    def poll(self, fds: Sequence[int], timeout: float) -> list[int]:
-        """Sleep until a descriptor is readable, as ``select.poll`` does."""
-        return self.sleep(timeout, lambda: readable(fds) + self.fakes(fds))
+    def check(self) -> None:
+        """Raise ``Ended`` in a supervisor that is dead."""
+        if self.over or greenlet.getcurrent() in self._dead:
+            raise Ended
 
     def leave(self) -> None:
-        """The process of the worker is gone: give control to the test for ever."""
-        while not self.over:
-            self._test.switch()
+        """The process of the supervisor is gone: nothing of it runs any more."""
+        self._dead.add(greenlet.getcurrent())
+        self._hub.switch()
         raise Ended
-
-    def _pass(self, until: float, watched: bool) -> None:
-        """Jump to the next event, the next look of the watchdog, or ``until``."""
-        looks = [look() for look in self.looks] if watched else []
-        at, look = min(looks, key=lambda each: each[0], default=(math.inf, None))
-        event = self._events[0][0] if self._events else math.inf
-        moment = max(self.machine, min(until, at, event))
-        if moment > self._horizon:
-            self.machine = self._horizon
-            self._test.switch()
-            return
-        self._at_once = self._at_once + 1 if moment == self.machine else 0
-        if self._at_once > MOST_AT_ONCE:
-            raise AssertionError(f"the worker never sleeps at {self.machine:.3f}")
-        self.machine = moment
-        if event <= moment:
-            heapq.heappop(self._events)[2]()
-        elif look is not None and at <= moment:
-            look()
-        if self._wanted is not None and self._wanted():
-            self._test.switch()
 
 
 def readable(fds: Iterable[int]) -> list[int]:
     """The real descriptors that are readable now."""
-    real: Sequence[int] = [fd for fd in fds if fd < FAKE]
+    real: Sequence[int] = list(fds)
     return list(select.select(real, [], [], 0)[0]) if real else []
-
-
-FAKE = 1_000_000
-"""Descriptors from here on belong to simulated processes."""
