@@ -71,10 +71,12 @@ class Dispatch:
 
     # -- cancelled and ended jobs ---------------------------------------------------------------
 
-    def cancel_spare(self, token: int) -> None:
-        """Send a spare lease back to the store, which cancels its job."""
-        if any(lease.token == token for lease in self.spare):
-            self.unwanted.add(token)
+    def cancel_spare(self, token: int) -> bool:
+        """Have the next step send a spare lease back to the store, which cancels its job."""
+        if not any(lease.token == token for lease in self.spare):
+            return False
+        self.unwanted.add(token)
+        return True
 
     def ended(self, verdicts: Iterable[Verdict]) -> None:
         """Forget that somebody wanted these jobs cancelled."""

@@ -149,14 +149,17 @@ class ProcessPool(ProcessStarter):
         else:
             self._crashed(process)
 
-    def obey(self, command: Command) -> None:
-        """Cancel or terminate a job that this worker holds."""
+    def obey(self, command: Command) -> bool:
+        """Cancel or terminate a job that this worker holds.
+
+        Returns True when the next step cancels the job, since no process holds it.
+        """
         for process in self.processes:
             if command.token in process.held:
                 self.dispatch.unwanted.add(command.token)
                 process.tell(command)
-                return
-        self.dispatch.cancel_spare(command.token)
+                return False
+        return self.dispatch.cancel_spare(command.token)
 
     def lose(self) -> None:
         """Drop all leases: other workers have these jobs, so the store refuses our verdicts."""

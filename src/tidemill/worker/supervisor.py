@@ -339,7 +339,8 @@ class Supervisor:
             return
         with self._lock:
             if command.verb in ("cancel", "terminate"):
-                self.pool.obey(command)
+                if self.pool.obey(command):
+                    self.signals.ring()
             elif command.verb == "quiet":
                 self._stopping = self._stopping or float("inf")
                 self.pool.be_quiet()
