@@ -244,6 +244,7 @@ class ProcessPool(ProcessStarter):
         if self._respawn_at and now >= self._respawn_at:
             self._respawn_at = 0.0
             self.slots_freed()
+            self.news = True  # a suspect job may wait for a process of its own
 
     def _look_at(self, process: WorkerProcess, now: float) -> None:
         process.urgent = False
