@@ -415,6 +415,8 @@ class ProcessPool(ProcessStarter):
                 self._gone(process)
             else:
                 self._outlives(process)
+        if any(process.held for process in self.processes):
+            self.interrupted = True  # the end of the worker gives these jobs back
 
     def dump(self) -> None:
         """Print the stacks of all processes; those of a blocked process are read from outside."""
