@@ -9,7 +9,6 @@ from simulator import Simulation, simulation
 
 
 @pytest.fixture
-def sim(caplog: pytest.LogCaptureFixture) -> Iterator[Simulation]:
-    caplog.set_level("INFO", logger="tidemill")
-    with simulation(lambda: [record.getMessage() for record in caplog.records]) as made:
+def sim() -> Iterator[Simulation]:
+    with simulation() as made:
         yield made

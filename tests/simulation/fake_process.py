@@ -171,9 +171,16 @@ class FakeRun:
         return self.run.envelope.id
 
     @property
+    def succeeded(self) -> bool:
+        """True when the task returned in its time."""
+        timeout, good = self.run.lease.timeout, not (self.run.interrupted or self.how.raises)
+        return self.over and good and (not timeout or self.over_at - self.began < timeout)
+
+    @property
     def ended(self) -> float:
-        """The machine time at which the task returned, or its process died."""
-        return min(self.over_at, self.process.died_at)
+        """The machine time at which the task returned, or its thread or its process died."""
+        thread_died = math.inf if self.how.ignores else self.process.struck_at
+        return min(self.over_at, self.process.died_at, thread_died)
 
 
 class FakeProcess:
@@ -196,7 +203,7 @@ class FakeProcess:
         self.died_at = math.inf
         self.outlives_kill = False  # True when a system call keeps the process from dying
         self.killed = False  # True when its supervisor has killed it
-        self.struck = False  # True when SIGKILL was sent, also if the process outlives it
+        self.struck_at = math.inf  # the time of SIGKILL, which the process may outlive
         self.quiet = False
         self.runs: dict[int, FakeRun] = {}
         self.waiting: list[WaitingJob] = []
@@ -231,7 +238,7 @@ class FakeProcess:
         if self.returncode is not None:
             return None
         runs = [run for run in self.runs.values() if not run.over]
-        if self.struck:  # the kernel has ended all other threads
+        if self.struck_at < math.inf:  # the kernel has ended all other threads
             return {run.run.ident: "D" for run in runs if run.how.ignores} or {self.pid: "D"}
         return {self.pid: "S"} | {run.run.ident: "S" for run in runs}
 
@@ -245,7 +252,8 @@ class FakeProcess:
 
     def die(self, signum: int, *, forked: bool = False) -> None:
         """Die of a signal; rows on the scoreboard stay. A ``forked`` child keeps the socket."""
-        self.struck = self.struck or signum == 9
+        if signum == 9:
+            self.struck_at = min(self.struck_at, self._time.machine)
         if not (self.outlives_kill and signum == 9):
             self._exit(-signum, forked=forked)
 
@@ -262,11 +270,18 @@ class FakeProcess:
         if self.returncode is None:
             self.returncode, self.died_at = code, self._time.machine
             self.socket.closed = self.socket.closed or not forked
+            self.close()
             self._child_died()
+
+    def close(self) -> None:
+        """Unmap the scoreboard."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
 
     @property
     def gone(self) -> bool:
-        return self.returncode is not None or self.struck
+        return self.returncode is not None or self.struck_at < math.inf
 
     @property
     def blocked(self) -> bool:
@@ -467,11 +482,8 @@ class FakeProcess:
     def _go_on(self) -> None:
         """After a job: do what its lock has held up, start the next jobs, or leave."""
         held_up, self._held_up = self._held_up, []
-        for act in held_up:
+        for act in [*held_up, self._read, self._fill, self._leave_if_done]:
             self._do(act)
-        self._read()
-        self._fill()
-        self._leave_if_done()
 
     # -- interruptions ---------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ module offers, and nothing inside the worker. So the tests stay when the worker 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import random
 import signal
 from collections import Counter
@@ -76,6 +78,7 @@ class FakeStore:
         self.steps = 0  # the number of exchanges so far
         self._stalled_until = self._away_until = self._full_until = self._more_until = 0.0
         self._room = 0
+        self._late = 0.0
         self._poisonous: set[str] = set()
         self._jobs: dict[int, str] = {}  # token of a lease → id of its job
 
@@ -92,6 +95,10 @@ class FakeStore:
     def be_full(self, seconds: float, room: int = 0) -> None:
         """For some seconds, a step may store ``room`` verdicts, and nothing else."""
         self._full_until, self._room = self._time.machine + seconds, room
+
+    def answer_late(self, seconds: float) -> None:
+        """Answer the next step some seconds after it was done."""
+        self._late = seconds
 
     def has_more(self, seconds: float) -> None:
         """For some seconds, jobs are on their way to this store from a carrier."""
@@ -128,8 +135,9 @@ class FakeStore:
         self._jobs |= {lease.token: lease.open().id for lease in reply.leases}
         reply.more = self._time.machine < self._more_until
         chance = self._time.chance
-        if chance and chance.random() < 0.1:  # the answer takes its time
-            self._time.sleep(chance.random(), look=look)
+        late, self._late = self._late, 0.0
+        if late or (chance and chance.random() < 0.1):
+            self._time.sleep(late or self._time.chance.random(), look=look)
         return reply
 
 
@@ -177,6 +185,7 @@ class FakeMachine(Machine):
         self._simulation, self._time = simulation, simulation.time
         self.processes: list[FakeProcess] = []
         self.child_died: Callable[[], None] = lambda: None
+        self.vanishes: Callable[[], None] = lambda: None
         self.cannot_start_until = 0.0
         self.left: int | None = None
         self._watchdog: FakeWatchdog | None = None
@@ -221,6 +230,7 @@ class FakeMachine(Machine):
 
     def exit(self, code: int) -> None:
         self.left = code
+        self.vanishes()
         self._time.leave()
 
 
@@ -232,6 +242,7 @@ class Worker:
         self._machine = FakeMachine(simulation)
         self._supervisor = Supervisor(settings, machine=self._machine)
         self._machine.child_died = lambda: self.signal(signal.SIGCHLD)
+        self._machine.vanishes = self._vanish
         self.name = settings.name
         self._greenlet = greenlet.greenlet(self._run)
         self._time.begin(self._greenlet)
@@ -239,6 +250,15 @@ class Worker:
     def _run(self) -> None:
         with contextlib.suppress(greenlet.GreenletExit):
             self._machine.left = self._supervisor.run()
+            self._vanish()
+
+    def _vanish(self, *, witness: bool = True) -> None:
+        """Have other workers notice the death of this one soon, if it has not detached."""
+        owner, broker = self._supervisor.owner, self._simulation.mill.broker
+        rows = read_scoreboard(owner.board, owner.id) if owner.board and witness else None
+        causes = None if rows is None else dict.fromkeys(rows, "its worker died")
+        if any(each.id == owner.id for each in broker.owners()):
+            self._time.after(0.5, lambda: broker.release(owner.id, causes))
 
     @property
     def ended(self) -> bool:
@@ -273,18 +293,19 @@ class Worker:
 
         Without a witness the scoreboard is gone, too.
         """
-        owner, broker = self._supervisor.owner, self._simulation.mill.broker
-        rows = read_scoreboard(owner.board, owner.id) if owner.board and witness else None
-        causes = None if rows is None else dict.fromkeys(rows, "its worker died")
         self._machine.left = -9
+        self._vanish(witness=witness)
         self._time.kill(self._greenlet)
         for process in self.processes:
             process.die(9)
-        self._time.after(0.5, lambda: broker.release(owner.id, causes))
 
     def give_up(self) -> None:
         """Have the store give the jobs of this living worker to others."""
         self._simulation.mill.broker.release(self._supervisor.owner.id, None)
+
+    def pause(self, seconds: float) -> None:
+        """Hold up the supervisor for some seconds; its processes go on."""
+        self._time.hold_up(self._greenlet, seconds)
 
     def cannot_start_processes(self, seconds: float) -> None:
         """The machine starts no process for some seconds."""
@@ -303,21 +324,44 @@ class Worker:
         return len(self._machine.processes)
 
     def close(self) -> None:
-        """Unwind the supervisor if it has not ended."""
+        """Unwind the supervisor if it has not ended, and free what the kernel would free."""
         self._time.kill(self._greenlet)
+        self._supervisor.signals.close()
+        if os.path.exists(self._supervisor._folder.path):
+            self._supervisor._folder.remove()
+
+
+class Log(logging.Handler):
+    """The log lines of a simulation."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        self._logger = logging.getLogger("tidemill")
+        self._before = self._logger.level
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._before)
+        super().close()
 
 
 class Simulation:
     """A store, an app, the time, and the workers."""
 
-    def __init__(self, log: Callable[[], list[str]]) -> None:
+    def __init__(self) -> None:
         self.time = VirtualTime()
         self.mill = Tidemill("memory://")
         self.app = FakeApp(self.mill)
         self.store = FakeStore(self.mill.broker, self.time)
         self.processes: list[FakeProcess] = []
         self.workers: list[Worker] = []
-        self.log = log
+        self._log = Log()
 
     def be_random(self, seed: int) -> None:
         """Have things happen in a random order if they happen at one moment, and take time."""
@@ -399,13 +443,15 @@ class Simulation:
 
     def said(self, text: str) -> int:
         """How many lines of the log have this text."""
-        return sum(text in line for line in self.log())
+        return sum(text in line for line in self._log.lines)
 
     def story(self) -> str:
         """The log, the jobs and the processes, for a failure."""
         jobs = [repr(record) for record in self.mill.find(limit=20).records]
         processes = [f"{each.pid}: {each.returncode}" for each in self.processes]
-        return "\n".join(["--- log", *self.log(), "--- jobs", *jobs, "--- processes", *processes])
+        return "\n".join(
+            ["--- log", *self._log.lines, "--- jobs", *jobs, "--- processes", *processes]
+        )
 
     def states(self) -> Counter[str]:
         """The number of jobs in each state."""
@@ -415,17 +461,20 @@ class Simulation:
         self.time.over = True
         for worker in self.workers:
             worker.close()
+        for process in self.processes:
+            process.close()
         self.mill.close()
         self.time.close()
+        self._log.close()
 
 
 _DOINGS = set(Behaviour.__struct_fields__) - {"again"}
 
 
 @contextlib.contextmanager
-def simulation(log: Callable[[], list[str]]) -> Iterator[Simulation]:
+def simulation() -> Iterator[Simulation]:
     """A simulation for the time of a block."""
-    made = Simulation(log)
+    made = Simulation()
     try:
         yield made
     finally:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
+
 import pytest
-from simulator import FOREVER, Simulation
+from simulator import Simulation
 
 from tidemill import Retries, State
 
@@ -43,7 +46,7 @@ def test_jobs_of_the_other_process_run_on(sim: Simulation) -> None:
 def test_a_job_that_kills_each_worker_ends_as_failed_and_names_the_signal(sim: Simulation) -> None:
     # case T9
     job = sim.task("killer", seconds=1.0, kills=11, retries=Retries(2, delay=0)).enqueue()
-    worker = sim.worker(concurrency=1)
+    sim.worker(concurrency=1)
     sim.until(lambda: job.state is State.FAILED)
     assert len(sim.starts(job)) == 3
     assert "SIGSEGV" in job.refresh().error
@@ -61,33 +64,6 @@ def test_a_process_that_dies_at_each_start_backs_off(sim: Simulation) -> None:
     sim.until_succeeded(job)
 
 
-def test_the_suspects_of_a_broken_process_run_alone(sim: Simulation) -> None:
-    # law 6
-    guilty = sim.task("guilty", seconds=2.0, breaks=True, retries=SOON).enqueue()
-    innocent = sim.task("innocent", seconds=10.0).enqueue()
-    worker = sim.worker(concurrency=2)
-    sim.until_succeeded(innocent)
-    sim.until(lambda: guilty.state is State.FAILED)
-    assert innocent.refresh().attempt == 1
-    assert len(sim.starts(innocent)) <= 2
-
-
-def test_a_process_that_outlives_its_kill_keeps_its_jobs(sim: Simulation) -> None:
-    # law 8
-    policy = Retries(1, delay=0)
-    task = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=policy)
-    worker = sim.worker(concurrency=1)
-    worker.processes[0].outlives_kill = True
-    undead, job = worker.processes[0], task.enqueue()
-    sim.run_for(60.0)
-    assert undead.killed
-    assert len(sim.starts(job)) == 1
-    other = sim.task("other").enqueue()
-    sim.until_succeeded(other)
-    undead.die_at_last()
-    sim.until(lambda: len(sim.starts(job)) == 2)
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_machine_that_starts_no_process_is_asked_again(sim: Simulation, processes: int) -> None:
     worker = sim.worker(processes=processes)
@@ -100,3 +76,188 @@ def test_a_machine_that_starts_no_process_is_asked_again(sim: Simulation, proces
     sim.until_succeeded(job)
     sim.run_for(60.0)
     assert len(worker.processes) == processes
+
+
+def test_jobs_of_a_dead_process_go_on_in_the_others_at_once(sim: Simulation) -> None:
+    # case T9
+    quick, long = sim.task("quick", seconds=0.5), sim.task("long", seconds=3.0, retries=SOON)
+    worker = sim.worker(processes=2, concurrency=1)
+    sim.app.boot = 60.0  # the next process takes its time
+    jobs = [long.enqueue(), *[quick.enqueue() for _ in range(6)]]
+    sim.run_for(0.2)
+    sim.runs(jobs[0])[0].process.die(9)
+    died = sim.now
+    assert sim.until_succeeded(*jobs) - died <= 10.0
+    assert len(worker.processes) == 2
+    assert all(job.refresh().attempt == 1 for job in jobs[1:])
+
+
+def test_the_last_verdicts_of_a_dead_process_count(sim: Simulation) -> None:
+    # case T9
+    task = sim.task("quick", seconds=1.0)
+    worker = sim.worker(concurrency=2)
+    first, second = task.enqueue(), sim.task("long", seconds=30.0, retries=SOON).enqueue()
+    # when the process dies in the instant in which it has sent a verdict
+    sim.until(lambda: sim.runs(first) and sim.runs(first)[0].over)
+    worker.processes[0].die(11)
+    sim.until_succeeded(first, second)
+    assert (first.refresh().attempt, second.refresh().attempt) == (1, 2)
+    assert len(sim.runs(first)) == 1
+
+
+def test_a_process_that_dies_while_the_store_stalls_costs_one_attempt(sim: Simulation) -> None:
+    # case T9
+    started = sim.task("started", seconds=50.0, retries=SOON).enqueue()
+    worker = sim.worker(concurrency=1)
+    sim.store.stall(20.0)
+    waiting = sim.task("waiting").enqueue()
+    sim.run_for(1.0)
+    worker.processes[0].die(9)
+    sim.run_for(18.0)
+    assert worker.started == 2  # the watchdog has not waited for the store
+    sim.until_succeeded(started, waiting)
+    assert (started.refresh().attempt, waiting.refresh().attempt) == (2, 1)
+
+
+def test_a_process_dies_while_its_leases_are_on_the_way(sim: Simulation) -> None:
+    # case T9
+    worker = sim.worker(concurrency=2)
+    sim.store.answer_late(5.0)
+    jobs = [sim.task("quick").enqueue() for _ in range(2)]
+    sim.run_for(1.0)
+    worker.processes[0].die(9)
+    sim.until_succeeded(*jobs)
+    assert [job.refresh().attempt for job in jobs] == [1, 1]
+    assert [len(job.attempts) for job in jobs] == [1, 1]
+
+
+def test_a_forked_child_that_keeps_the_socket_open_hides_no_death(sim: Simulation) -> None:
+    # case T9, law 5
+    job = sim.task("long", seconds=20.0, retries=SOON).enqueue()
+    worker = sim.worker(concurrency=1)
+    worker.processes[0].die(9, forked=True)
+    died = sim.now
+    sim.until(lambda: len(sim.starts(job)) == 2)
+    assert sim.starts(job)[1] - died <= 1.0
+
+
+def test_a_death_in_a_reload_delays_no_job(sim: Simulation) -> None:
+    worker = sim.worker(concurrency=1)
+    sim.app.boot = 5.0
+    worker.signal(signal.SIGHUP)
+    sim.run_for(1.0)
+    old, new = worker.processes
+    new.die(9)
+    job = sim.task("quick").enqueue()
+    assert sim.until_succeeded(job) - sim.now <= 1.0
+    assert sim.runs(job)[0].process is old
+
+
+def test_the_death_of_the_old_process_in_a_reload_leaves_one_new_process(sim: Simulation) -> None:
+    worker = sim.worker(concurrency=1)
+    sim.app.boot = 5.0
+    worker.signal(signal.SIGHUP)
+    sim.run_for(1.0)
+    worker.processes[0].die(9)
+    sim.run_for(20.0)
+    assert len(worker.processes) == 1
+    job = sim.task("quick").enqueue()
+    sim.until_succeeded(job)
+
+
+def test_a_crash_without_a_job_is_followed_by_a_longer_and_longer_pause(sim: Simulation) -> None:
+    worker = sim.worker(concurrency=1)
+    sim.app.dies = 9
+    worker.processes[0].die(9)
+    starts, seen = [], worker.started
+    while len(starts) < 7:
+        sim.until(lambda seen=seen: worker.started > seen)
+        starts.append(sim.now)
+        seen = worker.started
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 10 * gaps[0]
+    sim.run_for(200.0)
+    assert sim.said("ended right after its start") <= 20
+
+
+def test_the_backoff_ends_with_a_good_start(sim: Simulation) -> None:
+    worker = sim.worker(concurrency=1)
+    sim.app.dies = 9
+    worker.processes[0].die(9)
+    sim.run_for(60.0)
+    sim.app.dies = 0
+    sim.until(lambda: worker.processes)
+    sim.run_for(100.0)
+    # when the process dies once more, the next one starts soon
+    worker.processes[0].die(9)
+    died = sim.now
+    job = sim.task("quick").enqueue()
+    assert sim.until_succeeded(job) - died <= 2.0
+
+
+def test_a_death_by_a_job_is_followed_by_no_pause(sim: Simulation) -> None:
+    # case T9
+    kills = sim.task("kills", seconds=0.1, kills=9, retries=0)
+    worker = sim.worker(concurrency=1)
+    began = sim.now
+    jobs = [kills.enqueue() for _ in range(10)]
+    sim.until(lambda: all(job.state is State.FAILED for job in jobs))
+    assert sim.now - began <= 10.0
+    assert worker.started >= 10
+
+
+def test_a_job_without_retries_that_kills_its_process_runs_once(sim: Simulation) -> None:
+    # law 6
+    job = sim.task("kills", kills=6, retries=0).enqueue()
+    sim.worker(concurrency=1)
+    sim.until(lambda: job.state.finished)
+    assert job.refresh().state is State.FAILED
+    assert "SIGABRT" in job.refresh().error
+    assert len(sim.runs(job)) == 1
+
+
+def test_everything_dies_and_another_worker_goes_on(sim: Simulation) -> None:
+    # law 6, case T10
+    long = sim.task("long", seconds=20.0, retries=SOON).enqueue()
+    first = sim.worker(concurrency=1)
+    waiting = [sim.task("waiting").enqueue() for _ in range(2)]
+    sim.run_for(0.01)
+    second = sim.worker(concurrency=1)
+    died = sim.now
+    first.kill()
+    sim.until_succeeded(long, *waiting)
+    assert sim.starts(long)[1] - died <= 1.0
+    assert long.refresh().attempt == 2
+    assert all(job.refresh().attempt == 1 for job in waiting)
+    assert second.started == 1
+
+
+def test_a_job_that_ended_is_counted_until_its_verdict_is_stored(sim: Simulation) -> None:
+    # law 6
+    job = sim.task("quick", seconds=5.0, retries=SOON).enqueue()
+    first = sim.worker(concurrency=1)
+    sim.store.stall(60.0)
+    sim.task("other").enqueue()
+    sim.run_for(10.0)
+    assert sim.runs(job)[0].over
+    first.kill()
+    sim.run_for(60.0)
+    sim.worker(concurrency=1)
+    sim.until_succeeded(job)
+    assert job.refresh().attempt == 2
+
+
+def test_a_row_of_a_dead_process_counts_until_its_verdict_is_stored(sim: Simulation) -> None:
+    # law 6
+    job = sim.task("quick", seconds=5.0, retries=SOON).enqueue()
+    first = sim.worker(concurrency=1, max_jobs=1)
+    sim.store.stall(60.0)
+    sim.task("other").enqueue()
+    sim.run_for(20.0)
+    assert sim.runs(job)[0].process.returncode == 0
+    first.kill()
+    sim.run_for(60.0)
+    sim.worker(concurrency=1)
+    sim.until_succeeded(job)
+    assert job.refresh().attempt == 2

@@ -10,7 +10,7 @@ from tidemill import State
 def test_short_jobs_do_not_wait_for_long_jobs(sim: Simulation) -> None:
     # case T18
     long, short = sim.task("long", seconds=600.0), sim.task("short", seconds=0.01)
-    worker = sim.worker(processes=2, concurrency=4)
+    sim.worker(processes=2, concurrency=4)
     for _ in range(7):
         long.enqueue()
     jobs = [short.enqueue() for _ in range(500)]
@@ -21,7 +21,7 @@ def test_short_jobs_do_not_wait_for_long_jobs(sim: Simulation) -> None:
 def test_a_worker_sleeps_until_the_next_job_is_due(sim: Simulation) -> None:
     # law 9
     task = sim.task("quick", seconds=0.0)
-    worker = sim.worker()
+    sim.worker()
     put = sim.now
     job = task.using(delay=1000.0).enqueue()
     sim.run_for(5.0)
@@ -36,7 +36,7 @@ def test_high_priority_first(sim: Simulation) -> None:
     task = sim.task("quick", seconds=1.0)
     low = [task.using(priority=-5).enqueue() for _ in range(10)]
     high = [task.using(priority=5).enqueue() for _ in range(10)]
-    worker = sim.worker(concurrency=1)
+    sim.worker(concurrency=1)
     sim.until_succeeded(*low, *high)
     assert max(sim.starts(job)[0] for job in high) < min(sim.starts(job)[0] for job in low)
 
@@ -44,7 +44,7 @@ def test_high_priority_first(sim: Simulation) -> None:
 def test_a_cancelled_job_never_starts(sim: Simulation) -> None:
     # case T14
     long = sim.task("long", seconds=10.0).enqueue()
-    worker = sim.worker(concurrency=1)
+    sim.worker(concurrency=1)
     job = sim.task("quick").enqueue()
     sim.run_for(0.01)
     assert job.cancel()
@@ -57,7 +57,7 @@ def test_a_cancelled_job_never_starts(sim: Simulation) -> None:
 def test_a_running_job_sees_its_cancellation(sim: Simulation) -> None:
     # case T14
     job = sim.task("long", seconds=100.0, heeds_cancel=True).enqueue()
-    worker = sim.worker()
+    sim.worker()
     asked = sim.now
     job.cancel()
     at = sim.until(lambda: job.state is State.CANCELLED)

@@ -13,7 +13,7 @@ def test_a_schedule_fires_each_time_once(sim: Simulation) -> None:
     # case C7
     task = sim.task("tick", seconds=0.1)
     sim.mill.schedules.add("each minute", task.call(), every=60.0)
-    worker = sim.worker()
+    sim.worker()
     sim.run_for(600.0)
     times = [run.began for run in sim.runs()]
     assert len(times) == 10
@@ -25,7 +25,7 @@ def test_a_schedule_whose_store_is_away_fires_later(sim: Simulation) -> None:
     # case C7
     task = sim.task("tick", seconds=0.1)
     sim.mill.schedules.add("each minute", task.call(), every=60.0)
-    worker = sim.worker()
+    sim.worker()
     sim.until(sim.runs)
     sim.store.be_away(300.0)
     sim.run_for(400.0)

@@ -48,7 +48,7 @@ def test_neighbours_of_a_stuck_job_may_run_on_for_the_grace(sim: Simulation) -> 
     brief = sim.task("brief", seconds=20.0).enqueue()
     long = sim.task("long", seconds=100.0).enqueue()
     stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
-    worker = sim.worker(concurrency=3, stuck_grace=30.0)
+    sim.worker(concurrency=3, stuck_grace=30.0)
     job = stuck.enqueue()
     sim.until(lambda: job.state is State.FAILED)
     sim.until(lambda: len(sim.starts(long)) == 2)
@@ -65,7 +65,7 @@ def test_a_process_whose_lock_is_held_is_killed_before_the_grace(sim: Simulation
     # case T6
     long = sim.task("long", seconds=100.0).enqueue()
     stuck = sim.task("stuck", seconds=FOREVER, holds_lock=True, timeout=1.0, retries=0)
-    worker = sim.worker(concurrency=2, stuck_grace=60.0)
+    sim.worker(concurrency=2, stuck_grace=60.0)
     job = stuck.enqueue()
     sim.until(lambda: len(sim.starts(long)) == 2)
     assert sim.starts(long)[1] - sim.starts(job)[0] <= 8.0
@@ -77,7 +77,7 @@ def test_a_neighbour_without_another_attempt_outlives_the_grace(sim: Simulation)
     # case T6
     last = sim.task("last", seconds=200.0, retries=0).enqueue()
     stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
-    worker = sim.worker(concurrency=2, stuck_grace=30.0)
+    sim.worker(concurrency=2, stuck_grace=30.0)
     stuck.enqueue()
     sim.until(lambda: last.state.finished)
     assert last.state is State.SUCCEEDED
@@ -138,3 +138,263 @@ def test_a_terminated_job_has_its_verdict_within_a_second(sim: Simulation, how: 
     sim.run_for(6.0)
     assert worker.started == 2
     assert len(worker.processes) == 1
+
+
+def test_a_job_that_cleans_up_too_long_is_stuck(sim: Simulation) -> None:
+    # case T6
+    job = sim.task("cleans", seconds=FOREVER, cleans_up=20.0, timeout=1.0, retries=0).enqueue()
+    worker = sim.worker(concurrency=1)
+    at = sim.until(lambda: job.state is State.FAILED)
+    assert at - sim.starts(job)[0] <= 2.0
+    sim.run_for(6.0)
+    assert worker.started == 2
+
+
+def test_a_job_that_ends_between_its_timeout_and_its_report_has_one_verdict(
+    sim: Simulation,
+) -> None:
+    # case T6
+    task = sim.task("late", seconds=1.2, ignores=True, timeout=1.0, retries=0)
+    worker = sim.worker(concurrency=2)
+    jobs = [task.enqueue() for _ in range(2)]
+    sim.until(lambda: all(job.state is State.FAILED for job in jobs))
+    sim.run_for(10.0)
+    assert [len(job.attempts) for job in jobs] == [1, 1]
+    assert worker.started == 1
+
+
+@pytest.mark.parametrize("seconds", [2.4, 2.401, 2.45, 2.5])
+def test_a_neighbour_that_ends_as_its_process_is_killed_runs_once(
+    sim: Simulation, seconds: float
+) -> None:
+    # case T6
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    brief = sim.task("brief", seconds=seconds)
+    sim.worker(concurrency=3, stuck_grace=1.0)
+    jobs = [brief.enqueue() for _ in range(2)]
+    stuck.enqueue()
+    sim.until_succeeded(*jobs)
+    for job in jobs:
+        assert (len(sim.runs(job)) == 1) or not sim.runs(job)[0].over
+        assert job.refresh().attempt == 1
+
+
+def test_two_stuck_jobs_of_one_process_each_have_their_verdict(sim: Simulation) -> None:
+    # case T6
+    task = sim.task("stuck", seconds=FOREVER, ignores=True, retries=Retries(1, delay=0))
+    worker = sim.worker(concurrency=2)
+    jobs = [task.using(timeout=timeout).enqueue() for timeout in (1.0, 1.2)]
+    sim.until(lambda: all(job.state is State.FAILED for job in jobs))
+    assert [job.refresh().attempt for job in jobs] == [2, 2]
+    assert sim.overlaps() == []
+    sim.run_for(10.0)
+    assert len(worker.processes) == 1
+
+
+def test_the_trail_says_for_whom_a_neighbour_was_interrupted(sim: Simulation) -> None:
+    # case T6
+    long = sim.task("long", seconds=100.0).enqueue()
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    sim.worker(concurrency=2, stuck_grace=5.0)
+    job = stuck.enqueue()
+    sim.until_succeeded(long)
+    said = [event.detail for event in long.trail if event.what == "log"]
+    assert f"stuck[{job.id}] ran past its timeout and cannot be interrupted" in said[0]
+    assert sim.said(f"long[{long.id}] was interrupted and goes back: stuck[{job.id}]") == 1
+
+
+def test_the_neighbours_of_a_last_attempt_may_end_too(sim: Simulation) -> None:
+    # case T6
+    last = sim.task("last", seconds=60.0, retries=0).enqueue()
+    other = sim.task("other", seconds=30.0).enqueue()
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    sim.worker(concurrency=3, stuck_grace=5.0)
+    stuck.enqueue()
+    sim.until_succeeded(last, other)
+    assert len(sim.runs(other)) == 1
+
+
+def test_a_stuck_process_takes_no_job(sim: Simulation) -> None:
+    # case T6
+    sim.task("long", seconds=20.0).enqueue()
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    worker = sim.worker(concurrency=4)
+    process = worker.processes[0]
+    job = stuck.enqueue()
+    sim.until(lambda: job.state is State.FAILED)
+    others = [sim.task("other").enqueue() for _ in range(8)]
+    sim.until_succeeded(*others)
+    assert process.returncode is None
+    assert all(sim.runs(other)[0].process is not process for other in others)
+
+
+def test_the_waiting_jobs_of_a_stuck_process_run_elsewhere_at_once(sim: Simulation) -> None:
+    # case T6
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    long = sim.task("long", seconds=300.0).enqueue()
+    sim.worker(concurrency=2, stuck_grace=200.0)
+    job = stuck.enqueue()
+    waiting = [sim.task("waiting").enqueue() for _ in range(3)]
+    sim.until(lambda: job.state is State.FAILED)
+    failed = sim.now
+    assert sim.until_succeeded(*waiting) - failed <= 2.0
+    assert len(sim.runs(long)) == 1
+
+
+def test_a_held_lock_is_found_although_nobody_rings(sim: Simulation) -> None:
+    # law 8
+    idle = sim.task("holds", seconds=FOREVER, holds_lock=True, timeout=50.0, retries=0)
+    sim.worker(concurrency=1)
+    job = idle.enqueue()
+    at = sim.until(lambda: job.state is State.FAILED)
+    assert at - sim.starts(job)[0] <= 51.0
+
+
+def test_a_job_that_holds_the_lock_beyond_its_timeout_has_one_verdict(sim: Simulation) -> None:
+    # law 8
+    job = sim.task("holds", seconds=1.58, holds_lock=True, timeout=1.0, retries=0).enqueue()
+    sim.worker(concurrency=1)
+    sim.until(lambda: job.state.finished)
+    sim.run_for(5.0)
+    assert job.refresh().state is State.FAILED
+    assert len(job.attempts) == 1
+
+
+def test_a_neighbour_that_holds_the_lock_delays_a_timeout_at_most(sim: Simulation) -> None:
+    # law 8
+    holds = sim.task("holds", seconds=1.0, holds_lock=True)
+    loops = sim.task("loops", seconds=FOREVER, timeout=1.0, retries=0)
+    worker = sim.worker(concurrency=2)
+    job = loops.enqueue()
+    sim.run_for(0.5)
+    other = holds.enqueue()
+    at = sim.until(lambda: job.state is State.FAILED)
+    assert at - sim.starts(job)[0] <= 2.0
+    sim.until_succeeded(other)
+    assert worker.started == 1
+
+
+def test_the_verdict_on_a_stuck_job_is_stored_before_its_process_dies(sim: Simulation) -> None:
+    # case T6
+    sim.task("long", seconds=500.0).enqueue()
+    policy = Retries(1, delay=50.0)
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=policy)
+    worker = sim.worker(concurrency=2, stuck_grace=20.0)
+    process, job = worker.processes[0], stuck.enqueue()
+    sim.until(lambda: job.attempts)
+    assert process.returncode is None
+    # then its retry comes when its delay is over, or when the process is dead
+    sim.until(lambda: len(sim.starts(job)) == 2)
+    first, second = sim.starts(job)
+    assert second >= process.died_at
+    assert second - first >= 1.4
+    assert sim.overlaps() == []
+
+
+def test_a_retry_has_its_delay_although_the_old_run_dies_at_once(sim: Simulation) -> None:
+    # case T6
+    policy = Retries(1, delay=50.0, jitter=False)
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=policy)
+    sim.worker(concurrency=1)
+    job = stuck.enqueue()
+    sim.until(lambda: len(sim.starts(job)) == 2)
+    first, second = sim.starts(job)
+    assert second - first >= 50.0
+
+
+def test_a_stuck_job_that_ends_after_all_gives_its_retry_free(sim: Simulation) -> None:
+    # case T6
+    policy = Retries(1, delay=0)
+    stuck = sim.task("stuck", seconds=9.0, ignores=True, timeout=1.0, retries=policy)
+    sim.task("long", seconds=20.0).enqueue()
+    worker = sim.worker(concurrency=2, stuck_grace=60.0)
+    process, job = worker.processes[0], stuck.enqueue()
+    sim.until(lambda: len(sim.starts(job)) == 2)
+    # then its process has ended by itself, and was not killed
+    assert process.returncode == 0
+    assert not process.killed
+    assert sim.overlaps() == []
+
+
+def test_a_cancelled_job_that_is_stuck_is_not_retried(sim: Simulation) -> None:
+    # case T14
+    sim.task("long", seconds=20.0).enqueue()
+    policy = Retries(3, delay=0)
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=policy)
+    sim.worker(concurrency=2, stuck_grace=60.0)
+    job = stuck.enqueue()
+    sim.until(lambda: job.attempts)
+    job.cancel()
+    sim.run_for(60.0)
+    assert job.refresh().state is State.CANCELLED
+    assert len(sim.runs(job)) == 1
+
+
+def test_terminate_of_an_ordinary_job_costs_nobody_anything(sim: Simulation) -> None:
+    # case T14
+    job, other = sim.task("loops", seconds=FOREVER).enqueue(), sim.task("o", seconds=9.0).enqueue()
+    worker = sim.worker(concurrency=2)
+    asked = sim.now
+    job.cancel(terminate=True)
+    assert sim.until(lambda: job.state is State.CANCELLED) - asked <= 0.5
+    sim.until_succeeded(other)
+    assert worker.started == 1
+    assert not job.cancel()
+
+
+def test_terminate_of_a_job_that_ends_at_the_same_moment_changes_nothing(sim: Simulation) -> None:
+    # case T14
+    job = sim.task("quick", seconds=2.0).enqueue()
+    worker = sim.worker(concurrency=1)
+    sim.until(lambda: sim.now >= sim.starts(job)[0] + 2.0 - 1e-6 or job.state.finished)
+    job.cancel(terminate=True)
+    sim.run_for(10.0)
+    assert job.refresh().state in (State.SUCCEEDED, State.CANCELLED)
+    assert worker.started == 1
+
+
+def test_a_terminated_neighbour_ends_in_a_process_that_is_stuck(sim: Simulation) -> None:
+    # case T14
+    long = sim.task("long", seconds=500.0).enqueue()
+    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
+    worker = sim.worker(concurrency=2, stuck_grace=100.0)
+    process, job = worker.processes[0], stuck.enqueue()
+    sim.until(lambda: job.state is State.FAILED)
+    long.cancel(terminate=True)
+    sim.until(lambda: long.state is State.CANCELLED)
+    sim.run_for(1.0)
+    assert process.returncode is not None  # no neighbour was left
+
+
+def test_a_retry_waits_although_the_supervisor_is_held_up(sim: Simulation) -> None:
+    # law 8
+    stuck = sim.task(
+        "stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=Retries(1, delay=0)
+    )
+    sim.task("long", seconds=500.0).enqueue()
+    first = sim.worker(concurrency=2, stuck_grace=10.0)
+    job = stuck.enqueue()
+    sim.until(lambda: job.attempts)
+    sim.worker(concurrency=2)
+    first.pause(60.0)
+    sim.run_for(59.0)
+    assert job.refresh().state is State.RUNNING
+    sim.until(lambda: job.state is State.FAILED)
+    assert sim.overlaps() == []
+
+
+def test_a_stuck_job_is_counted_once_when_its_worker_dies_too(sim: Simulation) -> None:
+    # law 6
+    stuck = sim.task(
+        "stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=Retries(1, delay=0)
+    )
+    neighbour = sim.task("long", seconds=500.0).enqueue()
+    first = sim.worker(concurrency=2, stuck_grace=100.0)
+    job = stuck.enqueue()
+    sim.until(lambda: job.attempts)
+    sim.run_for(1.0)
+    first.kill()
+    sim.worker(concurrency=2)
+    sim.until(lambda: job.state is State.FAILED)
+    assert [attempt.error[:10] for attempt in job.attempts] == ["JobTimeout"] * 2
+    assert [attempt.error for attempt in neighbour.refresh().attempts] == ["its worker died"]

@@ -43,8 +43,7 @@ class Sleeper:
 
     def wakes_at(self) -> float:
         """The time at which it wakes by itself, or at which its watchdog looks."""
-        at = min(self.until, self.look()[0] if self.look else math.inf)
-        return max(at, self.not_before)
+        return min(self.until, self.look()[0] if self.look else math.inf)
 
 
 class VirtualTime:
@@ -100,8 +99,11 @@ class VirtualTime:
                 raise AssertionError(f"the worker never sleeps at {self.machine:.3f}")
 
     def _next(self) -> float:
-        times = [sleeper.wakes_at() for sleeper in self._sleepers.values()]
-        return min(times + [event[0] for event in self._events[:1]], default=math.inf)
+        times = [event[0] for event in self._events[:1]]
+        for sleeper in self._sleepers.values():
+            late = sleeper.not_before > self.machine
+            times.append(sleeper.not_before if late else sleeper.wakes_at())
+        return min(times, default=math.inf)
 
     def _wake_one(self) -> bool:
         """Let one supervisor run that has a reason to; False when all sleep on."""
@@ -120,6 +122,10 @@ class VirtualTime:
         del self._sleepers[supervisor]
         supervisor.switch()
         return True
+
+    def hold_up(self, supervisor: greenlet.greenlet, seconds: float) -> None:
+        """Stop a supervisor for some seconds, as SIGSTOP does."""
+        self._sleepers[supervisor].not_before = self.machine + seconds
 
     def kill(self, supervisor: greenlet.greenlet) -> None:
         """Unwind a supervisor: from now on it calls nothing and sleeps no more."""
