@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from simulator import Simulation
 
@@ -52,7 +54,7 @@ def test_a_single_slot_runs_a_suspect_when_it_is_empty(sim: Simulation) -> None:
     assert second.started == 1
     assert sim.overlaps() == []
     runs = sorted(sim.runs(), key=lambda run: run.began)[1:]
-    assert all(one.ended <= other.began for one, other in zip(runs, runs[1:], strict=False))
+    assert all(one.ended <= other.began for one, other in itertools.pairwise(runs))
     assert job.refresh().losses == 1
 
 
