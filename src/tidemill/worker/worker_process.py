@@ -199,7 +199,8 @@ class WorkerProcess:
             times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
-            times += self.doomed.values()
+            # A terminated job that waits in a blocked process does not count as stuck.
+            times += [at if at > now else now + 0.25 for at in self.doomed.values()]
         if self.timed:
             # The scoreboard sends no signal. So look now and then while a job has a timeout.
             times.append(now + 0.25)
@@ -207,7 +208,7 @@ class WorkerProcess:
 
     def deadlines(self) -> list[float]:
         """Machine times by which the process should have reported its overdue jobs."""
-        if not self.timed:
+        if not self.timed or self.killed_at or self.closed_at:
             return []
         return [row.deadline + self.waits.silent for row in self.running() if row.deadline]
 
