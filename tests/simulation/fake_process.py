@@ -220,6 +220,7 @@ class FakeProcess:
         self._waits: Waits | None = None
         self._lacks: frozenset[str] = frozenset()
         self._beats = self._ticks = self._loaded = self._keeps = self._grown = False
+        self._lock_is_held = False
         self._started = self._finished = 0
         self._later(app.boot, self._load)
 
@@ -262,6 +263,10 @@ class FakeProcess:
         self.outlives_kill = False
         self.die(9)
 
+    def hold_lock(self) -> None:
+        """A thread that a task has left keeps the interpreter lock from now on."""
+        self._lock_is_held = True
+
     def told_to_go(self) -> None:
         """Somebody sends SIGTERM to this process alone."""
         self._later(0.0, self._be_quiet)
@@ -285,8 +290,10 @@ class FakeProcess:
 
     @property
     def blocked(self) -> bool:
-        """True while a task keeps the interpreter lock."""
-        return any(run.how.holds_lock and not run.over for run in self.runs.values())
+        """True while a task, or a thread that it has left, keeps the interpreter lock."""
+        return self._lock_is_held or any(
+            run.how.holds_lock and not run.over for run in self.runs.values()
+        )
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do something in some seconds, if the process lives and has its interpreter lock then."""

@@ -29,11 +29,17 @@ GUILTY: dict[str, dict[str, Any]] = {
     "loops": {"seconds": FOREVER, "timeout": 2.0, "retries": ONCE_MORE},
     "stuck": {"seconds": FOREVER, "ignores": True, "timeout": 2.0, "retries": ONCE_MORE},
     "stuck once": {
-        "seconds": FOREVER, "ignores": True, "timeout": 2.0, "retries": ONCE_MORE,
+        "seconds": FOREVER,
+        "ignores": True,
+        "timeout": 2.0,
+        "retries": ONCE_MORE,
         "again": {"seconds": 0.1},
     },
     "holds the lock": {
-        "seconds": FOREVER, "holds_lock": True, "timeout": 2.0, "retries": ONCE_MORE
+        "seconds": FOREVER,
+        "holds_lock": True,
+        "timeout": 2.0,
+        "retries": ONCE_MORE,
     },
     "holds the lock for a while": {"seconds": 6.0, "holds_lock": True, "retries": MANY},
     "ends late": {"seconds": 2.2, "ignores": True, "timeout": 2.0, "retries": ONCE_MORE},

@@ -131,3 +131,18 @@ def test_another_process_serves_beside_one_that_does_not_die(sim: Simulation) ->
     steps = sim.store.steps
     sim.run_for(100.0)
     assert sim.store.steps - steps <= 10
+
+
+def test_a_worker_sleeps_beside_an_undying_process_with_an_overdue_job(sim: Simulation) -> None:
+    # law 8
+    neighbour = sim.task("hangs", **IN_A_CALL, again={"seconds": 1.0}, timeout=30.0).enqueue()
+    stuck = sim.task("stuck", **IN_A_CALL, timeout=1.0, retries=0)
+    worker = sim.worker(concurrency=2, stuck_grace=2.0)
+    worker.processes[0].outlives_kill = True
+    undead = worker.processes[0]
+    stuck.enqueue()
+    sim.run_for(100.0)
+    assert undead.returncode is None
+    assert len(sim.runs(neighbour)) == 1
+    undead.die_at_last()
+    sim.until_succeeded(neighbour)

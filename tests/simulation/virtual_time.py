@@ -19,7 +19,7 @@ import greenlet
 
 from tidemill.core.clock import clock
 
-MOST_AT_ONCE = 10_000
+MOST_AT_ONCE = 5_000
 """The most steps at one moment. A worker that never sleeps would make the test endless."""
 
 LATEST = 0.3
@@ -144,7 +144,7 @@ class VirtualTime:
         A watchdog may ``look`` meanwhile, as it does in a thread of its own. If the supervisor
         holds its lock while it sleeps, there is no ``look``.
         """
-        until = self.machine + max(0.0, timeout)
+        until, looked = self.machine + max(0.0, timeout), 0
         while True:
             self.check()
             if found := ready():
@@ -152,11 +152,16 @@ class VirtualTime:
             at, act = look() if look else (math.inf, list)
             if at <= self.machine:
                 act()
+                looked += 1
+                if looked > MOST_AT_ONCE:
+                    raise AssertionError(f"the watchdog never sleeps at {self.machine:.3f}")
             elif self.machine >= until:
                 return []
             else:
                 self._sleepers[greenlet.getcurrent()] = Sleeper(until, ready, look)
+                before = self.machine
                 self._hub.switch()
+                looked = looked if self.machine == before else 0
 
     def check(self) -> None:
         """Raise ``Ended`` in a supervisor that is dead."""
