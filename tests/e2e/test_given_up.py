@@ -41,30 +41,3 @@ def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused
     eventually(lambda: len([n for n in place.notes() if n.startswith("cancelled")]) == 2)
     assert place.enqueue("held", "x").wait(60) is State.SUCCEEDED
     assert worker.stop() == 0
-
-
-def test_a_run_that_is_stuck_is_ended_although_its_lease_is_lost(place: Place) -> None:
-    # laws 4, 8
-    place.write(
-        """
-        @mill.task(timeout=8)  # time enough to give it up in
-        def stuck():
-            first = not os.path.exists(os.path.join(HERE, "ledger"))
-            begin()
-            if first:
-                hold_gil_until("gate")
-            return "done"
-        """
-    )
-    place.gate("gate")
-    job = place.enqueue("stuck")
-    worker = place.worker(slots=2).wait_ready()
-    place.wait_notes("held")
-    [owner] = place.mill.broker.owners()
-    # when: the process can hear nothing of it
-    assert place.mill.broker.release(owner.id, None) == 1
-    # then
-    worker.wait_line("is killed")
-    record = place.wait_state(job, State.SUCCEEDED)
-    assert (record.attempt, record.losses) == (1, 1)
-    assert len({line.pid for line in place.ledger()}) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 
 import pytest
@@ -91,16 +90,6 @@ def close_connections():
 
 @mill.task
 def job(): pass
-
-def keep_the_lock():
-    while not os.path.exists(os.path.join(HERE, "go")):
-        time.sleep(0.01)
-    note("keeps", os.getpid())
-    hold_gil_until("gate")
-
-@mill.task
-def keep_the_lock_later():
-    threading.Thread(target=keep_the_lock, daemon=True).start()
 """
 
 
@@ -116,29 +105,6 @@ def test_a_replaced_process_whose_stop_never_ends_is_killed_and_its_function_nam
     eventually(lambda: not alive(old), "the old process is gone")
     assert "in close_connections" in worker.output
     place.finish([place.enqueue("job")])  # by its replacement
-
-
-def test_a_replaced_process_that_cannot_even_begin_to_stop_is_killed(place: Place) -> None:
-    # Given a process without jobs, in which a thread keeps the interpreter lock.
-    place.write(HANGS)
-    place.gate("gate")
-    worker = place.worker("--shutdown-timeout", "2").wait_ready()
-    place.finish([place.enqueue("keep_the_lock_later")])
-    (place.path / "go").touch()
-    place.wait_notes("held")
-    old = int(place.wait_notes("keeps")[0].split()[1])
-    # When the worker replaces the process; then the process does not stay.
-    worker.send(signal.SIGHUP)
-    worker.wait_line(f"worker process {old} is killed: it has not ended ")
-    eventually(lambda: not alive(old), "the old process is gone")
-
-
-def test_a_worker_says_why_it_kills_a_process_whose_stop_never_ends(place: Place) -> None:
-    place.write(HANGS)
-    worker = place.worker("--shutdown-timeout", "1").wait_ready()
-    assert worker.stop() == 0
-    # by the process pool or by the supervisor: both wait for one second
-    assert re.search("is killed: (it has not ended|a function of process_stop)", worker.output)
 
 
 def test_a_function_that_raises_at_the_start_ends_the_worker_with_one_reason(place: Place) -> None:

@@ -123,30 +123,6 @@ def test_the_doctor_names_the_task_and_says_what_to_do(apps: Pair) -> None:
     assert f"tidemill cancel --task {name}" in check["advice"]
 
 
-def test_a_grace_ends_a_job_that_no_worker_knows(apps: Pair) -> None:
-    ours, theirs = apps
-    ours.worker("--unknown-grace", "0.4").wait_ready()
-    job = theirs.enqueue("theirs")
-    [record] = theirs.finish([job])
-    assert (record.state, record.attempt) == (State.FAILED, 0)
-    assert record.error == f"no worker knows task '{theirs.task('theirs')}'"
-
-
-def test_a_reload_that_brings_the_task_runs_its_jobs(apps: Pair) -> None:
-    # given a job of a task that is not there yet
-    ours, _ = apps
-    worker = ours.worker(processes=2, slots=1).wait_ready()
-    job = ours.mill.enqueue(ours.task("later"), 7)
-    eventually(lambda: is_aside(ours, job.id), "setting the job aside")
-    # when the code has it, and the worker reloads
-    ours.write(APP.format(name="ours") + APP.format(name="later"), load=False)
-    worker.send(signal.SIGHUP)
-    # then
-    [record] = ours.finish([job])
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
-    assert "later 7" in ours.notes()
-
-
 def test_an_import_that_fails_waits_for_a_reload(apps: Pair) -> None:
     # given an app that may import a module which is not there
     ours, _ = apps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Place, eventually
+from harness import Place
 
 APP = """
 import atexit
@@ -28,21 +28,3 @@ def test_atexit_functions_run_to_their_end(place: Place, slots: int) -> None:
     # When the worker stops; then it waits for that.
     assert worker.stop() == 0
     assert place.notes() == ["exiting", "exited"]
-
-
-def test_atexit_functions_end_with_the_shutdown_timeout(place: Place) -> None:
-    # Given a process whose exit never ends.
-    place.write(APP.replace("SECONDS", "600"))
-    worker = place.worker("--shutdown-timeout", "3", slots=4).wait_ready()
-    place.finish([place.enqueue("registers")])
-    # When the worker stops; then the process is killed when the time is over.
-    worker.stop()
-    assert place.notes() == ["exiting"]
-
-
-def test_atexit_functions_run_when_a_process_is_replaced(place: Place) -> None:
-    place.write(APP.replace("SECONDS", "3"))
-    worker = place.worker("--max-jobs", "1", slots=4).wait_ready()
-    place.finish([place.enqueue("registers")])
-    eventually(lambda: place.notes() == ["exiting", "exited"], "the old process exits")
-    assert worker.stop() == 0

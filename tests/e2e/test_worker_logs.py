@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import re
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -306,24 +305,3 @@ def test_logging_that_raises_ends_no_worker_process(place: Place, what: str) -> 
     assert f"[{works.id}] succeeded in" in worker.output
     assert "ValueError: no such thing" in worker.output
     assert "Traceback (most recent call last)" in worker.output
-
-
-def test_a_stop_tells_how_many_jobs_it_waits_for(place: Place) -> None:  # case T11
-    place.write(TASKS)
-    worker = place.worker(slots=4).wait_ready()
-    jobs = [place.enqueue("holds") for _ in range(3)]
-    place.wait_notes("begin", 3)
-    worker.send(signal.SIGINT)
-    worker.wait_line("stopping: waiting up to 30 s for 3 running jobs; Ctrl-C again stops now")
-    time.sleep(0.3)  # closer together they would count as one
-    worker.send(signal.SIGINT)
-    assert worker.wait() == 1
-    assert "stopping now: 3 running jobs go back to their queues" in worker.output
-    assert {job.refresh().state for job in jobs} == {State.READY}
-
-
-def test_a_stop_without_running_jobs_says_so(place: Place) -> None:
-    place.write(TASKS)
-    worker = place.worker().wait_ready()
-    assert worker.stop() == 0
-    assert "stopping: no job is running" in worker.output

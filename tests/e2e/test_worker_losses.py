@@ -1,31 +1,15 @@
-"""A job that kills its worker without a witness is found out, and no other job fails (law 6)."""
+"""Jobs whose worker vanished without a witness run alone (law 6)."""
 
 from __future__ import annotations
 
 import os
-import time
 
-import pytest
 from harness import Place, eventually
 
-from tidemill.core.job import Record, State
+from tidemill.core.job import State
 
 APP = """
-import glob
-
-@mill.task(queue="poison", retries=2)
-def poison():
-    # As if the machine went down: nothing is left to tell who ran.
-    begin()
-    supervisor = os.getppid()
-    for fd in glob.glob(f"/proc/{supervisor}/fd/*"):
-        path = os.readlink(fd)
-        if "board" in path and os.path.isfile(path):
-            os.unlink(path)
-    os.kill(supervisor, signal.SIGKILL)
-    time.sleep(30)
-
-@mill.task(queue="poison", retries=2)
+@mill.task(retries=2)
 def innocent(seconds=0.1, until=""):
     begin()
     while until and not os.path.exists(os.path.join(HERE, until)):
@@ -33,38 +17,6 @@ def innocent(seconds=0.1, until=""):
     time.sleep(seconds)
     end()
 """
-
-
-@pytest.mark.everyday("1-1")
-@pytest.mark.parametrize(("processes", "slots"), [(1, 1), (1, 3), (2, 2)])
-def test_the_culprit_alone_fails(place: Place, processes: int, slots: int) -> None:
-    # law 6: after a loss a job runs alone, so that the culprit is known
-    place.write(APP)
-    before = [place.enqueue("innocent", 0.3) for _ in range(3)]
-    culprit = place.enqueue("poison")
-    after = [place.enqueue("innocent") for _ in range(6)]
-    # when: whenever everything has died another worker is started
-    until = time.monotonic() + 240
-    downs = 0
-    while not culprit.refresh().state.finished:
-        assert time.monotonic() < until, place.outputs()
-        worker = place.worker(processes=processes, slots=slots)
-        eventually(lambda w=worker: w.process.poll() is not None or ended(culprit), "the end")
-        downs += worker.process.poll() is not None
-    # then
-    assert downs == 3
-    record = culprit.refresh()
-    assert (record.state, record.losses) == (State.FAILED, 3)
-    for record in place.finish([*before, *after]):
-        assert record.state is State.SUCCEEDED
-        assert record.losses <= 1
-    if processes * slots > 1:
-        assert any(r.losses for r in place.finish([*before, *after])), "none shared its first run"
-
-
-def ended(job: object) -> bool:
-    record: Record = job.refresh()  # type: ignore[attr-defined]
-    return record.state.finished
 
 
 def test_a_lost_job_holds_up_nobody(place: Place) -> None:

@@ -27,14 +27,6 @@ def spins():
         end()
 
 @mill.task(timeout=1.0, retries=0)
-async def awaits():
-    begin()
-    try:
-        await asyncio.sleep(60)
-    finally:
-        end()
-
-@mill.task(timeout=1.0, retries=0)
 def sleeps():
     begin()
     time.sleep(60)
@@ -43,12 +35,6 @@ def sleeps():
 def holds():
     begin()
     hold_gil(60)
-
-@mill.task(timeout=1.0, retries=Retries(1, delay=0))
-def again():
-    begin()
-    if current_job().attempt == 1:
-        time.sleep(60)
 
 @mill.task
 def long():
@@ -93,29 +79,6 @@ def test_a_timeout_falls_while_the_store_is_stalled(
         eventually(lambda: not alive(old), "the stuck process is killed")
         eventually(worker.children, "its replacement")
     check_timed_out(place, job)
-    assert worker.stop() == 0
-
-
-@pytest.mark.parametrize("name", ["spins", "awaits", "sleeps"])
-def test_jobs_that_end_while_the_store_is_stalled_are_settled_once(
-    stalling: tuple[Place, Lock], name: str
-) -> None:
-    # given: a job past its timeout, and a neighbour that ends
-    place, stalled = stalling
-    worker = place.worker(slots=3).wait_ready()
-    job, neighbour = place.enqueue(name), place.enqueue("brief")
-    place.wait_notes("begin", 2)
-    # when
-    with stalled(place):
-        (place.path / "go").touch()
-        place.wait_notes(f"end {neighbour.id}")
-        if name == "sleeps":
-            worker.wait_line("is killed")
-        else:
-            place.wait_notes(f"end {job.id}")
-    # then
-    check_timed_out(place, job)
-    check_settled_once(place, neighbour)
     assert worker.stop() == 0
 
 
@@ -198,22 +161,6 @@ def check_settled_once(place: Place, job: Any) -> None:
     assert len(runs_of(place.ledger())[job.id]) == 1
 
 
-def test_a_held_retry_is_stored_when_the_store_answers(stalling: tuple[Place, Lock]) -> None:
-    place, stalled = stalling
-    worker = place.worker(slots=2).wait_ready()
-    job = place.enqueue("again")
-    place.wait_notes("begin")
-    with stalled(place):
-        worker.wait_line("is killed")
-    place.wait_notes(f"begin {job.id} 2")
-    if Feature.INSPECT in place.mill.broker.features:
-        (record,) = place.finish([job])
-        assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
-    eventually(lambda: not place.unfinished(), "nobody holds it")
-    assert len(place.wait_notes("begin", 2)) == 2
-    assert worker.stop() == 0
-
-
 @pytest.mark.parametrize("stalling", INSPECTED, indirect=True)
 @pytest.mark.parametrize("never", [False, True], ids=["answers", "never"])
 def test_a_worker_ends_while_the_store_is_stalled(
@@ -236,51 +183,3 @@ def test_a_worker_ends_while_the_store_is_stalled(
     if not never:
         record = job.refresh()
         assert (record.state, record.attempt) == (State.READY, 0)
-
-
-@pytest.mark.parametrize(
-    ("stalling", "signum"),
-    [
-        ("django-sqlite", signal.SIGTERM),
-        ("django-postgresql", signal.SIGINT),
-        ("lmdb", signal.SIGTERM),
-    ],
-    indirect=["stalling"],
-)
-def test_a_worker_without_outcomes_ends_in_its_time_while_the_store_is_stalled(
-    stalling: tuple[Place, Lock], signum: signal.Signals
-) -> None:
-    # case T11: given a worker whose only job has ended, and whose outcome is stored
-    place, stalled = stalling
-    worker = place.worker("--shutdown-timeout", "3").wait_ready()
-    (place.path / "go").touch()
-    job = place.enqueue("brief")
-    place.finish([job])
-    with stalled(place):
-        # when the worker gets the order to end
-        told = time.monotonic()
-        worker.send(signum)
-        # then it ends within the shutdown timeout, and nothing was interrupted
-        assert worker.wait() == 0
-        assert time.monotonic() - told < 3 + SLACK
-    check_settled_once(place, job)
-
-
-@pytest.mark.parametrize("stalling", ["lmdb"], indirect=True)
-def test_a_job_that_ended_is_on_the_board_until_its_verdict_is_stored(
-    stalling: tuple[Place, Lock],
-) -> None:
-    # law 6: when everything dies before that, the job used an attempt; the broker of a server has
-    # no witness of such a death
-    place, stalled = stalling
-    worker = place.worker(slots=1).wait_ready()
-    job = place.enqueue("brief")
-    place.wait_notes("begin")
-    with stalled(place):
-        (place.path / "go").touch()
-        place.wait_notes("end")
-        worker.kill_everything()
-    second = place.worker(slots=1).wait_ready()
-    (record,) = place.finish([job])
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
-    assert second.stop() == 0

@@ -75,19 +75,6 @@ def gives_back():
 
 @mill.task(retries=0)
 def raises_early(): raise WorkerStopping("nobody stops")
-
-@mill.task(retries=0)
-def cleans_for_ever():
-    begin()
-    try:
-        work("raises")
-    finally:
-        while True: time.sleep(0.01)
-
-@mill.task(retries=0)
-def cannot_hear():
-    begin()
-    time.sleep(600)
 """
 
 POOLS = pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
@@ -147,31 +134,6 @@ def test_a_task_may_give_its_job_back(place: Place, slots: int) -> None:
     assert "WorkerStopping: nobody stops" in record.error
     # And one that waits for the end of its worker; then the job goes back at once.
     job = place.enqueue("gives_back")
-    place.wait_notes("begin")
-    assert worker.stop() == 1
-    assert (job.refresh().state, job.refresh().attempt) == (State.READY, 0)
-
-
-@POOLS
-def test_a_timeout_holds_while_a_task_cleans_up(place: Place, slots: int) -> None:  # law 8
-    # Given a task that, told to end, never comes to an end.
-    place.write(APP)
-    worker = place.worker("--shutdown-timeout", "12", slots=slots).wait_ready()
-    job = place.enqueue("cleans_for_ever", timeout=9)
-    place.wait_notes("begin")
-    # When the worker stops; then the timeout of the job ends it.
-    assert worker.stop() in (0, 1)
-    record = job.refresh()
-    assert record.state is State.FAILED
-    assert "JobTimeout" in record.error
-
-
-@ON_SERVERS
-@POOLS
-def test_a_blocked_job_goes_back_after_the_shutdown_timeout(place: Place, slots: int) -> None:
-    place.write(APP)
-    worker = place.worker("--shutdown-timeout", "1", slots=slots).wait_ready()
-    job = place.enqueue("cannot_hear")
     place.wait_notes("begin")
     assert worker.stop() == 1
     assert (job.refresh().state, job.refresh().attempt) == (State.READY, 0)

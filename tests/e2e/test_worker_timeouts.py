@@ -6,11 +6,10 @@ import signal
 import time
 
 import pytest
-from harness import PATIENT, SLACK, Place, Worker, alive, check_no_overlap, eventually, runs_of
+from harness import PATIENT, SLACK, Place, alive, eventually, runs_of
 from servers.base import await_stop
 
-from tidemill.core.job import Outcome, Record, State
-from tidemill.core.scoreboard import read_scoreboard
+from tidemill.core.job import Record, State
 
 TIMEOUT = 1.0
 MARGIN = 1.0 + SLACK
@@ -165,29 +164,6 @@ def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # 
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("name", ["sleeps", "holds", "ablocks"])
-def test_neighbours_go_back_uncounted(place: Place, name: str) -> None:  # case T6
-    place.write(APP)
-    worker = place.worker("--stuck-grace", "0.3", slots=3).wait_ready()
-    long = place.enqueue("neighbour", 300.0)  # outlasts the drain
-    brief = place.enqueue("neighbour", 0.2)
-    place.wait_notes("begin", 2)
-    stuck = place.enqueue(name)
-    (record,) = place.finish([stuck])
-    check_timed_out(record, "")
-    place.wait_notes(f"begin {long.id}", 2)
-    (place.path / "go").touch()
-    one, two = place.finish([long, brief])
-    assert (one.state, one.attempt) == (State.SUCCEEDED, 1)
-    assert (two.state, two.attempt) == (State.SUCCEEDED, 1)
-    runs = runs_of(place.ledger())
-    assert len(runs[long.id]) == 2
-    if name != "holds":  # there nobody else could move at all
-        assert len(runs[brief.id]) == 1
-    check_no_overlap(place.ledger())
-    assert worker.output.count("is stuck and is replaced") == 1
-
-
 def test_interrupted_neighbours_are_untouched(place: Place) -> None:  # case T6
     place.write(APP)
     worker = place.worker(slots=4, env=PATIENT).wait_ready()
@@ -282,29 +258,6 @@ def hangs():
     assert second.stop() == 0
 
 
-def test_a_stuck_job_is_counted_once_when_its_worker_dies_too(place: Place) -> None:
-    # law 6: a run whose timeout is in the trail already uses no second attempt
-    place.write(APP.replace("retries=0", "retries=1"))
-    worker = place.worker("--stuck-grace", "20", slots=2).wait_ready()
-    neighbour = place.enqueue("neighbour", 300.0)
-    place.wait_notes("begin")
-    job = place.enqueue("sleeps")
-    eventually(lambda: job.refresh().attempts, "the verdict")
-    assert job.refresh().state is State.RUNNING
-    board = worker_board(place, worker)
-    eventually(lambda: len(read_scoreboard(*board) or ()) == 1, "the board has the neighbour alone")
-    worker.kill_everything()
-    place.worker(slots=2).wait_ready()
-    (record,) = place.finish([job])
-    assert [a.error.split(":")[0] for a in record.attempts] == ["JobTimeout"] * 2
-    assert neighbour.refresh().attempt == 1  # it ran when everything died
-
-
-def worker_board(place: Place, worker: Worker) -> tuple[str, str]:
-    (owner,) = [owner for owner in place.mill.broker.owners() if owner.pid == worker.pid]
-    return owner.board, owner.id
-
-
 def test_timeouts_of_call_task_and_app(place: Place) -> None:  # case T7
     place.write(
         """
@@ -339,24 +292,6 @@ def test_timeouts_of_call_task_and_app(place: Place) -> None:  # case T7
     assert all(record.attempt == 1 for record in place.finish(quick))
     assert len(worker.children()) == 1
     assert "stuck" not in worker.output
-
-
-def test_terminate_ends_a_call_that_holds_the_lock(place: Place) -> None:  # case T14
-    place.write("@mill.task\ndef holds():\n    begin()\n    hold_gil_until('gate')\n")
-    worker = place.worker(slots=2).wait_ready()
-    place.gate("gate")
-    job = place.enqueue("holds")
-    place.wait_notes("held")
-    asked = time.time()
-    assert job.cancel(terminate=True)
-    record = place.wait_state(job, State.CANCELLED)
-    assert record.finished - asked <= MARGIN
-    (attempt,) = record.attempts
-    assert attempt.outcome == Outcome.CANCELLED
-    assert "hold_gil" in attempt.traceback
-    (line,) = place.ledger()
-    eventually(lambda: not alive(line.pid), "the process is killed")
-    eventually(lambda: len(worker.children()) == 1, "its replacement")
 
 
 @pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])

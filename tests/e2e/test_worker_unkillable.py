@@ -150,19 +150,6 @@ def test_a_process_that_went_by_itself_and_does_not_die_is_reported(
     assert worker.stop() == 0
 
 
-def test_the_worker_ends_without_it(place: Place, undying: Callable[[int], None]) -> None:
-    # case T11
-    place.write(APP)
-    worker = place.worker("--shutdown-timeout", "0.5", slots=2).wait_ready()
-    (old,) = [child.pid for child in eventually(worker.children, "the process")]
-    undying(old)
-    job = place.enqueue("sleeps")
-    worker.wait_line("is killed")
-    assert worker.stop() == 0
-    assert "does not die" in worker.output
-    assert job.refresh().state is State.READY
-
-
 def test_neighbours_go_back_once_the_kernel_has_ended_their_threads(place: Place) -> None:
     # given: a job in a system call that ends for no signal, and its neighbours
     place.write(APP)

@@ -1,7 +1,31 @@
 """A simulated worker process: a model of the program that a real worker process runs.
 
 It reads the same frames, sends the same frames, and writes to a real scoreboard. Its jobs take
-virtual time. What each task does is a ``Behaviour``.
+virtual time. What each task does is a ``Behaviour``. These tests with real processes in
+``tests/e2e`` prove that the model is true. They stay, whatever is simulated:
+
+- A death leaves its last frames and its rows: ``test_worker_life.py``, ``test_kill_of_one_process``
+  and ``test_kill_of_everything_with_another_worker``.
+- A forked child keeps the socket open: ``test_kill_of_a_process_that_a_task_has_forked``.
+- Tasks are interrupted, or are stuck and reported: ``test_worker_timeouts.py``,
+  ``test_timeout_in_every_pool``.
+- A held interpreter lock delays all of this: its cases ``holds`` and ``aholds``.
+- The last verdict comes before the kill: ``test_worker_neighbours.py``.
+- A stuck run holds its retry: ``test_a_retry_waits_for_a_supervisor_that_is_held_up``.
+- The process leaves after its jobs, and for its memory: ``test_recycling_by_jobs`` and
+  ``test_recycling_by_memory``; when told: ``test_sigterm_to_a_process_recycles_it``.
+- A new process says hello before the old one is quiet: ``test_reload``.
+- Running tasks hear of the stop: ``test_worker_stopping.py``,
+  ``test_a_job_is_interrupted_before_its_worker_is_killed``.
+- Waiting jobs go back by ticks: ``test_short_jobs_do_not_wait_for_long_ones``; they start by
+  priority: ``test_high_priority_first``; when cancelled, they go back:
+  ``test_a_prefetched_job_is_cancelled_before_it_starts``.
+- The process gives up with last words: ``test_worker_event_loop.py``,
+  ``test_a_process_that_cannot_go_on_costs_neighbours_nothing``.
+- Threads die before a process that does not: ``test_worker_unkillable.py``.
+- Lost leases cancel their runs: ``test_given_up.py``.
+- Waits for other jobs are counted: ``test_waiting_that_would_starve_the_worker``.
+- The watchdog acts while the store stalls: ``test_worker_stalled_store.py``.
 """
 
 from __future__ import annotations
@@ -13,10 +37,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from fake_app import FOREVER, FakeApp, FakeRun
 from virtual_time import VirtualTime
 
 from tidemill.client.context import JobContext
-from tidemill.client.runtime import Runtime
 from tidemill.core.errors import JobCancelled, TidemillError
 from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
@@ -35,78 +59,8 @@ from tidemill.worker.waiting_job import WaitingJob
 BEAT = 1.0
 """Seconds from one heartbeat to the next. A real process shows twenty times as many."""
 
-FOREVER = math.inf
-
 FIRST_FD = 1_000_000
 """Descriptors from here on belong to simulated processes."""
-
-
-class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task does.
-
-    Attributes:
-        seconds: how long the task runs.
-        result: what it returns.
-        raises: the error that it raises instead.
-        ignores: True when nothing interrupts it, as a blocking system call in a thread.
-        holds_lock: True when it keeps the interpreter lock while it runs.
-        kills: the signal by which it then ends its whole process.
-        breaks: True when it then makes its process give up.
-        closes: True when it closes the socket of its process, which notices at the job's end.
-        cleans_up: seconds that it runs on after an interruption.
-        heeds_cancel: True when it ends by itself after a cancellation.
-        keeps_process: True when, once it has ended, its process never exits by itself.
-        grows: True when its process is over the memory limit afterwards.
-        says: a line that it logs when it begins.
-        awaits: the task of a job that it enqueues, and whose end it waits for.
-        again: what later runs in other processes do; None for the same.
-    """
-
-    seconds: float = 0.1
-    result: Any = None
-    raises: BaseException | None = None
-    ignores: bool = False
-    holds_lock: bool = False
-    kills: int = 0
-    breaks: bool = False
-    closes: bool = False
-    cleans_up: float = 0.0
-    heeds_cancel: bool = False
-    keeps_process: bool = False
-    grows: bool = False
-    says: str = ""
-    awaits: Any = None
-    again: Behaviour | None = None
-
-
-class FakeApp:
-    """The app that the processes load: its tasks behave as told.
-
-    Attributes:
-        boot: seconds from the start of a process until the app is loaded.
-        error: why the app cannot be loaded.
-        dies: the signal by which a process dies while it loads the app; 0 for none.
-        stops: seconds for which functions run after the last job of a process.
-        lacks: tasks that the code of the app does not declare.
-    """
-
-    def __init__(self, mill: Any) -> None:
-        self.mill: Runtime = mill
-        self.behaviours: dict[str, Behaviour] = {}
-        self.boot, self.stops = 0.2, 0.05
-        self.error = ""
-        self.dies = 0
-        self.lacks: set[str] = set()
-        self.runs: list[FakeRun] = []
-
-    def hello(self) -> Hello:
-        """The report of a process that has loaded the app."""
-        if self.error:
-            return Hello(error=self.error)
-        mill = self.mill
-        names = [name for name in mill.tasks if name not in self.lacks]
-        known = names, list(mill.allow_imports), mill.declarations.own()
-        return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
 
 
 class FakeSocket:
@@ -152,35 +106,6 @@ class FakeSocket:
     @property
     def readable(self) -> bool:
         return bool(self._frames) or self.closed
-
-
-class FakeRun:
-    """One run of a job, with what its task does."""
-
-    def __init__(self, run: Run, how: Behaviour, process: FakeProcess, began: float) -> None:
-        self.run, self.how, self.process, self.began = run, how, process, began
-        self.over_at = math.inf  # the machine time at which the task has returned
-        self.stuck = False
-
-    @property
-    def over(self) -> bool:
-        return self.over_at < math.inf
-
-    @property
-    def job_id(self) -> str:
-        return self.run.envelope.id
-
-    @property
-    def succeeded(self) -> bool:
-        """True when the task returned in its time."""
-        timeout, good = self.run.lease.timeout, not (self.run.interrupted or self.how.raises)
-        return self.over and good and (not timeout or self.over_at - self.began < timeout)
-
-    @property
-    def ended(self) -> float:
-        """The machine time at which the task returned, or its thread or its process died."""
-        thread_died = math.inf if self.how.ignores else self.process.struck_at
-        return min(self.over_at, self.process.died_at, thread_died)
 
 
 class FakeProcess:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import greenlet
-from fake_process import FIRST_FD, FOREVER, Behaviour, FakeApp, FakeProcess, FakeRun
+from fake_app import FOREVER, Behaviour, FakeApp, FakeRun
+from fake_process import FIRST_FD, FakeProcess
 from virtual_time import Look, VirtualTime, readable
 
 from tidemill import Job, Tidemill
@@ -33,7 +34,7 @@ from tidemill.worker.watchdog import AHEAD
 
 __all__ = ["FOREVER", "Behaviour", "Simulation", "Worker", "simulation"]
 
-LIMIT = 7200.0
+LIMIT = 2000.0
 """Virtual seconds within which what a test waits for must happen."""
 
 
@@ -399,6 +400,11 @@ class Simulation:
     def now(self) -> float:
         """The machine time."""
         return self.time.machine
+
+    @property
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return self.time.wall()
 
     def run_for(self, seconds: float) -> None:
         """Let time pass."""

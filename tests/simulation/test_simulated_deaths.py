@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
+from typing import Any
 
 import pytest
-from simulator import Simulation
+from simulator import Simulation, Worker
 
 from tidemill import Retries, State
 
@@ -17,8 +18,7 @@ def test_only_jobs_that_had_started_use_an_attempt(sim: Simulation) -> None:
     # case T9
     started = sim.task("started", seconds=50.0, retries=SOON).enqueue()
     worker = sim.worker(concurrency=1, processes=1)
-    waiting = [sim.task(f"waiting-{n}").enqueue() for n in range(3)]
-    sim.run_for(0.01)
+    sim.run_for(1.0)
     died = sim.now
     worker.processes[0].die(9)
     sim.until(lambda: len(sim.starts(started)) == 2)
@@ -26,9 +26,42 @@ def test_only_jobs_that_had_started_use_an_attempt(sim: Simulation) -> None:
     assert [attempt.error for attempt in started.attempts] == [
         f"worker process {sim.processes[0].pid} was killed by SIGKILL"
     ]
-    sim.until(lambda: all(job.state is State.SUCCEEDED for job in (started, *waiting)))
+    sim.until_succeeded(started)
     assert started.refresh().attempt == 2
-    assert all(job.refresh().attempt == 1 for job in waiting)
+
+
+def jobs_in_advance(sim: Simulation, worker: Worker) -> tuple[Any, list[Any]]:
+    """A job that keeps the lock of the only process, and jobs that this process has in advance."""
+    short = sim.task("short", seconds=0.01, retries=SOON)
+    sim.until_succeeded(*[short.enqueue() for _ in range(100)])
+    holds = {"seconds": 50.0, "holds_lock": True, "again": {"seconds": 1.0}}
+    running = sim.task("holds", retries=SOON, **holds).enqueue()
+    jobs = [short.enqueue() for _ in range(4)]
+    sim.run_for(0.1)
+    assert all(job.refresh().state is State.RUNNING for job in jobs)
+    assert not any(sim.runs(job) for job in jobs)
+    return running, jobs
+
+
+def test_jobs_that_a_dead_process_had_in_advance_are_uncounted(sim: Simulation) -> None:
+    # case T9
+    worker = sim.worker(concurrency=1)
+    running, jobs = jobs_in_advance(sim, worker)
+    worker.processes[0].die(9)
+    sim.until_succeeded(running, *jobs)
+    assert running.refresh().attempt == 2
+    assert [(job.refresh().attempt, len(job.attempts)) for job in jobs] == [(1, 1)] * len(jobs)
+
+
+def test_jobs_that_a_dead_worker_had_in_advance_are_uncounted(sim: Simulation) -> None:
+    # case T10, law 6
+    worker = sim.worker(concurrency=1)
+    running, jobs = jobs_in_advance(sim, worker)
+    worker.kill()
+    sim.worker(concurrency=1)
+    sim.until_succeeded(running, *jobs)
+    assert running.refresh().attempt == 2
+    assert all(job.refresh().attempt == 1 for job in jobs)
 
 
 def test_jobs_of_the_other_process_run_on(sim: Simulation) -> None:

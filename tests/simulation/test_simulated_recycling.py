@@ -245,6 +245,18 @@ def test_a_process_that_hangs_as_it_ends_is_killed_after_the_shutdown_timeout(
     assert 20.0 <= sim.now - 1001.0 <= 25.0
 
 
+def test_a_process_that_hangs_as_it_ends_is_killed_while_the_store_stalls(
+    sim: Simulation,
+) -> None:
+    sim.app.stops = FOREVER
+    sim.task("quick", seconds=5.0).enqueue()
+    worker = sim.worker(concurrency=1, max_jobs=1, shutdown_timeout=20.0)
+    old = worker.processes[0]
+    sim.store.stall(100.0)
+    sim.run_for(60.0)
+    assert old.killed
+
+
 def test_a_process_that_cannot_even_begin_to_end_is_killed(sim: Simulation) -> None:
     sim.task("thread", seconds=0.1)
     worker = sim.worker(shutdown_timeout=5.0)

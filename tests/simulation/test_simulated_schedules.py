@@ -55,7 +55,7 @@ def test_a_killed_worker_loses_no_time(sim: Simulation) -> None:
         worker.kill()
     sim.worker()
     sim.run_for(10.0)
-    planned = [run.run.envelope.planned.time for run in sim.runs()]
+    planned = [run.planned for run in sim.runs()]
     steps = {round(later - earlier, 3) for earlier, later in itertools.pairwise(planned)}
     assert steps == {10.0}
 
@@ -68,7 +68,7 @@ def test_a_schedule_that_catches_up_fires_each_missed_time(sim: Simulation) -> N
     sim.until(sim.runs)
     sim.store.be_away(300.0)
     sim.run_for(400.0)
-    planned = sorted(run.run.envelope.planned.time for run in sim.runs())
+    planned = sorted(run.planned for run in sim.runs())
     assert {round(b - a, 3) for a, b in itertools.pairwise(planned)} == {60.0}
     assert len(planned) >= 6
 
@@ -82,7 +82,7 @@ def test_a_store_that_stalls_delays_a_schedule(sim: Simulation) -> None:
     sim.run_for(50.0)
     sim.store.stall(100.0)
     sim.run_for(300.0)
-    times = [run.run.envelope.planned.time for run in sim.runs()]
+    times = [run.planned for run in sim.runs()]
     assert len(times) == len(set(times))
     assert 4 <= len(times) <= 7
 
@@ -91,7 +91,7 @@ def test_a_schedule_added_while_the_worker_sleeps_fires(sim: Simulation) -> None
     task = sim.task("tick", seconds=0.1)
     sim.worker()
     sim.run_for(100.0)
-    sim.mill.schedules.add("once", task.call(), at=sim.time.wall() + 5.0)
+    sim.mill.schedules.add("once", task.call(), at=sim.wall + 5.0)
     sim.run_for(6.0)
     assert len(sim.runs()) == 1
     assert [*sim.mill.schedules] == []

@@ -397,3 +397,16 @@ def test_a_reload_after_the_order_to_stop_starts_nothing(sim: Simulation) -> Non
     worker.signal(signal.SIGHUP)
     assert worker.until_ended() == 0
     assert worker.started == 1
+
+
+def test_ctrl_c_is_named_in_the_log(sim: Simulation) -> None:
+    # case T11
+    job = sim.task("long", seconds=FOREVER, ignores=True).enqueue()
+    worker = sim.worker(shutdown_timeout=300.0)
+    worker.signal(signal.SIGINT)
+    sim.run_for(1.0)
+    worker.signal(signal.SIGINT)
+    worker.until_ended()
+    assert sim.said("for 1 running job; Ctrl-C again stops now") == 1
+    assert sim.said("stopping now: 1 running job goes back to its queue") == 1
+    assert job.refresh().state is State.READY

@@ -115,14 +115,17 @@ def test_a_job_that_ends_in_time_leaves_no_timer_behind(sim: Simulation) -> None
 
 def test_only_some_stuck_processes_run_on_for_their_neighbours(sim: Simulation) -> None:
     stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
-    long = sim.task("long", seconds=1000.0)
+    long = sim.task("long", seconds=1000.0, again={"seconds": 0.1})
     worker = sim.worker(concurrency=2, stuck_grace=100.0)
     for _ in range(6):
         long.enqueue()
         sim.run_for(1.0)
         job = stuck.enqueue()
         sim.until(lambda job=job: job.state is State.FAILED)
-    assert len(worker.processes) <= 5
+        sim.run_for(0.5)
+    assert len(worker.processes) <= 4
+    assert sim.processes[0].killed
+    assert not sim.processes[-2].killed
 
 
 @pytest.mark.parametrize("how", HELD_UP.values(), ids=HELD_UP)
@@ -239,6 +242,18 @@ def test_the_waiting_jobs_of_a_stuck_process_run_elsewhere_at_once(sim: Simulati
     failed = sim.now
     assert sim.until_succeeded(*waiting) - failed <= 2.0
     assert len(sim.runs(long)) == 1
+
+
+def test_another_process_serves_at_once_beside_a_held_lock(sim: Simulation) -> None:
+    # case T6
+    holds = sim.task("holds", seconds=FOREVER, holds_lock=True, timeout=1.0, retries=0)
+    sim.task("long", seconds=3.0).enqueue()
+    sim.worker(concurrency=2)
+    job = holds.enqueue()
+    sim.until(lambda: job.state is State.FAILED)
+    other = sim.task("other").enqueue()
+    failed = sim.now
+    assert sim.until_succeeded(other) - failed <= 1.0
 
 
 def test_a_held_lock_is_found_although_nobody_rings(sim: Simulation) -> None:
