@@ -115,6 +115,7 @@ def test_a_schedule_in_code_changes_with_a_reload(sim: Simulation) -> None:
     # case C8
     task = sim.task("tick", seconds=0.1)
     sim.mill.schedule("often", task.call(), every=60.0)
+    sim.task("long", seconds=100.0).enqueue()  # the old process stays for a while
     worker = sim.worker()
     assert [schedule.name for schedule in sim.mill.schedules] == ["often"]
     sim.mill.schedule("seldom", task.call(), every=3600.0)
