@@ -252,8 +252,29 @@ def test_another_process_serves_at_once_beside_a_held_lock(sim: Simulation) -> N
     job = holds.enqueue()
     sim.until(lambda: job.state is State.FAILED)
     other = sim.task("other").enqueue()
-    failed = sim.now
-    assert sim.until_succeeded(other) - failed <= 1.0
+    assert sim.until_succeeded(other) - sim.starts(job)[0] <= 3.0
+
+
+def test_each_overdue_job_beside_a_held_lock_has_its_verdict_at_once(sim: Simulation) -> None:
+    # law 8
+    holds = sim.task("holds", seconds=FOREVER, holds_lock=True, timeout=1.0, retries=0)
+    loops = sim.task("loops", seconds=FOREVER, timeout=3.0, retries=0)
+    sim.worker(concurrency=2)
+    jobs = [loops.enqueue(), holds.enqueue()]
+    sim.until(lambda: all(job.state is State.FAILED for job in jobs))
+    assert sim.now - sim.starts(jobs[0])[0] <= 4.0
+
+
+def test_a_verdict_on_a_held_lock_is_stored_at_once_while_the_worker_ends(sim: Simulation) -> None:
+    # law 8, case T11
+    holds = sim.task("holds", seconds=FOREVER, holds_lock=True, timeout=2.0, retries=0)
+    sim.task("long", seconds=20.0).enqueue()
+    worker = sim.worker(concurrency=2)
+    job = holds.enqueue()
+    sim.until(lambda: sim.runs(job))
+    worker.command("quiet")
+    sim.until(lambda: job.state is State.FAILED)
+    assert sim.now - sim.starts(job)[0] <= 3.0
 
 
 def test_a_held_lock_is_found_although_nobody_rings(sim: Simulation) -> None:

@@ -203,6 +203,7 @@ class ProcessPool(ProcessStarter):
         # ``_gone`` gives it back.
         verdict.hold = True
         self.verdicts.append(verdict)
+        self.news = True
         self.history.conclude([(verdict, lease, None)])
 
     def _bound_stuck(self) -> None:
