@@ -52,7 +52,6 @@ from tidemill.worker.execute import Executor
 from tidemill.worker.prefetch import TICK, Prefetch
 from tidemill.worker.run import Run
 from tidemill.worker.starvation import Waits
-from tidemill.worker.timeouts import PATIENCE
 from tidemill.worker.verdicts import failure, stuck, success, unknown
 from tidemill.worker.waiting_job import WaitingJob
 
@@ -424,7 +423,7 @@ class FakeProcess:
             return
         run.run.interrupted = kind  # type: ignore[assignment]
         if kind is not WorkerStopping:
-            self._later(PATIENCE, lambda: self._report_stuck(run))
+            self._later(self._setup.waits.stuck, lambda: self._report_stuck(run))
         if not run.how.ignores:
             self._later(run.how.cleans_up, lambda: self._end(run))
 
