@@ -266,9 +266,60 @@ def test_a_job_cancelled_by_hand_is_not_revived(broker: Broker, worker: LiveOwne
     run(worker, Outcome.FAIL)
     broker.kick(["a"])
     assert state(broker, "b") is CANCELLED
-    # but it may be run for itself
+    # but it may wait again
     assert broker.kick(["b"]) == [True]
-    assert state(broker, "b") is READY
+    assert state(broker, "b") is WAITING
+
+
+def test_a_kicked_job_waits_for_the_jobs_before_it(broker: Broker, worker: LiveOwner) -> None:
+    # case M2
+    broker.put([behind(id="c"), behind(id="b", next=["c"], delay=50.0), before("b", id="a")])
+    [lease] = worker.take()
+    assert broker.cancel(["a", "b", "c"]) == [True, True, False]
+    assert worker.settle(lease, Outcome.CANCELLED)
+    # when
+    assert broker.kick(["a", "b", "c"]) == [True, True, False]
+    # then
+    assert states(broker, "a", "b", "c") == [READY, WAITING, WAITING]
+    assert run(worker) == "a"
+    assert broker.kick(["b"]) == [True]  # its delay has begun
+    assert [run(worker), run(worker)] == ["b", "c"]
+    assert worker.take() == []
+
+
+def test_a_job_is_not_kicked_while_a_job_before_it_lacks_success(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    # case M2
+    broker.put([behind(id="b"), behind("any", id="hook", retries=0), before("b", "hook", id="a")])
+    run(worker, Outcome.FAIL)
+    run(worker, Outcome.FAIL)
+    assert states(broker, "a", "b", "hook") == [FAILED, CANCELLED, FAILED]
+    assert broker.kick(["b"]) == [False]
+    assert state(broker, "b") is CANCELLED
+    assert broker.kick(["hook"]) == [True]
+    assert run(worker) == "hook"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_barrier_cancelled_by_hand_waits_again(
+    broker: Broker, worker: LiveOwner, ended: bool
+) -> None:
+    # case M2
+    barrier = behind("barrier", id="all", next=["then"])
+    broker.put([behind(id="then"), barrier, before("all", id="m1"), before("all", id="m2")])
+    run(worker)
+    assert broker.cancel(["all"]) == [True]
+    assert states(broker, "all", "then") == [CANCELLED, CANCELLED]
+    if ended:
+        run(worker)
+    # when
+    assert broker.kick(["all"]) == [True]
+    # then
+    if not ended:
+        assert states(broker, "all", "then") == [WAITING, WAITING]
+        assert run(worker) == "m2"
+    assert states(broker, "all", "then") == [SUCCEEDED, READY]
 
 
 def test_the_delay_of_a_step_runs_from_when_it_may_begin(

@@ -50,7 +50,11 @@ class Admin(Protocol):
         a job also takes its key from a succeeded job that keeps the key for a ``Unique.period``.
         After its own success, the job keeps the key for the rest of that period.
 
-        A barrier (``RunOn.BARRIER``) never runs: kick the failed jobs before it.
+        A job waits again while jobs before it have not ended. A job that needs their success is
+        refused if one of them ended without it: kick that job first.
+
+        A barrier (``RunOn.BARRIER``) never runs: kick the failed jobs before it. Only a barrier
+        that somebody cancelled is kicked itself. It waits again, or ends by how those jobs ended.
         """
         ...
 

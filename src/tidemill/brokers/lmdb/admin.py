@@ -25,12 +25,18 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
 from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN, bloom
-from tidemill.brokers.lmdb.workflows import finish_falls, flow, revive
+from tidemill.brokers.lmdb.workflows import (
+    finish_falls,
+    flow,
+    may_wait_anew,
+    must_wait,
+    revive,
+    wait_anew,
+)
 from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
     Command,
-    RunOn,
     altered_text,
     decode_envelope,
 )
@@ -106,8 +112,8 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
     if head.state <= SUCCEEDED and not again:
         return False
     envelope = decode_envelope(stored.envelope)
-    if envelope.links is not None and envelope.links.waits == RunOn.BARRIER:
-        return False  # a barrier (a job that stands for a group) never runs
+    if envelope.links is not None and not may_wait_anew(commit, stored):
+        return False
     if envelope.key:
         name = envelope.key.encode()
         key = find_key(commit, name)
@@ -121,7 +127,10 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
     head.flags &= ~(Flag.CANCELLING | Flag.DROPPED)
     tail = stored.tail
     tail.error, tail.result = "", b""
-    commit.place(stored, 0, 0, tail)
+    if envelope.links is not None and must_wait(commit, stored):
+        wait_anew(commit, stored)
+    else:
+        commit.place(stored, 0, 0, tail)
     return True
 
 

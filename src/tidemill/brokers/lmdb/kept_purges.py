@@ -20,7 +20,7 @@ from tidemill.brokers.lmdb.workflows import (
     finish_falls,
     flow,
     has_parents,
-    lacks_success,
+    may_wait_anew,
     revive,
     wait_anew,
 )
@@ -129,7 +129,7 @@ def _restore(commit: Transitions, stored: Stored, purge_id: str) -> bool:
     waits = had_waited(tail.error)
     if not _may_take_key(commit, stored):
         return False
-    if waits and lacks_success(commit, stored):
+    if waits and not may_wait_anew(commit, stored):
         return False
     if head.flags & Flag.KEYED:
         put_key(commit, key_of(stored), Key(stored.id))

@@ -49,8 +49,9 @@ __all__ = [
     "inputs_of",
     "is_needed",
     "is_unfinished",
-    "lacks_success",
     "link",
+    "may_wait_anew",
+    "must_wait",
     "put_counts",
     "revive",
     "wait_anew",
@@ -232,9 +233,17 @@ def has_parents(commit: Transitions, stored: Stored) -> bool:
     return commit.txn.get(stored.id, db=commit.t.wait) is not None
 
 
-def lacks_success(commit: Transitions, stored: Stored) -> bool:
-    """True when the job needs the success of all parents, and a parent did not succeed."""
-    return links_of(stored).waits == RunOn.SUCCESS and _counts(commit, stored.id)[1] > 0
+def may_wait_anew(commit: Transitions, stored: Stored) -> bool:
+    """False for a job that can only end as before, because of how its parents ended."""
+    waits = links_of(stored).waits
+    if waits == RunOn.BARRIER:
+        return not stored.head.flags & Flag.DROPPED
+    return waits != RunOn.SUCCESS or not _counts(commit, stored.id)[1]
+
+
+def must_wait(commit: Transitions, stored: Stored) -> bool:
+    """True for a job with unfinished parents, and for a barrier, which never runs."""
+    return links_of(stored).waits == RunOn.BARRIER or _counts(commit, stored.id)[0] > 0
 
 
 def wait_anew(commit: Transitions, stored: Stored) -> None:

@@ -12,7 +12,7 @@ from tidemill.brokers.memory.history import replace_note
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.settle import log
 from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.workflows import flow, revive, wait_anew
+from tidemill.brokers.memory.workflows import flow, may_wait_anew, revive, wait_anew
 from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
@@ -64,12 +64,13 @@ def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
     With ``force`` the job also takes its key from a succeeded job.
     """
     item = jobs.items.get(job_id)
-    # A barrier (a job that stands for a group) never runs.
-    if item is None or item.waits == RunOn.BARRIER:
+    if item is None:
         return False
     envelope = item.record.envelope
     again = force and item.record.state is State.SUCCEEDED and envelope.links is None
     if again or item.record.state in _KICKABLE:
+        if not may_wait_anew(item):
+            return False
         key = envelope.key
         if key and (jobs.keys.get(key) or (jobs.held_by(key) and not force)):
             return False  # another job has the key
@@ -79,7 +80,10 @@ def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
         _begin_anew(jobs, item)
     elif item.record.state is not State.SCHEDULED:
         return False
-    jobs.move(item, 0.0, 0.0)
+    if item.record.pending or item.waits == RunOn.BARRIER:
+        wait_anew(jobs, item)
+    else:
+        jobs.move(item, 0.0, 0.0)
     return True
 
 
@@ -189,7 +193,7 @@ def restore(jobs: Jobs, job_id: str, purge_id: str) -> bool:
     waits = had_waited(record.error)
     if not is_of_purge(record.error, purge_id):
         return False
-    if waits and item.waits == RunOn.SUCCESS and record.failures:
+    if waits and not may_wait_anew(item):
         return False
     if key and (jobs.keys.get(key) or jobs.held_by(key)):
         return False  # another job has the key

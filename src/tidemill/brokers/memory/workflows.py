@@ -19,6 +19,7 @@ __all__ = [
     "inputs_of",
     "is_needed",
     "let_go",
+    "may_wait_anew",
     "refuse_any",
     "revive",
     "wait_anew",
@@ -127,6 +128,13 @@ def revive(jobs: Jobs, item: Item) -> None:
                 dependents.dropped = False
                 jobs.wait_again(dependents)
                 revived.append(dependents)
+
+
+def may_wait_anew(item: Item) -> bool:
+    """False for a job that can only end as before, because of how the jobs before it ended."""
+    if item.waits == RunOn.BARRIER:
+        return not item.dropped
+    return item.waits != RunOn.SUCCESS or not item.record.failures
 
 
 def wait_anew(jobs: Jobs, item: Item) -> None:

@@ -118,7 +118,7 @@ class AdminCalls(ServerCalls):
         done: list[bool] = []
         ids = [job_id.encode() for job_id in job_ids]
         while some := ids[len(done) : len(done) + _ACT_MOST]:
-            answer: bytes = self._do(verb, how, *some)  # one call may restore only the first jobs
+            answer: bytes = self._do(verb, how, *some)  # one call may act only on the first jobs
             done += [flag in (_CHANGED, _SAME) for flag in answer]
         return done
 

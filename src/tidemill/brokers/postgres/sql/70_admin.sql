@@ -86,9 +86,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
     d     record;
+    b     record;
     held  float8 := 0;
 BEGIN
-    SELECT seq, key, line, linked INTO j FROM job WHERE seq = which;
+    SELECT seq, id, key, line, linked INTO j FROM job WHERE seq = which;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -103,8 +104,7 @@ BEGIN
         RETURN true;
     END IF;
     SELECT * INTO d FROM done WHERE seq = j.seq FOR UPDATE;
-    IF NOT FOUND OR d.state = 4 AND NOT (force AND NOT j.linked)
-        OR EXISTS (SELECT FROM behind WHERE seq = j.seq AND waits = 'barrier') THEN  -- a barrier never runs
+    IF NOT FOUND OR d.state = 4 AND NOT (force AND NOT j.linked) OR NOT may_wait_anew(j.seq) THEN
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN  -- at most one unfinished job per key
@@ -132,8 +132,31 @@ BEGIN
                 d.attempt, d.worker, d.leased, d.started, d.ended, 0, '', '', run_of(trail, d.attempt)))
             END
     WHERE seq = j.seq;
-    PERFORM place(j.seq, t);
+    SELECT waits, pending INTO b FROM behind WHERE seq = j.seq;
+    IF b.pending > 0 OR b.waits = 'barrier' THEN
+        PERFORM wait_anew(j.seq, j.id, j.line, t, p);
+    ELSE
+        PERFORM place(j.seq, t);
+    END IF;
     RETURN true;
+END $$;
+
+-- Whether a job may end otherwise than before, for how its parents ended.
+CREATE OR REPLACE FUNCTION tidemill.may_wait_anew(which bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM behind WHERE seq = which
+                       AND (waits = 'success' AND failures > 0 OR waits = 'barrier' AND dropped));
+END $$;
+
+-- Make a job, which no table holds, wait for its parents again. It may begin at once.
+CREATE OR REPLACE FUNCTION tidemill.wait_anew(
+    which bigint, name text, line int, t float8, p tidemill.prefs) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO later (seq, due, waiting) SELECT seq, due, true FROM job WHERE seq = which;
+    PERFORM count(line, 'waiting');
+    PERFORM count_down(ARRAY[name], ARRAY[0], ARRAY[0], ARRAY[''], t, p);
 END $$;
 
 -- Forget jobs in any state; a running job loses its lease.

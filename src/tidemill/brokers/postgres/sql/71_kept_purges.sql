@@ -87,7 +87,6 @@ CREATE OR REPLACE FUNCTION tidemill.restore_one(
 LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
-    b     record;
     mark  text;
     waits boolean;
 BEGIN
@@ -99,9 +98,8 @@ BEGIN
     IF NOT FOUND OR split_part(mark, ';', 1) <> 'purged, in purge ' || purge_id THEN
         RETURN false;
     END IF;
-    SELECT behind.waits, failures INTO b FROM behind WHERE seq = which;
-    waits := FOUND AND mark LIKE '%; it waited for jobs';
-    IF waits AND b.waits = 'success' AND b.failures > 0 THEN
+    waits := mark LIKE '%; it waited for jobs' AND EXISTS (SELECT FROM behind WHERE seq = which);
+    IF waits AND NOT may_wait_anew(which) THEN
         RETURN false;
     END IF;
     IF j.key IS NOT NULL THEN  -- at most one unfinished job per key
@@ -118,9 +116,7 @@ BEGIN
         INSERT INTO expiry (seq, due) VALUES (which, j.expires);
     END IF;
     IF waits THEN
-        INSERT INTO later (seq, due, waiting) SELECT seq, due, true FROM job WHERE seq = which;
-        PERFORM count(j.line, 'waiting');
-        PERFORM count_down(ARRAY[j.id], ARRAY[0], ARRAY[0], ARRAY[''], t, p);  -- it may begin at once
+        PERFORM wait_anew(which, j.id, j.line, t, p);
     ELSE
         PERFORM place(which, t);
     END IF;

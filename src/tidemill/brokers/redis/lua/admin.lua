@@ -120,10 +120,10 @@ end
 local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter, restore = restore}
 
 -- Return for each id '1' for a change, '2' if the job needed no change, else '0'. Ids begin at `first`.
--- A restore reads how many earlier jobs a job waits for. So it stops while ended jobs are not counted
--- down yet. The caller counts them down, and repeats the call with the remaining ids.
-local function act_on_jobs(verb, first)
-  local act, done, counts = ACTS[verb], {}, verb == 'restore'
+-- A kick and a restore read how many earlier jobs a job waits for. So they stop while ended jobs are not counted
+-- down yet. The caller counts them down, and repeats the call with the remaining ids. Acts with a note cannot stop.
+local function act_on_jobs(verb, first, noted)
+  local act, done, counts = ACTS[verb], {}, not noted and (verb == 'restore' or verb == 'kick')
   if counts then
     flows.resumed = call('LLEN', K_FLOW) > 0
     flow()
@@ -177,7 +177,7 @@ function Verbs.admin_noted()
   if again then return again end
   local reply = 'other'
   if replace_note(ARGV[7], ARGV[8], ARGV[9], ARGV[10]) then
-    reply = act_on_jobs(ARGV[5], 11)
+    reply = act_on_jobs(ARGV[5], 11, true)
     finish_step()
   end
   return cache_reply({reply, flows_on() and 1 or 0})

@@ -9,15 +9,9 @@ local function kick(j, force)
   end
   local again = force and j.state == SUCCEEDED and not flagged(j.flags, LINKED)
   if j.state <= SUCCEEDED and not again then return false end
-  if flagged(j.flags, LINKED) then
-    if links_of(j.id).waits == W_BARRIER then return false end -- a barrier never runs
-    add_end(j.id, REVIVED)
-    local wait = wait_of(j.id)
-    if wait and wait.dropped then
-      wait.dropped = false
-      flows.counted[j.id] = true
-    end
-  end
+  local wait = flagged(j.flags, LINKED) and wait_of(j.id)
+  if wait and not may_wait_anew(wait) then return false end
+  if flagged(j.flags, LINKED) then add_end(j.id, REVIVED) end
   if j.key ~= '' then
     local key = Unique.find(j.key)
     if key and (key.holder or not force) then return false end -- at most one unfinished job per key
@@ -28,6 +22,6 @@ local function kick(j, force)
   j.losses, j.expires, j.error = 0, 0, ''
   drop_result(j)
   if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end
-  place(j, 0)
+  if wait and (wait.pending > 0 or wait.what == W_BARRIER) then wait_anew(j, wait) else place(j, 0) end
   return true
 end

@@ -95,8 +95,11 @@ function count_down(id, failed, why)
   end
 end
 
--- False when a job can never start, because a job before it has not succeeded.
-function may_wait_anew(wait) return wait.what ~= W_SUCCESS or wait.failures == 0 end
+-- False when a job can only end as before, because of how the jobs before it ended.
+function may_wait_anew(wait)
+  if wait.what == W_BARRIER then return not wait.dropped end
+  return wait.what ~= W_SUCCESS or wait.failures == 0
+end
 
 -- Make an ended job, which no table holds, wait again for the jobs before it, or start it if they have ended.
 function wait_anew(j, wait)
