@@ -426,6 +426,25 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
 
 
+def test_a_retry_by_the_id_of_a_chain_is_of_the_whole(desk: Desk) -> None:
+    # case M2
+    inner = chain(desk.bad.call("x"), desk.add.call(), desk.add.call())
+    handle = desk.mill.enqueue(group([desk.add.call(1), inner]))
+    desk.work()
+    first, middle, last = f"{handle.id}.0000001.0000", f"{handle.id}.0000001.0001", handle[1].id
+    # when a step is retried that cannot run
+    refused = desk.run("retry", middle)
+    # then the failed job is named
+    assert refused.exit_code == 1
+    assert f"job {first}, which failed: " in refused.stderr
+    # and the chain and the group begin with the failed job
+    for whole in (last, handle.id):
+        assert desk.json("retry", whole) == {"retried": [whole], "refused": []}
+        states = [desk.mill.job(job_id).state for job_id in (first, middle, last, handle.id)]
+        assert states == [State.READY, State.WAITING, State.WAITING, State.WAITING]
+        desk.work()
+
+
 def test_a_retry_of_all_failed_jobs_leaves_groups_to_their_members(desk: Desk) -> None:
     # given a group that failed, and its hook, which failed, too
     handle = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]).on_failure(desk.bad))

@@ -16,7 +16,7 @@ from harness import eventually
 from servers import rabbitmq_url
 from servers.http import JobServer
 
-from tidemill import Tidemill
+from tidemill import Tidemill, chain
 from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.clock import new_id
 from tidemill.testing import run_all
@@ -279,6 +279,33 @@ def test_a_refused_kick_gives_the_reason(server: JobServer, queue: str) -> None:
     assert "it is ready" in refused.json["detail"]
     assert server.post(f"/v1/jobs/{made}/kick?force=true").status == 409
     assert server.post("/v1/jobs/kick", {"ids": [made], "force": True}).json == {"done": [False]}
+
+
+def test_a_kick_of_a_chain_is_of_the_whole(server: JobServer) -> None:
+    # case M2
+    with Tidemill(server.url) as mill:
+
+        @mill.task(retries=0, queue="whole", name="whole")
+        def fail(before: object = None) -> None:
+            raise ValueError("no")
+
+        handle = mill.enqueue(chain(fail.call(), fail, fail))
+        run_all(mill, queues=["whole"])
+        first, middle, last = handle.steps
+        # when a step is kicked that cannot run
+        refused = server.post(f"/v1/jobs/{middle.id}/kick")
+        # then the failed job is named
+        assert refused.status == 409
+        assert f"job {first.id}, which failed: " in refused.json["detail"]
+        # and the chain begins with the failed job
+        for path, body in (
+            (f"/v1/jobs/{last.id}/kick", {}),
+            ("/v1/jobs/kick", {"ids": [last.id]}),
+            ("/v1/matching/kick", {"queue": "whole", "state": ["failed", "cancelled"]}),
+        ):
+            assert server.post(path, body).status in (200, 204)
+            assert [step.state for step in handle.steps] == ["ready", "waiting", "waiting"]
+            run_all(mill, queues=["whole"])
 
 
 def test_a_waiting_job_gets_another_priority_and_queue(server: JobServer, queue: str) -> None:

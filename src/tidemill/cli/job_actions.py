@@ -16,22 +16,23 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
-from tidemill.client.explain import why_not_altered, why_not_run
-from tidemill.core.config import check_alter
-from tidemill.core.job import GROUP, WAITING_STATES, Record, State
-from tidemill.workflows.group_members import (
+from tidemill.client.compositions import (
     alter_all,
     cancel_all,
     delete_all,
+    has_steps,
     is_hook,
     lacks_members,
+    retry_jobs,
 )
+from tidemill.client.explain import why_not_altered, why_not_run
+from tidemill.core.config import check_alter
+from tidemill.core.job import GROUP, WAITING_STATES, Record, State
 from tidemill.workflows.handles import JobGroup
 
 __all__ = ["alter", "cancel", "delete", "retry"]
 
 _BATCH = 500
-_HOOKS_MOST = 3  # the most hooks of one job
 _RETRIED = frozenset({State.FAILED})
 _CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
 
@@ -63,17 +64,16 @@ def retry(
 
     Select jobs by id, by the beginning or ending of an id, or by filters. Filters select failed
     jobs, unless you pass --state cancelled, expired or scheduled. The id of a group selects its
-    members that did not succeed.
+    members that did not succeed, and the id of a chain its steps.
     """
     chosen = _chosen(mill, ids, what, _RETRIED, "retry", everything)
     if force and ids:
         _refuse_force(mill, chosen)
 
     def do(part: Sequence[str]) -> list[bool]:
-        return mill.broker.kick(part, force=force)
+        return retry_jobs(mill, part, force=force)
 
-    by_id = _with_groups(mill, do, lambda group: group.retry())
-    _act("retried", chosen, by_id if ids else do, mill, as_json, why_not_run)
+    _act("retried", chosen, do, mill, as_json, functools.partial(why_not_run, mill))
 
 
 @click.command()
@@ -181,7 +181,7 @@ def _with_groups(
     mill: Tidemill,
     do: Callable[[Sequence[str]], list[bool]],
     do_group: Callable[[JobGroup[Any]], int],
-    do_chain: Callable[[str], int] | None = None,
+    do_chain: Callable[[str], int],
 ) -> Callable[[Sequence[str]], list[bool]]:
     """Extend an action on ids: the id of a group or a chain stands for all its jobs.
 
@@ -197,7 +197,7 @@ def _with_groups(
             record = mill.broker.get(job_id)
             if record is not None and record.envelope.task == GROUP:
                 answers.append(bool(do_group(mill.group(job_id))))
-            elif do_chain is not None and _has_steps(mill, job_id):
+            elif has_steps(mill, job_id):
                 answers.append(bool(do_chain(job_id)))
             else:
                 answers += do([job_id])
@@ -216,12 +216,6 @@ def _refuse_force(mill: Tidemill, ids: Sequence[str]) -> None:
             raise click.UsageError(
                 f"--force never repeats members of a group that succeeded; drop it for {job_id}"
             )
-
-
-def _has_steps(mill: Tidemill, job_id: str) -> bool:
-    """True for the id of a chain: the ids of other jobs, hooks left out, begin with this id."""
-    parts = mill.broker.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
-    return any(not is_hook(record) for record in parts)
 
 
 def _chosen(

@@ -8,7 +8,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
-from tidemill.client.causes import cause_of, cause_text, parents_of
+from tidemill.client.compositions import cause_of, cause_text, parents_of, why_not_retried
+from tidemill.client.runtime import Runtime
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner, Record, RunOn, State
@@ -65,8 +66,10 @@ def serving(broker: Store, queue: str) -> list[Owner]:
     ]
 
 
-def why_not_run(record: Record) -> str:
+def why_not_run(mill: Runtime, record: Record) -> str:
     """Why a retry was refused, and how to run the job again nevertheless."""
+    if why := why_not_retried(mill, record):
+        return why
     envelope, state = record.envelope, record.state
     key = envelope.key
     if state is State.SUCCEEDED and envelope.links is not None:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.causes import cause_of, cause_text
+from tidemill.client.compositions import cause_of, cause_text, retry_job
 from tidemill.client.context import waiting_for
 from tidemill.client.inline_jobs import KEPT_MOST
 from tidemill.client.notebook import JobInNotebook
@@ -253,11 +253,17 @@ class Job(JobInNotebook, Generic[R]):
     def retry(self, force: bool = False) -> bool:
         """Start a failed, cancelled or expired job again, or make a scheduled job ready now.
 
-        ``force`` also runs a job that succeeded, and a job whose key another succeeded job holds
-        (``unique_for``). Returns False when the store refuses; ``tidemill retry ID`` says why.
+        The id of a chain or group stands for its jobs: the jobs that failed run again, and then the
+        jobs that were cancelled because of them. ``force`` also runs a job that succeeded, and a
+        job whose key another succeeded job holds (``unique_for``). Returns False when the store
+        refuses; ``tidemill retry ID`` says why.
+
+        Raises:
+            RetryRefused: another job prevents the retry; the text names it.
+            InvalidOption: ``force`` is given for a chain or group.
         """
         try:
-            return self._mill.job_store.kick([self.id], force=force)[0]
+            return retry_job(self._mill, self.id, force=force)
         finally:
             self._forget()
 

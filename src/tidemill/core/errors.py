@@ -155,6 +155,10 @@ class JobPruned(JobNotFound):
     """The job was accepted here, finished, and is no longer kept."""
 
 
+class RetryRefused(TidemillError):
+    """A job cannot run again because of another job, which the text names."""
+
+
 class ScheduleExists(TidemillError):
     """A schedule of this name exists already."""
 

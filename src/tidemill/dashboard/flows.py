@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import cancel_all, is_hook, retry_all
 from tidemill.client.results import member_id, size_of
 from tidemill.core.clock import clock
-from tidemill.core.errors import JobNotFound
+from tidemill.core.errors import JobNotFound, RetryRefused
 from tidemill.core.job import GROUP, Record, State
 from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
 from tidemill.dashboard.formats import ICONS, duration, percent
@@ -20,7 +21,6 @@ from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.workflows.group_members import cancel_all, is_hook
 from tidemill.workflows.planner import step_id
 
 __all__ = ["routes"]
@@ -192,11 +192,11 @@ def cancel(page: Page, flow_id: str) -> Response:
 
 @routes.post("/flows/{flow_id}/retry", Role.OPERATOR)
 def retry(page: Page, flow_id: str) -> Response:
-    """Run again the jobs that did not succeed. Then the jobs that wait for these jobs run."""
-    records, _ = jobs_of(page.mill, flow_id)
-    bad = [r for r in records if r.state.finished and r.state is not State.SUCCEEDED]
-    ids = [record.envelope.id for record in bad if record.envelope.task != GROUP]
-    kicked = sum(page.mill.broker.kick(ids)) if ids else 0
-    page.audit("retried flow", flow_id, kicked)
-    text = f"retried {kicked} job{'' if kicked == 1 else 's'}"
-    return page.redirect(page.url("/flows/{}", flow_id), text, "ok" if kicked else "error")
+    """Run again the jobs that failed. Then the jobs that were cancelled because of them run."""
+    try:
+        retried = retry_all(page.mill, flow_id)
+        text = f"retried {retried} job{'' if retried == 1 else 's'}"
+    except RetryRefused as error:
+        retried, text = 0, str(error)
+    page.audit("retried flow", flow_id, retried)
+    return page.redirect(page.url("/flows/{}", flow_id), text, "ok" if retried else "error")

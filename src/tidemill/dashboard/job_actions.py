@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
+from tidemill.client.compositions import retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.dashboard.roles import Role
@@ -46,7 +47,7 @@ ACTIONS = {
         *("Retry", "retried", "retry", Role.OPERATOR),
         frozenset({State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}),
         "kick",
-        lambda mill, ids, _: mill.broker.kick(ids),
+        lambda mill, ids, _: retry_jobs(mill, ids),
     ),
     "cancel": Action(
         *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
@@ -122,7 +123,7 @@ def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
     if record is None:
         return "it is no longer kept"
     if name == "retry":
-        return why_not_run(record).replace(f" {record.envelope.key!r}", "")
+        return why_not_run(mill, record).replace(f" {record.envelope.key!r}", "")
     if name == "alter":
         if _has(record, target):
             return "it has this queue and priority already"

@@ -12,7 +12,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.client.causes import jobs_before
+from tidemill.client.compositions import jobs_before
 from tidemill.core.codec import unpack
 from tidemill.core.errors import CodecError, ResultNotKept, TidemillError
 from tidemill.core.job import GROUP, Envelope, Owner, Record, State

@@ -15,6 +15,7 @@ from django.utils.http import urlencode
 from django.utils.text import capfirst
 
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import retry_jobs
 from tidemill.client.purges import list_purges
 from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
@@ -166,7 +167,7 @@ def _moment(seconds: float) -> dt.datetime | None:
 
 
 def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = mill.job_store.kick(ids)
+    done = retry_jobs(mill, ids)
     return f"{sum(done)} of {len(ids)} jobs start again."
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from tidemill.client.compositions import alter_all, cancel_all, delete_all
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_alter
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import State
-from tidemill.workflows.group_members import alter_all, cancel_all, delete_all
 from tidemill.workflows.handles import JobGroup
 
 __all__ = ["JobChain"]
@@ -85,17 +85,12 @@ class JobChain(Job[R]):
             self._forget()
 
     def retry(self, force: bool = False) -> bool:
-        """Run again the step that stopped the chain, and then the steps after it.
+        """Run again the jobs that failed, and then the jobs that were cancelled because of them.
 
         Raises:
             InvalidOption: ``force`` is given; steps that succeeded never run again.
+            RetryRefused: a job prevents the retry; the text names it.
         """
         if force:
             raise InvalidOption("a step that succeeded never runs again; leave force out")
-        try:
-            for step in self.steps[:-1]:
-                if step.state is not State.SUCCEEDED:
-                    return bool(step.retry())
-            return super().retry()
-        finally:
-            self._forget()
+        return super().retry()

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.call import Call
+from tidemill.client.compositions import pages_of_parts
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
@@ -16,7 +17,6 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Envelope
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Composition, Flow, Node
-from tidemill.workflows.group_members import pages_of_parts
 from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import Piece, Plan, step_id
 

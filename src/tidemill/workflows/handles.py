@@ -9,15 +9,21 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
+from tidemill.client.compositions import (
+    alter_all,
+    cancel_all,
+    delete_all,
+    lacks_members,
+    retry_all,
+)
 from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
 from tidemill.client.notebook import GroupInNotebook
 from tidemill.client.progress_bar import Bar, open_bar
-from tidemill.client.results import PAGE, member_id, member_ids, members_of, size_of
+from tidemill.client.results import member_id, member_ids, members_of, size_of
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
-from tidemill.workflows.group_members import alter_all, cancel_all, delete_all, lacks_members
 
 __all__ = ["JobGroup", "as_completed"]
 
@@ -257,12 +263,14 @@ class JobGroup(GroupInNotebook, Generic[R]):
         return found
 
     def retry(self) -> int:
-        """Run the members without success again and return their number."""
-        members = self.failures
-        ids = [member.id for member in members if isinstance(member, Job)]
-        pages = [ids[at : at + PAGE] for at in range(0, len(ids), PAGE)]
-        kicked = sum(sum(self._mill.job_store.kick(page)) for page in pages)
-        return kicked + sum(1 for one in members if isinstance(one, JobGroup) and one.retry())
+        """Run again the jobs that failed, and return their number.
+
+        The jobs that were cancelled because of them follow.
+
+        Raises:
+            RetryRefused: a job prevents the retry; the text names it.
+        """
+        return 0 if self._done is not None else retry_all(self._mill, self.id)
 
     def alter(self, *, priority: float | None = None, queue: str | None = None) -> int:
         """Give the members that wait another priority or queue, and return their number."""

@@ -329,6 +329,16 @@ def test_the_failed_job_of_a_flow_is_retried_and_the_flow_cancelled(
     assert (first.state, handle.state) == (State.FAILED, State.CANCELLED)
     assert anna.act(f"/flows/{handle.id}/retry").startswith("ok: retried")
     assert mill.job(first.id).state is State.READY
+    # case M2: the same by the id of the chain; a job that cannot run is refused
+    run_all(mill)
+    assert anna.act(f"/jobs/{handle.id}/act", act="retry").startswith("ok: retried")
+    assert mill.job(first.id).state is State.READY
+    run_all(mill)
+    longer = mill.enqueue(chain(pay.call(-2), ship, ship))
+    run_all(mill)
+    refused = anna.act(f"/jobs/{longer.steps[1].id}/act", act="retry")
+    assert f"job {longer.steps[0].id}, which failed: " in refused
+    assert mill.job(first.id).retry()
     anna.act(f"/flows/{handle.id}/cancel")
     assert mill.job(first.id).state is State.CANCELLED
     anna.get("/flows/nobody", 404)

@@ -246,7 +246,7 @@ def test_the_members_of_a_group_are_retried_in_pages(
     kick = broker.kick
     monkeypatch.setattr(broker, "kick", lambda ids: pages.append(list(ids)) or kick(ids))
     assert handle.retry() == 5
-    assert pages == [[handle[n].id for n in range(5)]]
+    assert pages == [[handle[n].id for n in reversed(range(5))]]
 
 
 def test_steps_after_a_failed_group_are_cancelled(tasks: Tasks) -> None:

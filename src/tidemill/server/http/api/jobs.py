@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import UNSET
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import retry_jobs
 from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
 from tidemill.client.trail import trail_of
@@ -54,7 +55,7 @@ from tidemill.server.http.schemas.jobs import (
 )
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "job_out", "options_of", "placed"]
+__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "job_out", "kick", "options_of", "placed"]
 
 _OPTIONS = frozenset(JobOptions.__struct_fields__)
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
@@ -325,8 +326,28 @@ async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
 
 
 async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
-    """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready."""
-    await _act(call, job_id, lambda job: job.retry(query.force), why_not_run)
+    """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready.
+
+    The id of a chain or group stands for its jobs that failed. The jobs that were cancelled because
+    of them follow.
+    """
+    mill = call.backend.mill
+
+    def retry(job: Job[Any]) -> bool:
+        return kick(call, [job_id], force=query.force)[0]
+
+    await _act(call, job_id, retry, lambda record: why_not_run(mill, record))
+
+
+def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
+    """Retry jobs, and whole chains and groups by their ids.
+
+    A token for some queues retries single jobs: a chain or a group may have jobs in other queues.
+    """
+    mill = call.backend.mill
+    if allowed_queues(call.exchange):
+        return mill.broker.kick(ids, force=force)
+    return retry_jobs(mill, ids, force=force)
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
@@ -364,8 +385,8 @@ async def cancel_jobs(call: Call, body: CancelMany) -> Done:
 
 async def kick_jobs(call: Call, body: KickMany) -> Done:
     """Make many jobs ready again."""
-    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.FAILED, "kick")
-    return Done(await call.backend.run(lambda: broker.kick(ids, force=body.force)))
+    ids = _checked(call.backend, body, Feature.FAILED, "kick")
+    return Done(await call.backend.run(lambda: kick(call, ids, force=body.force)))
 
 
 async def alter_jobs(call: Call, body: AlterMany) -> Done:

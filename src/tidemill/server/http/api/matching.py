@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import check_alter
-from tidemill.server.http.api.jobs import filter_of
+from tidemill.server.http.api.jobs import filter_of, kick
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.job_lists import AT_ONCE
@@ -32,8 +32,7 @@ async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
 
 async def kick_matching(call: Call, body: KickMatching) -> Acted:
     """Make matching jobs ready again, the newest first."""
-    broker = call.backend.mill.broker
-    return await _act(call, body, lambda ids: broker.kick(ids, force=body.force))
+    return await _act(call, body, lambda ids: kick(call, ids, force=body.force))
 
 
 async def alter_matching(call: Call, body: AlterMatching) -> Acted:

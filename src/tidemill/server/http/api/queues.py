@@ -14,6 +14,7 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.core.config import check_name
 from tidemill.core.job import State
 from tidemill.limits.declare import Breaker, limit_public
+from tidemill.server.http.api.jobs import kick
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.job_lists import AT_ONCE
@@ -153,17 +154,17 @@ async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     mill.features.need(Feature.FAILED, "kick")
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
 
-    def kick() -> int:
+    def kick_all() -> int:
         done, left, cursor = 0, int(body.count), ""
         while left:
             page = mill.find(what, limit=min(left, AT_ONCE), cursor=cursor)
-            done += sum(mill.broker.kick([record.envelope.id for record in page.records]))
+            done += sum(kick(call, [record.envelope.id for record in page.records]))
             left, cursor = left - len(page.records), page.cursor
             if not cursor:
                 break
         return done
 
-    return Number(await call.backend.run(kick))
+    return Number(await call.backend.run(kick_all))
 
 
 # -- limits ---------------------------------------------------------------------------------------

@@ -1,0 +1,341 @@
+"""Cancel, retry, alter or delete all jobs of a chain or a group: their ids begin with its id.
+
+The end of this module finds the job whose end made another job end: the failed step before it, or
+the failed member.
+
+Users choose ids, so another job may also have an id that begins with this id. So only jobs with
+links, and with the id endings that :mod:`.planner` gives, count as parts of a chain or a group.
+
+Each call of the store changes one page of jobs. If the caller dies between two pages, the other
+jobs stay unchanged. The same call again completes the work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.inline_jobs import JobStore
+from tidemill.client.results import MEMBER_COUNT, PAGE, member_id, members_of, size_of
+from tidemill.client.runtime import Runtime
+from tidemill.core.dependencies import was_dropped
+from tidemill.core.errors import InvalidOption, RetryRefused
+from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, RunOn, State
+
+__all__ = [
+    "alter_all",
+    "cancel_all",
+    "cause_of",
+    "cause_text",
+    "delete_all",
+    "has_steps",
+    "is_hook",
+    "jobs_before",
+    "lacks_members",
+    "pages_of_parts",
+    "parents_of",
+    "retry_all",
+    "retry_job",
+    "retry_jobs",
+    "why_not_retried",
+]
+
+_WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
+_HOOKS_MOST = 3  # the most hooks of one job
+_PARTS = re.compile(rf"(\.(\d{{4}}|\d{{7}}|on_[a-z]+\d*|{MEMBER_COUNT}))+")
+
+
+def cancel_all(mill: Runtime, whole_id: str, terminate: bool) -> int:
+    """Cancel the jobs of a chain or a group, and return how many were cancelled.
+
+    Hooks, and the jobs that stand for groups, are not cancelled: a group ends with its members.
+    """
+    cancelled = 0
+    for records in pages_of_parts(mill, whole_id):
+        ids = [
+            r.envelope.id
+            for r in records
+            if not r.state.finished and not is_hook(r) and r.envelope.task != GROUP
+        ]
+        cancelled += sum(mill.job_store.cancel(ids, terminate=terminate))
+    record = mill.job_store.get(whole_id)
+    if record is not None and record.envelope.task != GROUP:
+        cancelled += sum(mill.job_store.cancel([whole_id], terminate=terminate))
+    return cancelled
+
+
+def alter_all(mill: Runtime, whole_id: str, rank: int | None, queue: str | None) -> int:
+    """Alter the jobs of a chain or a group, hooks too, and return how many were altered."""
+    mill.features.need(Feature.ALTER, "alter()")
+    altered = 0
+    for records in pages_of_parts(mill, whole_id):
+        ids = [r.envelope.id for r in records if r.state in WAITING_STATES]
+        altered += sum(mill.job_store.alter(ids, rank=rank, queue=queue))
+    return altered + sum(mill.job_store.alter([whole_id], rank=rank, queue=queue))
+
+
+def retry_all(mill: Runtime, whole_id: str) -> int:
+    """Run the jobs of a chain or a group without success again, and return their number.
+
+    The newest job comes first, and a job is newer than the jobs that wait for it. So a job that was
+    cancelled finds the jobs before it unfinished, and waits for them. If all jobs succeeded or go
+    on, scheduled jobs become ready. Hooks are left out.
+
+    Raises:
+        RetryRefused: a job still stops, or a group lacks members, or a job before all these jobs
+            did not succeed.
+    """
+    if why := _hindrance(mill, whole_id):
+        raise RetryRefused(f"{whole_id} cannot run again: {why}")
+    retried, refused = 0, None
+    for states in (_WITHOUT_SUCCESS, frozenset({State.SCHEDULED})):
+        for records in _pages(mill, whole_id, states):
+            jobs = [r for r in records if not is_hook(r) and not _is_failed_group(r)]
+            done = mill.job_store.kick([r.envelope.id for r in jobs]) if jobs else []
+            retried += sum(done)
+            refused = refused or next((r for r, ok in zip(jobs, done, strict=True) if not ok), None)
+        if retried:
+            return retried
+    if refused is not None:
+        raise RetryRefused(f"{whole_id} cannot run again: {_reason(mill, refused)}")
+    return 0
+
+
+def retry_job(mill: Runtime, job_id: str, *, force: bool = False) -> bool:
+    """Retry a job, or the whole chain or group of this id; False when the store refuses.
+
+    Raises:
+        InvalidOption: ``force`` is given for a chain or a group.
+        RetryRefused: see :func:`retry_all`; the text names the job that prevents the retry.
+    """
+    record = mill.job_store.wait_for([job_id], 0)[0] if _has_flows(mill) else None
+    if record is not None and _is_whole(mill, record):
+        if force:
+            raise InvalidOption(
+                "a job of a chain or group that succeeded never runs again; leave force out"
+            )
+        return bool(retry_all(mill, job_id))
+    done = mill.job_store.kick([job_id], force=force)[0]
+    if not done and record is not None and (why := why_not_retried(mill, record)):
+        raise RetryRefused(f"{job_id} cannot run again: {why}")
+    return done
+
+
+def retry_jobs(mill: Runtime, ids: Iterable[str], *, force: bool = False) -> list[bool]:
+    """Retry jobs, the first first; False for each refusal. An id of a chain or group is the whole.
+
+    ``force`` has no effect on a chain or a group.
+    """
+    ids, store = list(ids), mill.job_store
+    if not _has_flows(mill):
+        return store.kick(ids, force=force)
+    pages = (store.wait_for(ids[at : at + PAGE], 0) for at in range(0, len(ids), PAGE))
+    records = [record for page in pages for record in page if record is not None]
+    wholes = {record.envelope.id for record in records if _is_whole(mill, record)}
+    alone = [job_id for job_id in ids if job_id not in wholes]
+    done = dict(zip(alone, store.kick(alone, force=force), strict=True)) if alone else {}
+    for whole_id in wholes:
+        try:
+            done[whole_id] = bool(retry_all(mill, whole_id))
+        except RetryRefused:
+            done[whole_id] = False
+    return [done[job_id] for job_id in ids]
+
+
+def why_not_retried(mill: Runtime, record: Record) -> str:
+    """Why a job, or a chain or group, cannot run again; empty if other jobs do not prevent it."""
+    if record.envelope.links is None:
+        return ""
+    if not _is_whole(mill, record):
+        return _reason(mill, record)
+    job_id = record.envelope.id
+    bad = (r for page in _pages(mill, job_id, _WITHOUT_SUCCESS) for r in page if not is_hook(r))
+    first = next(bad, None)
+    return _hindrance(mill, job_id) or (_reason(mill, first) if first is not None else "")
+
+
+def _has_flows(mill: Runtime) -> bool:
+    return not mill.sync and Feature.FLOWS in mill.broker.features
+
+
+def _is_whole(mill: Runtime, record: Record) -> bool:
+    """True for a group, and for the last step of a chain if a step before it lacks success."""
+    if record.envelope.links is None:
+        return False
+    lacks = bool(record.failures or record.pending)
+    return record.envelope.task == GROUP or (lacks and has_steps(mill, record.envelope.id))
+
+
+def has_steps(mill: Runtime, job_id: str) -> bool:
+    """True for the id of a chain: the ids of other jobs, hooks left out, begin with this id."""
+    parts = mill.job_store.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
+    return any(not is_hook(record) for record in parts)
+
+
+def _is_failed_group(record: Record) -> bool:
+    """True for a group that waits again by itself when its members do."""
+    return record.envelope.task == GROUP and record.state is State.FAILED
+
+
+def _hindrance(mill: Runtime, whole_id: str) -> str:
+    """The job of a chain or a group that prevents a retry of all its jobs; empty for none."""
+    for records in _pages(mill, whole_id, frozenset({State.RUNNING})):
+        for record in records:
+            if record.cancelling and not is_hook(record):
+                return f"job {record.envelope.id} was asked to stop, and still runs"
+    for records in _pages(mill, whole_id, frozenset({State.CANCELLED}), GROUP):
+        for record in records:
+            if lacks_members(mill, record):
+                return f"group {record.envelope.id} lacks members, which its producer never stored"
+    return ""
+
+
+def _reason(mill: Runtime, record: Record) -> str:
+    """The job before a job whose end prevents its retry; empty if there is none."""
+    cause = cause_of(mill.job_store, record)
+    if cause is None:
+        return record.error if record.failures else ""
+    return f"{cause_text(cause)}; retry that job"
+
+
+def lacks_members(mill: Runtime, group: Record) -> bool:
+    """True while the producer has not stored all members of a group."""
+    broker, group_id = mill.job_store, group.envelope.id
+    count = size_of(broker, group)
+    if count is None:
+        return True
+    if not count or broker.get(member_id(group_id, count - 1)) is not None:
+        return False
+    # The last member is missing: it was deleted, or never stored. The group also waits for members
+    # that were never stored. So compare the number of jobs that the group waits for with the number
+    # of unfinished members. The group is read last: a member that ends during these reads must not
+    # count as a member that was never stored.
+    members = members_of(broker, group_id, count)
+    unfinished = sum(member is not None and not member.state.finished for _, member in members)
+    record = broker.get(group_id)
+    return record is not None and unfinished < record.pending
+
+
+def delete_all(mill: Runtime, whole_id: str) -> bool:
+    """Delete the jobs of a chain or a group; False when there were none.
+
+    Hooks are deleted first, because the deletion of other jobs would start them. Next comes the job
+    with the id of the chain or group, because the deletion of its members would end this job.
+    """
+    deleted = 0
+    for records in pages_of_parts(mill, whole_id):
+        deleted += sum(mill.job_store.delete([r.envelope.id for r in records if is_hook(r)]))
+    deleted += sum(mill.job_store.delete([whole_id]))
+    for records in pages_of_parts(mill, whole_id):
+        deleted += sum(mill.job_store.delete([r.envelope.id for r in records]))
+    return bool(deleted)
+
+
+def _pages(
+    mill: Runtime, whole_id: str, states: frozenset[State], task: str = ""
+) -> Iterator[list[Record]]:
+    """The jobs of a chain or a group in these states, newest first, and the whole itself last."""
+    yield from pages_of_parts(mill, whole_id, states, task)
+    record = mill.job_store.get(whole_id)
+    if record is not None and record.state in states and task in ("", record.envelope.task):
+        yield [record]
+
+
+def pages_of_parts(
+    mill: Runtime, whole_id: str, states: frozenset[State] = frozenset(), task: str = ""
+) -> Iterator[list[Record]]:
+    """The jobs of a chain, a group or a flow in pages, newest first, without the whole itself."""
+    what, cursor = Filter(id_prefix=f"{whole_id}.", states=states, task=task), ""
+    while True:
+        page = mill.job_store.find(what, PAGE, cursor)
+        yield [record for record in page.records if _is_part(record, whole_id)]
+        cursor = page.cursor
+        if not cursor:
+            return
+
+
+def is_hook(record: Record) -> bool:
+    """True for the job of a hook, such as ``on_success``: it runs because other jobs ended."""
+    is_part, last = record.envelope.links is not None, record.envelope.id.rpartition(".")[2]
+    return is_part and last.startswith("on_")
+
+
+def _is_part(record: Record, whole_id: str) -> bool:
+    envelope = record.envelope
+    return envelope.links is not None and bool(_PARTS.fullmatch(envelope.id, len(whole_id)))
+
+
+# -- causes --------------------------------------------------------------------------------------
+
+MOST_LOOKED_AT = 5
+"""The most parents of a job, or members of a group, that a search for the cause reads."""
+
+_FLOW_JOBS = 500
+"""The most jobs of a flow that :func:`jobs_before` reads."""
+
+
+def cause_of(store: JobStore, record: Record) -> Record | None:
+    """The job whose end made this job end, directly or through jobs in between.
+
+    None when the job ended by itself, or when the store no longer has the other job.
+    """
+    found = None
+    while was_dropped(record):
+        ended = _members_of(store, record) + [r for r in parents_of(store, record) if _failed(r)]
+        if not ended:
+            break
+        found = record = ended[0]
+    return found
+
+
+def cause_text(cause: Record) -> str:
+    """A sentence that names the cause, how it ended, and its error."""
+    how = "was cancelled" if cause.state is State.CANCELLED else str(cause.state)
+    return f"it began with job {cause.envelope.id}, which {how}: {cause.error}"
+
+
+def parents_of(store: JobStore, record: Record) -> list[Record]:
+    """Up to :data:`MOST_LOOKED_AT` jobs that a job waited for, and that the store still has."""
+    links = record.envelope.links
+    if links is None:
+        return []
+    ids = links.inputs[:MOST_LOOKED_AT]
+    found = [found for found in store.wait_for(ids, 0) if found is not None] if ids else []
+    return [*found, *jobs_before(store, record)][:MOST_LOOKED_AT]
+
+
+def jobs_before(store: JobStore, record: Record) -> list[Record]:
+    """The jobs that a job of a flow waits for by ``after=``, in the order of acceptance.
+
+    The job names only the jobs whose results it gets; these jobs are left out. The other jobs name
+    the job as their next job. The search reads a bounded number of the flow's jobs.
+    """
+    job_id, links = record.envelope.id, record.envelope.links
+    whole = job_id.rpartition(".")[0]
+    if links is None or links.waits in ("", RunOn.BARRIER):
+        return []
+    while whole:
+        near = Filter(id_prefix=f"{whole}.", look=_FLOW_JOBS)
+        records = store.find(near, limit=_FLOW_JOBS).records
+        found = [r for r in records if r.envelope.links and job_id in r.envelope.links.next]
+        if found:
+            return [r for r in reversed(found) if r.envelope.id not in links.inputs]
+        whole = whole.rpartition(".")[0]
+    return []
+
+
+def _members_of(store: JobStore, record: Record) -> list[Record]:
+    """Members without success of a group, if the record stands for a group; failed ones first."""
+    if record.envelope.task != GROUP:
+        return []
+    prefix, found = f"{record.envelope.id}.", list[Record]()
+    for states in ({State.FAILED}, {State.CANCELLED, State.EXPIRED}):
+        ended = Filter(states=frozenset(states), id_prefix=prefix)
+        found = found or store.find(ended, limit=MOST_LOOKED_AT).records
+    return sorted(found, key=was_dropped)
+
+
+def _failed(record: Record) -> bool:
+    return record.state.finished and record.state is not State.SUCCEEDED

@@ -1,0 +1,174 @@
+"""Chains, groups and flows on every broker: retry, what hooks get, and the records of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_driver import LiveOwner, check_counts
+from kinds import Kind
+
+from tidemill import Ended, Flow, RetryRefused, State, Tidemill, chain, group
+from tidemill.brokers.contract.features import Feature
+from tidemill.client.compositions import retry_jobs
+from tidemill.core.job import Outcome
+from tidemill.testing import run_all
+
+SUCCEEDED, FAILED, CANCELLED = State.SUCCEEDED, State.FAILED, State.CANCELLED
+
+
+class Tasks:
+    """An app whose task ``fail`` fails until somebody mends it."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self.mill = mill
+        self.ran: list[str] = []
+        self.told: list[Ended] = []
+        self.is_broken = True
+
+        @mill.task(name="ok")
+        def ok(before: Any = None, name: str = "ok") -> str:
+            self.ran.append(name)
+            return name
+
+        @mill.task(name="fail", retries=0)
+        def fail(before: Any = None, name: str = "fail") -> str:
+            self.ran.append(name)
+            if self.is_broken:
+                raise ValueError(name)
+            return name
+
+        @mill.task(name="hook", retries=0)
+        def hook(ended: Ended) -> None:
+            self.told.append(ended)
+
+        self.ok, self.fail, self.hook = ok, fail, hook
+
+    def shapes(self) -> dict[str, Any]:
+        """Compositions in which ``fail`` stops the job ``then``."""
+        then, ok, fail = self.ok.call(name="then"), self.ok.call(None, "ok"), self.fail.call(None)
+        flow = Flow()
+        flow.add(then, after=[flow.add(ok), flow.add(chain(fail, self.ok.call(name="in")))])
+        return {
+            "chain": chain(ok, self.fail, then),
+            "chain of chains": chain(chain(fail, self.ok.call(name="in")), then),
+            "group of chains": group([ok, chain(fail, then)]),
+            "group of groups": chain(group([ok, group([fail, ok])]), then),
+            "last step of a member": chain(group([ok, chain(ok, self.fail)]), then),
+            "member after a step": chain(ok, group([self.fail, self.ok]), then),
+            "flow": flow,
+        }
+
+    def lefts(self) -> list[tuple[str, str]]:
+        """The ids and states of all jobs that did not succeed."""
+        records = (job.record for job in self.mill.jobs())
+        return [(r.envelope.id, str(r.state)) for r in records if r.state is not SUCCEEDED]
+
+
+@pytest.fixture
+def tasks(kind: Kind, tmp_path: Path, need: Callable[[Feature], None]) -> Iterator[Tasks]:
+    need(Feature.FLOWS)
+    with Tidemill(kind.store_url(tmp_path)) as mill:
+        yield Tasks(mill)
+        check_counts(mill.broker)
+
+
+def hands(tasks: Tasks) -> LiveOwner:
+    return LiveOwner(tasks.mill.broker)
+
+
+# -- retry ---------------------------------------------------------------------------------------
+
+
+def test_a_retry_runs_what_failed_and_then_what_was_cancelled_by_it(tasks: Tasks) -> None:
+    # case M2
+    for name, shape in tasks.shapes().items():
+        tasks.is_broken = True
+        handle = tasks.mill.enqueue(shape)
+        run_all(tasks.mill)
+        assert tasks.ran.count("fail") == 1, name
+        assert "then" not in tasks.ran, name
+        # when
+        tasks.is_broken = False
+        tasks.ran.clear()
+        assert handle.retry() == 1, name
+        run_all(tasks.mill)
+        # then
+        assert tasks.ran[0] == "fail", name
+        assert tasks.ran.count("fail") == 1, name
+        assert tasks.lefts() == [], name
+        tasks.ran.clear()
+
+
+def test_a_chain_cancelled_while_a_step_ran_runs_on_from_that_step(tasks: Tasks) -> None:
+    # case M2
+    owner = hands(tasks)
+    steps = [tasks.ok.call(name=name) for name in "abcd"]
+    handle = tasks.mill.enqueue(chain(*steps))
+    [lease] = owner.take()
+    assert handle.cancel(terminate=True)
+    # when it still runs
+    with pytest.raises(RetryRefused, match=f"job {handle.steps[0].id} was asked to stop"):
+        handle.retry()
+    # then
+    assert owner.settle(lease, Outcome.CANCELLED)
+    assert handle.retry()
+    run_all(tasks.mill)
+    assert tasks.ran == list("abcd")
+    assert tasks.lefts() == []
+
+
+def test_a_cancelled_chain_of_groups_keeps_its_order(tasks: Tasks) -> None:
+    # case M2
+    owner = hands(tasks)
+    a, b, c, d, e = (tasks.ok.call(name=name) for name in "abcde")
+    inner = chain(tasks.ok.call(None, "x"), group([a, b]), c)
+    handle = tasks.mill.enqueue(chain(group([tasks.ok.call(None, "y"), inner]), d, e))
+    leases = owner.take(2)
+    assert handle.cancel()
+    for lease in leases:
+        assert owner.settle(lease, Outcome.CANCELLED)
+    # when
+    assert handle.retry()
+    # then each job waits for the jobs before it
+    leases = owner.take(9)
+    firsts = (f"{handle.id}.0000.0000000", f"{handle.id}.0000.0000001.0000")
+    assert sorted(lease.open().id for lease in leases) == [*firsts]
+    for lease in leases:
+        assert owner.settle(lease, Outcome.RELEASE)
+    run_all(tasks.mill)
+    assert sorted(tasks.ran[:2]) == ["x", "y"]
+    assert sorted(tasks.ran[2:4]) == ["a", "b"]
+    assert tasks.ran[4:] == ["c", "d", "e"]
+    assert tasks.lefts() == []
+
+
+def test_a_retry_that_cannot_succeed_is_refused_and_names_the_job(tasks: Tasks) -> None:
+    # case M2
+    mill = tasks.mill
+    handle = mill.enqueue(chain(tasks.fail.call(), group([tasks.ok, tasks.ok]), tasks.ok, tasks.ok))
+    run_all(mill)
+    failed, pair, middle = handle.steps[:3]
+    for stopped in (pair, middle, mill.job(pair.id), mill.job(f"{pair.id}.0000000")):
+        with pytest.raises(RetryRefused, match=f"job {failed.id}, which failed: ValueError: fail"):
+            stopped.retry()
+    assert retry_jobs(mill, [pair.id, middle.id]) == [False, False]
+    tasks.is_broken = False
+    assert retry_jobs(mill, [handle.id]) == [True]
+    run_all(mill)
+    assert tasks.lefts() == []
+
+
+def test_a_group_that_lacks_members_is_not_retried(tasks: Tasks) -> None:
+    # case M2
+    def members() -> Iterator[Any]:
+        yield from [tasks.ok.call()] * 2500
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        tasks.mill.enqueue(group(members()).using(id="part"))
+    with pytest.raises(RetryRefused, match="group part lacks members"):
+        tasks.mill.group("part").retry()
+    assert tasks.mill.job("part").state is CANCELLED
