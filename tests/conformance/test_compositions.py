@@ -172,3 +172,62 @@ def test_a_group_that_lacks_members_is_not_retried(tasks: Tasks) -> None:
     with pytest.raises(RetryRefused, match="group part lacks members"):
         tasks.mill.group("part").retry()
     assert tasks.mill.job("part").state is CANCELLED
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["step", "group", "chain"])
+def test_a_hook_of_a_chain_cancelled_in_the_middle_waits_for_its_end(
+    tasks: Tasks, first: str
+) -> None:
+    # case M3
+    owner, ok = hands(tasks), tasks.ok
+    begin: Any = {"step": ok.call(), "group": group([ok.call()]), "chain": chain(ok.call(), ok)}
+    hooked = chain(begin[first], ok, ok).on_complete(tasks.hook).on_failure(tasks.hook)
+    handle = tasks.mill.enqueue(hooked.on_success(tasks.hook))
+    [lease] = owner.take()
+    # when
+    assert handle.cancel()
+    # then no hook fires before the end
+    assert owner.take(9) == []
+    assert owner.settle(lease, Outcome.CANCELLED, error="it stopped")
+    run_all(tasks.mill)
+    assert [(ended.id, ended.state) for ended in tasks.told] == [(handle.id, CANCELLED)] * 2
+    # and the hook for a success fires after a retry
+    assert handle.retry()
+    run_all(tasks.mill)
+    assert [ended.state for ended in tasks.told] == [CANCELLED, CANCELLED, SUCCEEDED]
+    assert tasks.lefts() == []
+
+
+def test_a_hook_whose_chain_runs_again_waits_for_the_new_end(tasks: Tasks) -> None:
+    # case M3
+    later = tasks.hook.using(queue="later")
+    whole = chain(tasks.fail.call(), tasks.ok).on_complete(later).on_failure(later)
+    handle = tasks.mill.enqueue(whole)
+    run_all(tasks.mill, queues=["default"])
+    # given hooks that have not begun when the chain is retried
+    assert handle.retry()
+    run_all(tasks.mill, queues=["later"])
+    assert tasks.told == []
+    # when
+    tasks.is_broken = False
+    run_all(tasks.mill, scheduled=True)
+    # then the hook for a failure has nothing to tell
+    assert [ended.state for ended in tasks.told] == [SUCCEEDED]
+    assert tasks.lefts() == []
+
+
+def test_a_call_that_waits_for_any_end_waits_for_the_end_of_a_retry(tasks: Tasks) -> None:
+    # case M3
+    flow = Flow()
+    flow.add(tasks.ok.using(queue="later").call(flow.add(tasks.fail.call()), "x"), waits="any")
+    handle = tasks.mill.enqueue(flow)
+    run_all(tasks.mill, queues=["default"])
+    assert handle.retry()
+    run_all(tasks.mill, queues=["later"])
+    assert tasks.ran == ["fail"]
+    tasks.is_broken = False
+    run_all(tasks.mill, scheduled=True)
+    assert tasks.ran == ["fail", "fail", "x"]

@@ -29,7 +29,8 @@ class Ended:
     Attributes:
         id: the id of the job, of the chain's last step, or of the group.
         state: ``succeeded``, ``failed``, ``cancelled`` or ``expired``. The state of a chain is the
-            state of the step that stopped it. None for a deleted job.
+            state of the step that stopped it, or ``cancelled`` if somebody cancelled a step. None
+            for a deleted job.
         error: the error, or an empty string after success.
         failed: the id of the job that did not succeed, for example a step of the chain; empty after
             success.

@@ -32,6 +32,7 @@ __all__ = [
     "delete_all",
     "has_steps",
     "is_hook",
+    "is_hook_id",
     "jobs_before",
     "lacks_members",
     "pages_of_parts",
@@ -258,8 +259,12 @@ def pages_of_parts(
 
 def is_hook(record: Record) -> bool:
     """True for the job of a hook, such as ``on_success``: it runs because other jobs ended."""
-    is_part, last = record.envelope.links is not None, record.envelope.id.rpartition(".")[2]
-    return is_part and last.startswith("on_")
+    return record.envelope.links is not None and is_hook_id(record.envelope.id)
+
+
+def is_hook_id(job_id: str) -> bool:
+    """True for the id of a hook, among the ids of a chain or a group."""
+    return job_id.rpartition(".")[2].startswith("on_")
 
 
 def _is_part(record: Record, whole_id: str) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.compositions import cancel_all, is_hook, retry_all
+from tidemill.client.compositions import cancel_all, is_hook, is_hook_id, retry_all
 from tidemill.client.results import member_id, size_of
 from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, RetryRefused
-from tidemill.core.job import GROUP, Record, State
+from tidemill.core.job import GROUP, Links, Record, State
 from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
 from tidemill.dashboard.formats import ICONS, duration, percent
 from tidemill.dashboard.job_list import page_of
@@ -150,12 +150,15 @@ def jobs_of(mill: Tidemill, root: str) -> tuple[list[Record], bool]:
 
 def _node(record: Record) -> FlowNode:
     envelope = record.envelope
-    links = envelope.links
+    links = envelope.links or Links()
+    # A hook waits for all steps of its chain. One line to it is enough, from the last step.
+    own = f"{envelope.id}.on_"
+    next = (job_id for job_id in links.next if job_id.startswith(own) or not is_hook_id(job_id))
     return FlowNode(
         id=envelope.id,
         label="group" if envelope.task == GROUP else envelope.task or "message",
         state=record.state.value,
-        next=links.next if links is not None else (),
+        next=tuple(next),
         note=_note(record),
         is_hook=is_hook(record),
     )

@@ -15,20 +15,44 @@ from tidemill.client.callbacks import Ended
 from tidemill.client.results import group_results, result_of
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import JobPruned
-from tidemill.core.job import Envelope, Input, Lease, Ref, RunOn, State
-from tidemill.core.retry import Fail
+from tidemill.core.job import (
+    NOT_STARTED,
+    WHILE_RUNNING,
+    Envelope,
+    Input,
+    Lease,
+    Ref,
+    RunOn,
+    State,
+)
+from tidemill.core.retry import Fail, Skip, Snooze
 
 __all__ = ["ParentResults"]
 
 
+LOOK_AGAIN = 1.0
+"""Seconds until a job looks again at a parent that was retried before the job ran."""
+
+
 class ParentResults:
-    """The results and ends of one job's parents."""
+    """The results and ends of one job's parents.
+
+    Raises:
+        Snooze: a parent runs again, since somebody retried it before this job ran.
+        Skip: a hook for failures has nothing to tell: its parents succeeded after a retry.
+    """
 
     def __init__(self, mill: Runtime, lease: Lease, envelope: Envelope) -> None:
         self._mill = mill
         self._ends: Mapping[str, Input] = {end.id: end for end in lease.inputs}
         waits = envelope.links.waits if envelope.links is not None else ""
         self._lenient = waits in (RunOn.ANY, RunOn.FAILURE)
+        for end in lease.inputs:
+            if end.state and not State(end.state).finished:
+                raise Snooze(LOOK_AGAIN, f"job {end.id}, for which it waited, was retried")
+        states = {end.state for end in lease.inputs}
+        if waits == RunOn.FAILURE and states == {State.SUCCEEDED}:
+            raise Skip("the jobs for which it waited succeeded after a retry")
 
     def fill(self, value: Any) -> Any:
         """Replace the references in a value, also inside lists, tuples and dicts.
@@ -66,8 +90,10 @@ class ParentResults:
         # If the last step succeeded, no step counts as failed: a failed step was retried.
         if last.state != State.SUCCEEDED:
             # A step without a state was deleted, and had succeeded before.
-            known = (end for end in ends if end.state not in ("", State.SUCCEEDED))
-            failed = next(known, last)
+            known = [end for end in ends if end.state not in ("", State.SUCCEEDED)]
+            # A chain was cancelled by hand if a step was; a group among its steps then failed.
+            by_hand = (end for end in known if end.error in (NOT_STARTED, WHILE_RUNNING))
+            failed = next(by_hand, known[0] if known else last)
         shown = failed or last
         state = State(shown.state) if shown.state else None
         error = shown.error or ("" if state else "the job was deleted")

@@ -107,37 +107,51 @@ class Plan:
     # -- nodes ----------------------------------------------------------------------------------
 
     def _jobs(
-        self, node: Node, job_id: str, next: tuple[str, ...], before: _Before
+        self,
+        node: Node,
+        job_id: str,
+        next: tuple[str, ...],
+        before: _Before,
+        watched_by: tuple[str, ...] = (),
     ) -> Iterator[Envelope]:
         """The jobs of a node, from last to first, without group members that come in later pieces.
 
-        The last job of the node has the id ``job_id`` and the given ``next``.
+        The last job of the node has the id ``job_id`` and the given ``next``. The hooks
+        ``watched_by`` wait for all steps of the node: somebody may cancel the last step of a chain
+        while an earlier step still runs.
         """
         if node is not self._node:
             _check_part(node)
         hooks = list(self._hook_jobs(node, job_id))
         yield from hooks
-        next = (*next, *(hook.id for hook in hooks))
+        watched_by = (*watched_by, *(hook.id for hook in hooks))
+        if isinstance(node, Chain):
+            yield from self._chain(node, job_id, next, before, watched_by)
+            return
+        next = (*next, *watched_by)
         if isinstance(node, Call):
             yield self._job(node, job_id, next, before)
-        elif isinstance(node, Chain):
-            yield from self._chain(node, job_id, next, before)
         elif isinstance(node, Group):
             yield from self._group(node, job_id, next, before)
         else:
             yield from self._flow(node, job_id, next, before)
 
     def _chain(
-        self, node: Chain[Any], job_id: str, next: tuple[str, ...], before: _Before
+        self,
+        node: Chain[Any],
+        job_id: str,
+        next: tuple[str, ...],
+        before: _Before,
+        watched_by: tuple[str, ...],
     ) -> Iterator[Envelope]:
         count = len(node.steps)
         for index in reversed(range(count)):
             step, own = node.steps[index], step_id(job_id, index, count)
             if not index:
-                yield from self._jobs(step, own, next, before)
+                yield from self._jobs(step, own, next, before, watched_by)
                 return
             first = _after(node.steps[index - 1], step_id(job_id, index - 1, count))
-            yield from self._jobs(step, own, next, first)
+            yield from self._jobs(step, own, next, first, watched_by)
             next = tuple(_entries(step, own))
 
     def _group(

@@ -266,7 +266,8 @@ def test_a_limit_is_full_when_each_of_its_keys_is(
 
 def test_a_flow_is_a_graph_with_a_link_to_each_job(mill: Tidemill, anna: Visitor) -> None:
     pay, ship = mill.tasks["shop.pay"], mill.tasks["shop.ship"]
-    handle = mill.enqueue(chain(group([pay.call(n) for n in range(3)]), ship, ship))
+    whole = chain(group([pay.call(n) for n in range(3)]), ship, ship).on_complete(ship)
+    handle = mill.enqueue(whole)
     assert handle.id in anna.get("/flows")
     text = anna.get(f"/flows/{handle.id}")
     found = re.search(r'<svg class="flow fits".*?</svg>(?=</div>)', text, re.DOTALL)
@@ -275,7 +276,7 @@ def test_a_flow_is_a_graph_with_a_link_to_each_job(mill: Tidemill, anna: Visitor
     links = {link.get("href", "").removeprefix("/jobs/") for link in tree.iter("a")}
     assert links == {job.id for job in mill.jobs()}
     assert "waiting, 3 to go" in found[0]
-    assert len(tree.findall("path")) == 5  # 3 members to the group, and on to two steps
+    assert len(tree.findall("path")) == 6  # 3 members to the group, two steps, and the hook
     # and the page of a part leads to the whole
     assert f"/flows/{handle.id}" in anna.get(f"/jobs/{handle.id}.0000.0000001")
 

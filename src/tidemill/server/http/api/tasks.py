@@ -18,8 +18,8 @@ from tidemill.client.log_attributes import job_name
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Verdict, priority_of
-from tidemill.core.retry import Fail
+from tidemill.core.job import Outcome, Verdict, priority_of
+from tidemill.core.retry import Fail, Skip, Snooze
 from tidemill.core.signatures import refusal, trusted
 from tidemill.server.http.bodies import as_json
 from tidemill.server.http.call import Call
@@ -106,6 +106,12 @@ def _shown(call: Call, shared_owner: SharedOwner, found: Sequence[ReservedJob]) 
             it = job.envelope
             log.warning("%s of queue %s: %s", job_name(it), it.queue, error)
             refused.append(refusal(job.lease, error))
+        except Snooze as error:
+            refused.append(
+                Verdict(job.lease.token, Outcome.SNOOZE, delay=error.delay, error=str(error))
+            )
+        except Skip:
+            refused.append(Verdict(job.lease.token, Outcome.SUCCESS))
         else:
             jobs.append(data)
             left -= len(memoryview(data))
@@ -118,6 +124,7 @@ def _encoded(call: Call, shared_owner: SharedOwner, job: ReservedJob) -> msgspec
     Raises:
         CodecError: the call is not signed as it should be, or its arguments do not fit into JSON.
         Fail: the result of a parent is missing.
+        Snooze, Skip: a parent was retried before the call ran.
     """
     mill, envelope = call.backend.mill, job.envelope
     trusted(envelope, mill.keys)
