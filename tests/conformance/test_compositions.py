@@ -10,7 +10,7 @@ import pytest
 from broker_driver import LiveOwner, check_counts
 from kinds import Kind
 
-from tidemill import Ended, Flow, RetryRefused, State, Tidemill, chain, group
+from tidemill import Ended, Flow, InvalidOption, RetryRefused, State, Tidemill, chain, group
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import retry_jobs
 from tidemill.core.job import Outcome
@@ -231,3 +231,58 @@ def test_a_call_that_waits_for_any_end_waits_for_the_end_of_a_retry(tasks: Tasks
     tasks.is_broken = False
     run_all(tasks.mill, scheduled=True)
     assert tasks.ran == ["fail", "fail", "x"]
+
+
+# -- the records of groups -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["purge", "purge now", "delete"])
+def test_an_act_on_the_queue_of_one_member_leaves_the_group_to_the_others(
+    tasks: Tasks, act: str
+) -> None:
+    # case M4
+    mill, ok = tasks.mill, tasks.ok
+    members = [ok.using(queue=queue).call() for queue in ("qa", "qb", "qb")]
+    handle = mill.enqueue(group(members).on_complete(tasks.hook))
+    # when
+    queue = mill.queue("qa")
+    assert (queue.delete(force=True) if act == "delete" else queue.purge(now="now" in act)) == 1
+    run_all(mill, queues=["default"])
+    # then the group goes on
+    assert (handle.state, handle.progress) == (State.WAITING, (1, 3))
+    assert tasks.told == []
+    run_all(mill)
+    assert tasks.ran == ["ok", "ok"]
+    [ended] = tasks.told
+    assert (ended.id, ended.state, ended.result) == (handle.id, FAILED, [None, "ok", "ok"])
+
+
+def test_the_record_of_a_group_is_no_job_of_users(tasks: Tasks) -> None:
+    # case M4
+    mill, ok = tasks.mill, tasks.ok
+    inner = group(ok.using(queue="qb").call() for _ in range(1200))
+    handle = mill.enqueue(group([ok.using(queue="qa").call(), inner]))
+    # then no list and no number has it
+    assert {row.name: row.size for row in mill.queues()} == {"qa": 1, "qb": 1200}
+    ids = {job.id for job in mill.jobs()}
+    assert len(ids) == 1201
+    assert not ids & {handle.id, handle[1].id}
+    assert len(list(mill.jobs(group=handle.id))) == 1201
+    page = mill.find(limit=1)
+    assert len(page.records) == 1
+    assert len(mill.find(limit=5000, cursor=page.cursor).records) == 1200
+    # but who asks for groups gets them
+    assert {job.id for job in mill.jobs(task="tidemill.group", state="waiting")} == {
+        handle.id,
+        handle[1].id,
+    }
+    # and no act on queues changes it
+    assert handle.alter(queue="qc") == 1201
+    assert mill.broker.alter([handle.id], queue="qc", rank=7) == [False]
+    assert handle.refresh().envelope.queue == "tidemill.groups"
+    with pytest.raises(InvalidOption, match="groups"):
+        mill.queue("tidemill.groups").purge()
+    with pytest.raises(InvalidOption, match="groups"):
+        mill.queue("tidemill.groups").delete(force=True)
+    assert mill.queue("qc").purge() == 1201
+    assert handle.state is FAILED

@@ -15,8 +15,9 @@ from kinds import Kind
 from tidemill import LeaseLost, Limit, LimitTimeout, State, Tidemill, TidemillError
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.consumers import Stop
-from tidemill.client.limit_hold import HOLDS, LimitHold
+from tidemill.client.limit_hold import LimitHold
 from tidemill.core.job import Owner
 from tidemill.testing import worker
 

@@ -24,10 +24,10 @@ import tidemill.cli.doctor
 import tidemill.cli.worker_checks
 from tidemill import Limit, State, StoreFull, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.cli import main
 from tidemill.cli.worker_checks import server_clock
-from tidemill.client.limit_hold import HOLDS
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.server import tokens

@@ -15,7 +15,7 @@ from harness import Place, alive, check_counters, check_no_overlap, eventually, 
 from servers.http import JobServer
 
 from tidemill import Limit, Tidemill
-from tidemill.client.limit_hold import HOLDS
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
 from tidemill.server.http.receipts import is_server_owner

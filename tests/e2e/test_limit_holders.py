@@ -14,7 +14,7 @@ from harness import eventually
 from servers import NETWORK
 
 from tidemill import Limit, Tidemill
-from tidemill.client.limit_hold import HOLDS
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.core.clock import new_id
 
 SOON = 60.0

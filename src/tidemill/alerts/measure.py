@@ -12,7 +12,7 @@ from tidemill.alerts.rules import Rule
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing
 from tidemill.core.job import Owner
@@ -52,7 +52,7 @@ def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
 
 def measure(mill: Tidemill, rules: Sequence[Rule]) -> list[Value]:
     """The values of rules now."""
-    queues = without_holds(mill.broker.stats())
+    queues = users_queues(mill.broker.stats())
     needs_owners = any(rule.when == "no-worker" for rule in rules)
     owners = mill.broker.owners() if needs_owners else []
     found: list[Value] = []

@@ -22,7 +22,7 @@ from tidemill.cli.disk_checks import Finding, space, writable
 from tidemill.cli.version_checks import installed, migrated, remedy, same_versions
 from tidemill.cli.worker_checks import clocks, leases
 from tidemill.client.explain import serving
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import State
@@ -169,7 +169,7 @@ def _policies(broker: Store) -> Iterator[Finding]:
 
 
 def _queues(broker: Store) -> list[QueueStats]:
-    return without_holds(broker.stats())
+    return users_queues(broker.stats())
 
 
 def _here(broker: Store) -> Iterator[Finding]:

@@ -109,7 +109,7 @@ def _that_begin(mill: Tidemill, text: str) -> list[str]:
 
 def _that_end(mill: Tidemill, text: str) -> list[str]:
     """The first ids that end with this text."""
-    page = mill.find(Filter(id_suffix=text), limit=_CANDIDATES + 1)
+    page = mill.broker.find(Filter(id_suffix=text), _CANDIDATES + 1)
     return [record.envelope.id for record in page.records]
 
 
@@ -179,10 +179,10 @@ def whole_group(mill: Tidemill, what: Filter) -> Filter:
 
 
 def every(mill: Tidemill, what: Filter) -> Iterator[Record]:
-    """All matching records, page by page, newest first."""
+    """All matching records, those of groups too, page by page, newest first."""
     cursor = ""
     while True:
-        page = mill.find(what, limit=_PAGE, cursor=cursor)
+        page = mill.broker.find(what, _PAGE, cursor)
         yield from page.records
         cursor = page.cursor
         if not cursor:

@@ -9,7 +9,7 @@ from typing import Any
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import Store
 from tidemill.cli.disk_checks import Finding
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
@@ -31,7 +31,7 @@ _RUNNING_MOST = 1000
 def leases(broker: Store) -> Iterator[Finding]:
     """Find running jobs that nobody works on, and jobs whose timeout has long passed."""
     running: list[Record] = []
-    count = sum(row.running for row in without_holds(broker.stats()))
+    count = sum(row.running for row in users_queues(broker.stats()))
     if count:
         most = min(count, _RUNNING_MOST)
         running = broker.find(Filter(states=frozenset({State.RUNNING})), most).records

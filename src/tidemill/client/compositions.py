@@ -72,7 +72,8 @@ def alter_all(mill: Runtime, whole_id: str, rank: int | None, queue: str | None)
     mill.features.need(Feature.ALTER, "alter()")
     altered = 0
     for records in pages_of_parts(mill, whole_id):
-        ids = [r.envelope.id for r in records if r.state in WAITING_STATES]
+        waiting = [r.envelope for r in records if r.state in WAITING_STATES]
+        ids = [envelope.id for envelope in waiting if envelope.task != GROUP]
         altered += sum(mill.job_store.alter(ids, rank=rank, queue=queue))
     return altered + sum(mill.job_store.alter([whole_id], rank=rank, queue=queue))
 

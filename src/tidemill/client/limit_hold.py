@@ -24,6 +24,7 @@ import contextlib
 import os
 import time
 
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.consumers import FOREVER, Session, Stop
 from tidemill.client.lease_renewal import LEASE, LeaseRenewal
 from tidemill.client.message import Message
@@ -35,10 +36,7 @@ from tidemill.core.errors import LeaseLost, LimitTimeout, TidemillError
 from tidemill.core.locks import Lock
 from tidemill.limits.declare import Limit
 
-__all__ = ["HOLDS", "Holds", "LimitHold"]
-
-HOLDS = "tidemill.holds."
-"""The beginning of the names of the queues of holds; the id of the owner follows."""
+__all__ = ["Holds", "LimitHold"]
 
 
 class Holds:

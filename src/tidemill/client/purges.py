@@ -17,7 +17,7 @@ from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HOUR, HistoryRow, join_name, split_name
-from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.inspection import Filter, check_users
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import id_time, new_id
 from tidemill.core.errors import InvalidOption, StoreFull, TidemillError
@@ -124,7 +124,9 @@ def purge(mill: Runtime, queue: str, *, now: bool = False) -> Purged:
 
     Raises:
         FeatureMissing: a job server of an older release keeps no purged jobs; give ``now``.
+        InvalidOption: the queue has the records of groups.
     """
+    check_users(queue)
     broker = mill.broker
     if not now and Feature.INSPECT in broker.features:  # a broker without INSPECT keeps no jobs
         need(broker, Feature.RESTORE, "a purge without now=True")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.brokers.contract.inspection import Filter, QueueStats, check_users
 from tidemill.client.purges import forget_purges
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
@@ -31,6 +31,7 @@ def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
         QueueHasJobs: the queue has jobs that must not be deleted.
         TidemillError: there is no such queue.
     """
+    check_users(name)
     mill.features.need(Feature.INSPECT, "deleting a queue")
     broker, row = mill.broker, _row(mill, name)
     if row.running:

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
-from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.limit_hold import HOLDS
+from tidemill.brokers.contract.inspection import QueueStats, is_own
 from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 
 __all__ = [
@@ -59,7 +58,7 @@ class Latest(NamedTuple):
 
 def counts_of(stats: Iterable[QueueStats], now: float) -> dict[str, Counts]:
     """The numbers of each queue as it is now."""
-    return {one.name: _counts(one, now) for one in stats if not one.name.startswith(HOLDS)}
+    return {one.name: _counts(one, now) for one in stats if not is_own(one.name)}
 
 
 def _counts(stats: QueueStats, now: float) -> Counts:

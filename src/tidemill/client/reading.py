@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
 from tidemill.client.history import History
 from tidemill.client.job_handle import Job
-from tidemill.client.limit_hold import HOLDS
 from tidemill.client.runtime import Runtime
-from tidemill.client.search import Found, SearchOptions
+from tidemill.client.search import Found, SearchOptions, find_shown
 from tidemill.core.config import check_name
 
-__all__ = ["Reading", "without_holds"]
+__all__ = ["Reading", "users_queues"]
 
 
 class Reading:
@@ -29,21 +28,22 @@ class Reading:
         """A page of at most ``limit`` records of jobs, newest first.
 
         The page has ``records``, and the ``cursor`` of the next page; an empty cursor ends the
-        list. ``tidemill jobs --json`` prints the same pages.
+        list. ``tidemill jobs --json`` prints the same pages. The records of groups are left out
+        unless the filter names their task, and a page may be short because of them.
 
         Raises:
             InvalidOption: the cursor is not the ``cursor`` of a page of this store.
             FeatureMissing: the broker can list failed jobs only.
         """
-        return self.job_store.find(what or Filter(), limit, cursor)
+        return find_shown(self.job_store, what or Filter(), limit, cursor)
 
     def jobs(self: Runtime, **what: Unpack[SearchOptions]) -> Found:
         """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
         return Found(self, **what)
 
     def queues(self: Runtime) -> list[QueueStats]:
-        """All queues with their numbers, without the queues of :meth:`Limits.hold`."""
-        return without_holds(self.broker.stats())
+        """All queues with their numbers, without the queues of groups and :meth:`Limits.hold`."""
+        return users_queues(self.broker.stats())
 
     @property
     def history(self: Runtime) -> History:
@@ -51,6 +51,6 @@ class Reading:
         return History(self)
 
 
-def without_holds(rows: Iterable[QueueStats]) -> list[QueueStats]:
-    """The queues, without the queues that :meth:`Limits.hold` makes."""
-    return [row for row in rows if not row.name.startswith(HOLDS)]
+def users_queues(rows: Iterable[QueueStats]) -> list[QueueStats]:
+    """The queues, without the queues that tidemill makes for itself."""
+    return [row for row in rows if not is_own(row.name)]

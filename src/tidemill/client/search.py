@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypedDict, Unpack
 
-from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.inspection import Filter, Page, is_own
+from tidemill.client.inline_jobs import JobStore
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
 from tidemill.core.config import check_known, check_name
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import State
+from tidemill.core.job import GROUP, State
 from tidemill.core.suggest import did_you_mean
 
-__all__ = ["Found", "SearchOptions", "states_of"]
+__all__ = ["Found", "SearchOptions", "find_shown", "states_of"]
 
 _PAGE = 200
+
+_MORE_READS = 10
+"""The most further reads for one page, in place of records that the page leaves out."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -77,12 +81,26 @@ class Found:
                 yield job
 
     def _page(self, cursor: str) -> tuple[list[Job[Any]], str | None]:
-        page = self._mill.job_store.find(self._what, _PAGE, cursor)
+        page = find_shown(self._mill.job_store, self._what, _PAGE, cursor)
         jobs: list[Job[Any]] = []
         for record in page.records:
             jobs.append(Job(self._mill, record.envelope.id))
             jobs[-1].remember(record)
         return jobs, page.cursor or None
+
+
+def find_shown(store: JobStore, what: Filter, limit: int, cursor: str) -> Page:
+    """A page without the records of groups and holds, unless the filter asks for them."""
+    page = store.find(what, limit, cursor)
+    if what.task == GROUP or is_own(what.queue):
+        return page
+    shown = [record for record in page.records if not is_own(record.envelope.queue)]
+    for _ in range(_MORE_READS):
+        if not page.cursor or len(shown) == limit:
+            break
+        page = store.find(what, limit - len(shown), page.cursor)
+        shown += [record for record in page.records if not is_own(record.envelope.queue)]
+    return Page(shown, page.cursor)
 
 
 def states_of(given: str | Iterable[str]) -> frozenset[State]:

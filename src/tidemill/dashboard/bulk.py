@@ -6,7 +6,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import bulk_run
 from tidemill.dashboard.job_actions import ACTIONS
-from tidemill.dashboard.job_query import parse
 from tidemill.dashboard.jobs import query_of
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
@@ -54,7 +53,6 @@ def preview(page: Page) -> Response:
         name=action,
         action=ACTIONS[action],
         query=query,
-        acted_on=bulk_run.acted_on(query, action),
         survey=bulk_run.survey(
             page.mill, query, action, 5.0 if page.request.arg("count") else _PATIENCE
         ),
@@ -96,7 +94,6 @@ def bulk(page: Page, bulk_id: str) -> Response:
         title=_TITLES[one.action],
         section="/bulk",
         one=one,
-        acted_on=bulk_run.acted_on(parse(one.query), one.action),
         now=clock.wall(),
         every=1 if one.state == "running" else 10,
     )

@@ -26,7 +26,7 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.client.purges import Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption, TidemillError
-from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, State
+from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
 from tidemill.dashboard import audit
 from tidemill.dashboard.bulk_notes import (
     CHANGED,
@@ -51,7 +51,6 @@ __all__ = [
     "RATES",
     "Bulk",
     "Survey",
-    "acted_on",
     "forget",
     "get",
     "narrowed",
@@ -110,19 +109,8 @@ def narrowed(query: JobQuery, action: str) -> JobQuery:
     return query
 
 
-def acted_on(query: JobQuery, action: str) -> JobQuery:
-    """The search without the jobs that stand for a group, because a group ends with its members.
-
-    These jobs stay in a search that names their task, and in the search of ``delete``.
-    """
-    if action == "delete" or GROUP in query.values("task"):
-        return query
-    return parse(f"{query} -task:{GROUP}")
-
-
 def survey(mill: Tidemill, query: JobQuery, action: str, patience: float) -> Survey:
     """Count the jobs of an operation for ``patience`` seconds at most."""
-    query = acted_on(query, action)
     need_lists(mill, query)
     until, number = time.monotonic() + patience, 0
     examples: list[Record] = []
@@ -279,7 +267,7 @@ class _Runner:
         if bulk.action == "restore":
             self._restore()
             return
-        query = acted_on(parse(bulk.query), bulk.action)
+        query = parse(bulk.query)
         size = min(_PIECE, bulk.rate or _PIECE)
         if bulk.probes and not self._judge():
             return

@@ -139,7 +139,7 @@ def jobs_of(mill: Tidemill, root: str) -> tuple[list[Record], bool]:
     cursor = ""
     own = mill.broker.get(root)
     while len(found) < _JOBS_MOST:
-        page = mill.find(Filter(id_prefix=f"{root}."), limit=500, cursor=cursor)
+        page = mill.broker.find(Filter(id_prefix=f"{root}."), 500, cursor)
         found += [record for record in page.records if record.envelope.links is not None]
         cursor = page.cursor
         if not cursor:

@@ -14,8 +14,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
-from tidemill.client.limit_hold import HOLDS
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
 from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.dashboard.job_query import JobQuery
@@ -94,16 +93,10 @@ def _read(
         what = msgspec.structs.replace(what, look=LOOK)
     most = max(want, _BATCH) if query.rest else want
     page = mill.find(what, limit=most, cursor=cursor)
-    places = [n for n, record in enumerate(page.records) if _matches(query, record, now)]
+    places = [n for n, record in enumerate(page.records) if query.matches_rest(record, now)]
     if len(places) > want:
         page = mill.find(what, limit=places[want - 1] + 1, cursor=cursor)
-    return page, [record for record in page.records if _matches(query, record, now)][:want]
-
-
-def _matches(query: JobQuery, record: Record, now: float) -> bool:
-    """True for a job that matches. The messages of ``limits.hold`` never match."""
-    held = record.envelope.queue.startswith(HOLDS) and not query.what.queue
-    return not held and query.matches_rest(record, now)
+    return page, [record for record in page.records if query.matches_rest(record, now)][:want]
 
 
 def pages_of(
@@ -155,8 +148,8 @@ def count_of(
 def count_all(mill: Tidemill) -> Count | None:
     """The number of all jobs, if the store counts them."""
     jobs = mill.broker.info().get("jobs")
-    held = sum(row.size for row in mill.broker.stats() if row.name.startswith(HOLDS))
-    return Count(jobs) if isinstance(jobs, int) and not held else None
+    own = any(row.size or row.accepted for row in mill.broker.stats() if is_own(row.name))
+    return Count(jobs) if isinstance(jobs, int) and not own else None
 
 
 def counted_by_queues(query: JobQuery, queues: list[QueueStats]) -> int | None:

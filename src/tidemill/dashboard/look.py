@@ -12,7 +12,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner
 
@@ -77,7 +77,7 @@ class Looks:
                 broker = self._mill.broker
                 knows = Feature.INSPECT in broker.features
                 at = clock.wall()
-                queues = without_holds(broker.stats())
+                queues = users_queues(broker.stats())
                 owners = broker.owners() if knows else []
                 self._latest = Look(at, queues, owners, broker.info())
                 self._taken = time.monotonic()

@@ -19,7 +19,7 @@ from tidemill.client.compositions import retry_jobs
 from tidemill.client.purges import list_purges
 from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.client.search import states_of
 from tidemill.client.trail import trail_of
 from tidemill.core.errors import (
@@ -281,7 +281,7 @@ class QueuePages(Pages):
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
         """All queues."""
-        return {"queues": without_holds(mill.broker.stats())}
+        return {"queues": users_queues(mill.broker.stats())}
 
 
 # -- schedules ------------------------------------------------------------------------------------

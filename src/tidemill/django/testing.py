@@ -97,5 +97,5 @@ def _empty(mill: DjangoMill) -> None:
     if mill.url.startswith("memory:"):
         mill.close()  # at its next use, ``memory://`` opens an empty store
         return
-    while records := mill.find(Filter(), limit=500).records:
+    while records := mill.broker.find(Filter(), 500).records:
         mill.broker.delete([record.envelope.id for record in records])

@@ -13,6 +13,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tidemill.brokers.contract.inspection import GROUPS
 from tidemill.client.call import Call
 from tidemill.client.callbacks import HOOKS, Ended
 from tidemill.client.context import JobContext
@@ -235,7 +236,11 @@ class _Inline:
     def _keep_group(self, group_id: str, count: int, failures: int) -> None:
         """Keep the job that stands for a group."""
         envelope = Envelope(
-            id=group_id, task=GROUP, created=clock.wall(), headers={MEMBER_COUNT: str(count)}
+            id=group_id,
+            queue=GROUPS,
+            task=GROUP,
+            created=clock.wall(),
+            headers={MEMBER_COUNT: str(count)},
         )
         state, error = State.SUCCEEDED, ""
         if failures:

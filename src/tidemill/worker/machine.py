@@ -31,6 +31,7 @@ from tidemill.worker.zombie_reaper import reap_orphans
 
 __all__ = ["Machine", "Spawned", "ThisProcess"]
 
+
 class Spawned:
     """A worker process at the level of the operating system, as the leader of its own group."""
 

@@ -88,18 +88,6 @@ class _Members:
         self._given = given
         self._once = not isinstance(given, Collection)
         self._taken = False
-        self._first: Any = None
-
-    def queue(self) -> str:
-        """The queue of the first member, for the job of the group. Call ``count`` first."""
-        first = self._first
-        if isinstance(self._given, Collection):
-            first = next(iter(self._given), None)
-        if isinstance(first, (Task, Configured, Call)):
-            # ``first`` has one of three types that as_node turns into a call, and a call has
-            # options.
-            return as_node(first).options.queue  # type: ignore[union-attr]
-        return "default"
 
     def count(self) -> int | None:
         """The number of members; None for a long iterator, whose end is not known yet."""
@@ -107,7 +95,6 @@ class _Members:
             members = iter(self)
             head = list(itertools.islice(members, LOOK_AHEAD))
             if len(head) == LOOK_AHEAD:
-                self._first = head[0]
                 self._given, self._taken = itertools.chain(head, members), False
                 return None
             self._given, self._once = head, False

@@ -20,6 +20,7 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tidemill.brokers.contract.inspection import GROUPS
 from tidemill.client.call import Call
 from tidemill.client.callbacks import HOOKS
 from tidemill.client.results import MEMBER_COUNT, member_id
@@ -160,10 +161,10 @@ class Plan:
         if not before.waits:
             count = node.members.count()
             self._open.append((job_id, node.members, count))
-            yield self._barrier(job_id, next, count, node.members.queue())
+            yield self._barrier(job_id, next, count)
             return
         members = node.members.settle()
-        yield self._barrier(job_id, next, len(members), node.members.queue())
+        yield self._barrier(job_id, next, len(members))
         for index, member in enumerate(members):
             yield from self._jobs(member, member_id(job_id, index), (job_id,), before)
 
@@ -225,11 +226,9 @@ class Plan:
             first = _Before(waits, ids, Ref(ids, is_group(node), ended=True))
             yield self._job(hook, own, (), first)
 
-    def _barrier(
-        self, job_id: str, next: tuple[str, ...], count: int | None, queue: str = "default"
-    ) -> Envelope:
+    def _barrier(self, job_id: str, next: tuple[str, ...], count: int | None) -> Envelope:
         links = Links(next, RunOn.BARRIER)
-        envelope = Envelope(id=job_id, queue=queue, task=GROUP, links=links)
+        envelope = Envelope(id=job_id, queue=GROUPS, task=GROUP, links=links)
         if count is not None:
             envelope.headers, envelope.text = {MEMBER_COUNT: str(count)}, f"{count} members"
         return self._mill.seal(envelope)

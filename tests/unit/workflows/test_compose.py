@@ -283,14 +283,6 @@ def test_a_map_is_one_list_in_order(both: Tasks) -> None:
     assert both.run(map_many(both.inc.using(priority=1), iter([(1, 5), 2]))).results(0) == [6, 3]
 
 
-def test_a_group_lies_in_the_queue_of_its_first_member(tasks: Tasks) -> None:
-    calls = [tasks.inc.using(queue="q").call(n) for n in range(1200)]
-    for members in (calls, iter(calls), iter(calls[:3])):
-        handle = tasks.mill.enqueue(group(members))
-        assert handle.refresh().envelope.queue == "q"
-        tasks.mill.broker.purge("q")
-
-
 def test_a_group_is_found_again_by_its_id(tasks: Tasks) -> None:
     handle = tasks.run(map_many(tasks.inc, range(3)).using(id="nightly"))
     assert handle.id == "nightly"

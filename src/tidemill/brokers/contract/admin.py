@@ -74,7 +74,7 @@ class Admin(Protocol):
 
         Returns False and changes nothing for a job that runs, has finished or does not exist. The
         same holds when the other queue has no room for the job (``max_size``). ``max_size`` does
-        not apply to a job in the state ``waiting``.
+        not apply to a job in the state ``waiting``. A barrier is never altered.
         """
         ...
 

@@ -12,6 +12,8 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Owner, Record, State
 
 __all__ = [
+    "GROUPS",
+    "HOLDS",
     "LOOK_MOST",
     "TOTALS",
     "Filter",
@@ -19,6 +21,8 @@ __all__ = [
     "Page",
     "QueueStats",
     "bad_cursor",
+    "check_users",
+    "is_own",
     "matches",
     "number_of",
     "totals_of",
@@ -90,6 +94,28 @@ class QueueStats(msgspec.Struct, kw_only=True):
             return values | dict.fromkeys([*self.unknown, "size"])
         del values["consumers"]
         return values
+
+
+HOLDS = "tidemill.holds."
+"""The beginning of the names of the queues of holds; the id of the owner follows."""
+
+GROUPS = "tidemill.groups"
+"""The queue of the jobs that stand for groups. So no act on a user's queue reaches them."""
+
+
+def is_own(queue: str) -> bool:
+    """True for a queue that no user has made."""
+    return queue == GROUPS or queue.startswith(HOLDS)
+
+
+def check_users(queue: str) -> None:
+    """Refuse to remove the jobs of the queue of groups.
+
+    Raises:
+        InvalidOption: the queue is the queue of groups.
+    """
+    if queue == GROUPS:
+        raise InvalidOption(f"queue {GROUPS} has the records of groups; delete a group by its id")
 
 
 LOOK_MOST = 200_000

@@ -28,6 +28,7 @@ from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN, b
 from tidemill.brokers.lmdb.workflows import (
     finish_falls,
     flow,
+    is_barrier,
     may_wait_anew,
     must_wait,
     revive,
@@ -188,6 +189,8 @@ def _alter(
     commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None, same: bool
 ) -> bool:
     if stored is None or stored.head.state >= SUCCEEDED or commit.is_running(stored):
+        return False
+    if is_barrier(stored):
         return False
     head, source, text = stored.head, commit.row_of(stored.head.line), altered_text(rank, queue)
     target = source if queue is None else commit.row(queue)

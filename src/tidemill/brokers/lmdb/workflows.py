@@ -47,6 +47,7 @@ __all__ = [
     "go_on",
     "has_parents",
     "inputs_of",
+    "is_barrier",
     "is_needed",
     "is_unfinished",
     "link",
@@ -233,17 +234,21 @@ def has_parents(commit: Transitions, stored: Stored) -> bool:
     return commit.txn.get(stored.id, db=commit.t.wait) is not None
 
 
+def is_barrier(stored: Stored) -> bool:
+    """True for a job that stands for a group, and never runs."""
+    return links_of(stored).waits == RunOn.BARRIER
+
+
 def may_wait_anew(commit: Transitions, stored: Stored) -> bool:
     """False for a job that can only end as before, because of how its parents ended."""
-    waits = links_of(stored).waits
-    if waits == RunOn.BARRIER:
+    if is_barrier(stored):
         return not stored.head.flags & Flag.DROPPED
-    return waits != RunOn.SUCCESS or not _counts(commit, stored.id)[1]
+    return links_of(stored).waits != RunOn.SUCCESS or not _counts(commit, stored.id)[1]
 
 
 def must_wait(commit: Transitions, stored: Stored) -> bool:
     """True for a job with unfinished parents, and for a barrier, which never runs."""
-    return links_of(stored).waits == RunOn.BARRIER or _counts(commit, stored.id)[0] > 0
+    return is_barrier(stored) or _counts(commit, stored.id)[0] > 0
 
 
 def wait_anew(commit: Transitions, stored: Stored) -> None:

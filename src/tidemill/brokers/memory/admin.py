@@ -123,7 +123,7 @@ def alter(
     ``same`` is the answer for a job that has the rank and the queue already.
     """
     item = jobs.items.get(job_id)
-    if item is None or item.record.state not in WAITING_STATES:
+    if item is None or item.record.state not in WAITING_STATES or item.waits == RunOn.BARRIER:
         return False
     record, text = item.record, altered_text(rank, queue)
     rank = record.rank if rank is None else rank

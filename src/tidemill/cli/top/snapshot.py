@@ -14,7 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
-from tidemill.client.reading import without_holds
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import RELAY, Owner, Record, State
 from tidemill.core.scoreboard import read_runs, runs_by_name
@@ -122,7 +122,7 @@ class Snapshot(msgspec.Struct):
 def take(mill: Tidemill, meter: Meter) -> Snapshot:
     """Look at the store once."""
     broker = mill.broker
-    stats = without_holds(broker.stats())
+    stats = users_queues(broker.stats())
     knows = Feature.INSPECT in broker.features
     rates = meter.measure(mill, stats)
     totals = totals_of(stats, knows=knows)

@@ -13,6 +13,7 @@ import socket
 import time
 
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
 from tidemill.server.beanstalk.client import Client, Reservation
@@ -105,7 +106,7 @@ def _time_left(port: PortState, number: int, record: Record) -> int:
 
 
 def _rows(port: PortState) -> dict[str, QueueStats]:
-    return {row.name: row for row in port.broker.stats()}
+    return {row.name: row for row in users_queues(port.broker.stats())}
 
 
 def has_jobs(port: PortState, name: str) -> bool:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.rpc import CALLS, Role
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.contract.store import Store
-from tidemill.client.limit_hold import HOLDS
 from tidemill.core.errors import CodecError
 from tidemill.schedules.record import decode
 from tidemill.server.http.receipts import is_server_owner

@@ -49,7 +49,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM later WHERE seq = which FOR UPDATE;
     SELECT line, rank INTO j FROM job WHERE seq = which;
-    IF NOT FOUND THEN
+    IF NOT FOUND OR EXISTS (SELECT FROM behind WHERE seq = which AND waits = 'barrier') THEN
         RETURN false;
     END IF;
     other := coalesce(target * 4 + (j.line & 3), j.line);

@@ -53,6 +53,7 @@ end
 -- True when the job was altered; 'same' when it has the rank and the queue already; false when it is refused.
 function alter(j)
   if j.state > READY then return false end
+  if flagged(j.flags, LINKED) and links_of(j.id).waits == W_BARRIER then return false end
   local rank, queue = string.match(ARGV[6], '^(%d*) (.*)$')
   rank = tonumber(rank)
   local text = altered_text(rank, queue)

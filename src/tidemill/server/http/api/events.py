@@ -34,7 +34,7 @@ async def get_stats(call: Call) -> Stats:
     """Get statistics of the store and this server."""
     backend = call.backend
     broker = backend.mill.broker
-    rows, owners = await backend.run(lambda: (broker.stats(), broker.owners()))
+    rows, owners = await backend.run(lambda: (backend.mill.queues(), broker.owners()))
     knows = Feature.INSPECT in broker.features
     return Stats(
         version=__version__,

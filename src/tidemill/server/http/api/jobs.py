@@ -17,6 +17,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import retry_jobs
 from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
+from tidemill.client.search import find_shown
 from tidemill.client.trail import trail_of
 from tidemill.core.config import check_alter, check_name
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
@@ -204,7 +205,7 @@ async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     """
     what, mill = filter_of(call, query), call.backend.mill
     mill.features.need(Feature.FAILED, "a list of jobs")
-    limit, find = int(query.limit), mill.broker.find
+    limit, find = int(query.limit), functools.partial(find_shown, mill.broker)
     if query.bodies:
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
