@@ -16,7 +16,7 @@ from harness import eventually
 from once_storm import STORES
 from servers.http import Answer, JobServer
 
-from tidemill import Tidemill, chain
+from tidemill import Flow, Tidemill, chain
 from tidemill.server import tokens
 from tidemill.server.tokens import Role
 
@@ -261,6 +261,22 @@ def test_results_of_other_jobs_are_filled_in(server: JobServer, queue: str) -> N
         assert (job["task"], job["args"]) == ("js.second", [{"n": 4}, 5])
         assert say(server, job, "complete", result="last").status == 204
         assert chained.result(10) == "last"
+
+
+def test_a_call_waits_for_the_end_of_a_job_that_was_retried(server: JobServer, queue: str) -> None:
+    # case M3
+    with producer(server) as mill:
+        flow = Flow()
+        first = flow.add(mill.call("js.first").using(queue=queue))
+        flow.add(mill.call("js.second", first).using(queue=queue), waits="any")
+        both = mill.enqueue(flow)
+        job = take(server, queue, "js.first")
+        assert say(server, job, "fail", error="no", retry=False).status == 204
+        assert both.retry() == 1
+        assert reserve(server, queue, "js.second", timeout=0.5) == []
+        job = take(server, queue, "js.first")
+        assert say(server, job, "complete", result=4).status == 204
+        assert take(server, queue, "js.second", timeout=25)["args"] == [4]
 
 
 def test_a_result_may_be_bytes(server: JobServer, queue: str) -> None:
