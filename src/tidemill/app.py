@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -51,6 +50,7 @@ from tidemill.core.config import (
     default_url,
     url_from_environment,
 )
+from tidemill.core.forks import after_fork, check_fork
 from tidemill.core.job import Envelope, Links
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
@@ -170,6 +170,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
     @property
     def broker(self) -> Store:
         """The broker, opened at first use."""
+        check_fork()
         return self._broker or self._open()
 
     @property
@@ -194,6 +195,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
 
     def close(self) -> None:
         """Close the broker. The next use opens it again; a second close does nothing."""
+        check_fork()
         for end in list(self.before_close):
             end()
         self.consumers.close()
@@ -419,4 +421,4 @@ def _after_fork_child() -> None:
         mill.after_fork_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_child)
+after_fork(_after_fork_child)

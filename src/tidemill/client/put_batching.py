@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tidemill.client.runtime import Runtime
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
+from tidemill.core.forks import check_fork
 from tidemill.core.job import Envelope, Put
 from tidemill.core.signals import SignalsDeferred
 
@@ -37,6 +38,7 @@ class PutBatching:
 
     async def put(self, envelope: Envelope) -> Put:
         """Store one job."""
+        check_fork()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Put] = loop.create_future()
         self._waiting.append(_WaitingPut(envelope, loop, future))

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import secrets
 import time
 from collections.abc import Callable
+
+from tidemill.core import forks
 
 __all__ = ["Clock", "clock", "id_floor", "id_time", "new_id", "short_id"]
 
@@ -63,11 +64,13 @@ class _Ids:
 
 
 _ids = _Ids()
-os.register_at_fork(after_in_child=_ids.reset)
+forks.after_fork(_ids.reset)
 
 
 def new_id() -> str:
     """A new job id: unique without coordination, in the order of creation."""
+    if not forks.mark[0]:
+        forks.enter_child()
     moment, count = int(clock.wall() * 1000), _ids.tick() & 0xFFFFF
     return "%011x%s%05x" % (moment, _ids.process, count)  # noqa: UP031 - quicker than an f-string
 

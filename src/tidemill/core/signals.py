@@ -34,7 +34,9 @@ from typing import Any, ParamSpec, TypeVar
 __all__ = [
     "InterruptibleWait",
     "SignalsDeferred",
+    "Unkilled",
     "begin_interruptible_wait",
+    "block_sigpipe",
     "defer_signals",
     "end_interruptible_wait",
     "handle_again",
@@ -43,6 +45,7 @@ __all__ = [
     "restart_on_signal",
     "resume_signals",
     "set_handler",
+    "write_unkilled",
 ]
 
 P = ParamSpec("P")
@@ -90,7 +93,7 @@ def defer_signals() -> bool:
 def _replace_all() -> None:
     found = list(map(_signal.getsignal, _SIGNALS))
     if found != _found[0][0]:  # rarely true; the comparison of equal lists runs no Python code
-        _found[0] = found, tuple(compress(_SIGNALS, map(callable, found)))
+        _found[0] = found, tuple(compress(_SIGNALS, map(_is_pythons, found)))
     ends = -1
     while ends != _ends[0]:  # a handler may have run a section, which restored some handlers
         ends = _ends[0]
@@ -102,6 +105,17 @@ def _replace_all() -> None:
                 _signal.signal(number, _remember)
             elif number not in _replaced:  # a handler's section ended between append() and signal()
                 _replaced.append(number)
+
+
+def _is_pythons(handler: Any) -> bool:
+    """True for a handler in Python, which a section replaces.
+
+    uWSGI handles SIGINT in C, and Python does not know. To replace Python's handler would end that
+    of uWSGI for good: its processes would not stop.
+    """
+    if handler is signal.default_int_handler and "uwsgi" in sys.modules:
+        return False
+    return callable(handler)
 
 
 def resume_signals() -> None:
@@ -323,3 +337,43 @@ def _after_fork_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_child)
+
+
+# -- SIGPIPE -------------------------------------------------------------------------------------
+
+# Python ignores SIGPIPE, but a command-line program may have restored the default action, which
+# kills the program. So SIGPIPE is blocked in the writing thread during a write to a pipe or socket
+# whose reader may be gone, and a SIGPIPE that came is discarded.
+_PIPE = frozenset({signal.SIGPIPE})
+
+
+class Unkilled:
+    """A section, as a context manager, in which SIGPIPE does not kill the process."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before: set[Any] | None = None
+        if _signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL:
+            self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _PIPE)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and signal.SIGPIPE not in self._before:
+            if signal.SIGPIPE in signal.sigpending():
+                signal.sigwait(_PIPE)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PIPE)
+
+
+def block_sigpipe() -> None:
+    """Block SIGPIPE in this thread from now on, so that a write cannot kill the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PIPE)
+
+
+def write_unkilled(fd: int, data: bytes) -> None:
+    """Write without waiting.
+
+    Raises:
+        OSError: no process reads, or the pipe is full.
+    """
+    with Unkilled():
+        os.write(fd, data)

@@ -12,7 +12,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from tidemill.core.sigpipe import Unkilled
+from tidemill.core.signals import Unkilled
 
 __all__ = ["SafeLog"]
 

@@ -19,8 +19,7 @@ from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.spare_connections import Spares
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
-from tidemill.core.signals import InterruptibleWait, raised_by_handler
-from tidemill.core.sigpipe import Unkilled
+from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
 __all__ = ["STEP_TIMEOUT", "Server", "ServerConnection", "ServerConnections"]
 

@@ -29,6 +29,7 @@ from tidemill.brokers.lmdb.wakeup import WakeUps
 from tidemill.brokers.lmdb.write_transaction import nested
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 from tidemill.core.files import Folder
+from tidemill.core.forks import after_fork
 from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_signal, resume_signals
 
 __all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
@@ -423,7 +424,7 @@ def _before_fork() -> None:
 def _after_fork_parent() -> None:
     for store in _ours:
         store.after_fork_parent()
-    deferred = _forking[0]
+    deferred, _forking[0] = _forking[0], False
     _lock.release()
     if deferred:
         resume_signals()
@@ -439,12 +440,10 @@ def _after_fork_child() -> None:
             store.after_fork_child()
         if not store.environment.ours:
             del _stores[key]
-    if _forking[0]:
+    deferred, _forking[0] = _forking[0], False
+    if deferred:
         resume_signals()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_parent,
-    after_in_child=_after_fork_child,
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_parent)
+after_fork(_after_fork_child)

@@ -8,9 +8,10 @@ while a transaction is open.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
+
+from tidemill.core.forks import after_fork
 
 __all__ = ["pace"]
 
@@ -49,4 +50,4 @@ class _Pace:
 
 
 pace = _Pace()
-os.register_at_fork(after_in_child=pace.after_fork_child)
+after_fork(pace.after_fork_child)

@@ -31,8 +31,7 @@ from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder
 from tidemill.core.scoreboard import allocate
-from tidemill.core.signals import InterruptibleWait
-from tidemill.core.sigpipe import write_unkilled
+from tidemill.core.signals import InterruptibleWait, write_unkilled
 
 __all__ = [
     "ALL",

@@ -11,6 +11,8 @@ import contextlib
 import weakref
 from typing import Protocol
 
+from tidemill.core.forks import check_fork
+
 __all__ = ["flush_at_exit"]
 
 
@@ -28,6 +30,7 @@ def flush_at_exit(broker: _Flushed) -> None:
 
 @atexit.register
 def _flush_all() -> None:
+    check_fork()  # the parent flushes its own
     for broker in list(_brokers):
         # If the server is away, it delivers the messages again.
         with contextlib.suppress(Exception):

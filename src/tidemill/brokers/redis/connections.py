@@ -23,8 +23,7 @@ from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import NotReplicated, TidemillError
-from tidemill.core.signals import InterruptibleWait, raised_by_handler
-from tidemill.core.sigpipe import Unkilled
+from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
 __all__ = ["STEP_TIMEOUT", "ServerConnection", "ServerConnections"]
 

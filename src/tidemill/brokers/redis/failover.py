@@ -22,8 +22,7 @@ from redis.sentinel import Sentinel
 
 from tidemill.brokers.redis.address import Address
 from tidemill.brokers.redis.errors import Away, is_broken, translate
-from tidemill.core.signals import InterruptibleWait, raised_by_handler
-from tidemill.core.sigpipe import Unkilled
+from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
 __all__ = ["CONNECT_TIMEOUT", "SILENCE", "Replaced", "Server"]
 

@@ -17,8 +17,7 @@ from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.redis.errors import Away, translate
 from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.signals import InterruptibleWait, raised_by_handler
-from tidemill.core.sigpipe import Unkilled
+from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
 __all__ = ["Wakeup"]
 

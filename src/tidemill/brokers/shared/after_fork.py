@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Protocol
+
+from tidemill.core.forks import after_fork
 
 __all__ = ["tell_of_forks"]
 
@@ -26,4 +27,4 @@ def _after_fork_child() -> None:
         broker.after_fork_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_child)
+after_fork(_after_fork_child)

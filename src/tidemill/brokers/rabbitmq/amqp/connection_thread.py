@@ -26,7 +26,7 @@ from tidemill.brokers.rabbitmq.errors import is_final, sentence
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Condition, Lock
-from tidemill.core.sigpipe import block_sigpipe
+from tidemill.core.signals import block_sigpipe
 
 __all__ = ["ConnectionListener", "ConnectionThread", "OutageLog"]
 
