@@ -11,6 +11,8 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import pathlib
+import typing
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +21,7 @@ import msgspec
 
 from tidemill.client.arguments import Argument, Arguments
 from tidemill.core.codec import pack, unpack
-from tidemill.core.converters import converter_of, full_name, is_number
+from tidemill.core.converters import converter_of, full_name, is_number, plain_base
 from tidemill.core.errors import CodecError
 from tidemill.core.job import Ref
 
@@ -36,6 +38,11 @@ _METHOD = (
     "function of the module as the task"
 )
 _CONTAINERS = frozenset({list, tuple, set, frozenset})
+_KEPT = _LEAVES | _CONTAINERS | {dict, Ref}
+_SCALARS = (
+    *(str, int, float, bytes, decimal.Decimal, uuid.UUID),
+    *(dt.datetime, dt.date, dt.time, dt.timedelta),
+)
 _PLAIN_FORMS = (
     (enum.Enum, "its .value"),
     (msgspec.Struct, "msgspec.to_builtins(value)"),
@@ -99,7 +106,7 @@ def _check(argument: Argument, arguments: Arguments | None) -> None:
         plain = unpack(data)
     except CodecError as error:  # raised for a set of dataclasses, for example
         raise _Refused(f"{error}; pass plain data") from error
-    _compare(value, convert(plain), hint not in (None, Any, object), _how(arguments))
+    _compare(value, convert(plain), hint, _how(arguments))
 
 
 def _how(arguments: Arguments | None) -> str:
@@ -180,12 +187,13 @@ def _fields_of_model(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_typed(value: Any) -> bool:
-    """True for a value that only an annotation can restore."""
-    return (
-        isinstance(value, (enum.Enum, msgspec.Struct))
-        or dataclasses.is_dataclass(value)
-        or converter_of(type(value)) is not None
-    ) and not isinstance(value, type)
+    """True for a value that only an annotation can restore.
+
+    Without an annotation, a path arrives as text and a named tuple as a tuple, as the guide says.
+    """
+    if type(value) in _KEPT or isinstance(value, (type, pathlib.PurePath)):
+        return False
+    return not (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
@@ -208,15 +216,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
 # -- does the type come back? --------------------------------------------------------------------
 
 
-def _compare(value: Any, back: Any, annotated: bool, how: str) -> None:
-    """Compare a value with the value that a worker will restore.
+def _compare(value: Any, back: Any, hint: Any, how: str) -> None:
+    """Compare a value with the value that a worker will restore by the annotation ``hint``.
 
     Raises:
         _Refused: a part of the value would arrive as another type.
     """
-    if _is_typed(value) and type(back) is not type(value):
-        if not _is_same_text_or_number(value, back, annotated):
-            raise _Refused(_lost(value, back, how))
+    if _is_typed(value) and not _is_same_type(value, back):
+        if not _is_asked_for(value, back, hint):
+            raise _Refused(_lost(value, back, "" if _names(hint, type(value)) else how))
         return
     converter = converter_of(type(value))
     if converter is not None and converter.to_json is not None and back != value:
@@ -226,17 +234,30 @@ def _compare(value: Any, back: Any, annotated: bool, how: str) -> None:
         )
     for label, part, part_back in _pairs(value, back):
         try:
-            _compare(part, part_back, annotated, how)
+            _compare(part, part_back, hint, how)
         except _Refused as refusal:
             refusal.path = label + refusal.path
             raise
+    if plain_base(type(value)) is not None and value == value and back != value:
+        raise _Refused(f"the {full_name(type(value))} would not come back as it was; {how}")
 
 
-def _is_same_text_or_number(value: Any, back: Any, annotated: bool) -> bool:
+def _is_same_type(value: Any, back: Any) -> bool:
+    """True for values of one class, also if it passes for another, as a date of freezegun does."""
+    return type(back) is type(value) or (type(back) in _LEAVES and isinstance(back, type(value)))
+
+
+def _is_asked_for(value: Any, back: Any, hint: Any) -> bool:
     """True for a number of numpy, and for a ``StrEnum`` whose parameter asks for text."""
     if is_number(type(value)):
         return bool(value == back or value != value)
-    return annotated and isinstance(value, (str, int, float)) and bool(value == back)
+    asked = hint not in (None, Any, object) and not _names(hint, type(value))
+    return asked and isinstance(value, _SCALARS) and bool(value == back)
+
+
+def _names(hint: Any, kind: type) -> bool:
+    """True when the annotation names the class."""
+    return hint is kind or any(_names(part, kind) for part in typing.get_args(hint))
 
 
 def _pairs(value: Any, back: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -262,6 +283,8 @@ def _lost(value: Any, back: Any, how: str) -> str:
     kind = type(value)
     if dataclasses.is_dataclass(kind):
         plain = "dataclasses.asdict(value)"
+    elif isinstance(value, (list, tuple, set, frozenset, dict, bytearray, memoryview)):
+        plain = f"{type(back).__name__}(value)"
     elif hasattr(value, "tolist"):
         plain = "value.tolist()"
     elif hasattr(value, "model_dump"):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidemill.core.converters import converter_of
+from tidemill.core.converters import Converter, converter_of, full_name, plain_base
 
 __all__ = ["TEXT_OF_BODY", "Argument", "Arguments", "summary"]
 
@@ -134,8 +134,7 @@ class Arguments:
     @functools.cached_property
     def _convert_result(self) -> Convert:
         hint = self._hints.get("return")
-        needed = hint is not None and _travels_as_plain_data(hint)
-        return functools.partial(_convert, hint, "the result") if needed else _same
+        return _conversion(hint, "the result") or _same
 
     @functools.cached_property
     def _converters(
@@ -149,8 +148,7 @@ class Arguments:
             hint = self._hints.get(name)
             if hint is None and not by_place and name == "self":
                 hint = _class_of(self._function)
-            needed = hint is not None and _travels_as_plain_data(hint)
-            convert = functools.partial(_convert, hint, f"argument {name}") if needed else None
+            convert = _conversion(hint, f"argument {name}")
             if parameter.kind is parameter.VAR_POSITIONAL:
                 rest = convert
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -239,6 +237,36 @@ def _class_of(function: Callable[..., Any]) -> Any:
     return target if isinstance(target, type) else None
 
 
+def _conversion(hint: Any, name: str) -> Convert | None:
+    """The conversion that an annotation asks for, or None."""
+    if hint is None:
+        return None
+    if _travels_as_plain_data(hint):
+        return functools.partial(_convert, hint, name)
+    kinds = {hint}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = {*typing.get_args(hint)} - {types.NoneType}
+    kind = kinds.pop()
+    kind = typing.get_origin(kind) or kind
+    base = plain_base(kind) if isinstance(kind, type) and not kinds else None
+    return functools.partial(_extend, kind, base, name) if base is not None else None
+
+
+def _extend(kind: type, base: type, name: str, value: Any) -> Any:
+    """Make a value of a class that extends a plain type."""
+    if value is None or isinstance(value, kind):
+        return value
+    if not isinstance(value, base):
+        raise TypeError(f"{name}: expected {base.__name__}, got {type(value).__name__}")
+    try:
+        return kind(value)
+    except Exception as error:  # the class is a user's code
+        raise TypeError(
+            f"{name}: cannot make a {full_name(kind)} of a {base.__name__}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _travels_as_plain_data(hint: Any) -> bool:
     """True for types whose values become plain data on the wire, and for types with such parts."""
     named = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
@@ -269,7 +297,14 @@ def _convert(hint: Any, name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=_from_data)
     except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
-        raise TypeError(f"{name}: {error}") from error
+        text = str(error)
+        if text.startswith("Enum"):  # msgspec names the enum, or the annotation with the enum
+            text = (
+                f"the annotation {getattr(hint, '__qualname__', hint)} names an enum whose values "
+                "are not all str or all int, so no data tell which member comes back; pass the "
+                "member's .value, and annotate the type of the value"
+            )
+        raise TypeError(f"{name}: {text}") from error
 
 
 def _from_data(hint: Any, value: Any) -> Any:
@@ -279,6 +314,9 @@ def _from_data(hint: Any, value: Any) -> Any:
     if issubclass(kind, pathlib.PurePath):
         return kind(value)
     converter = converter_of(kind)
+    base = plain_base(kind)
+    if converter is None and base is not None and isinstance(value, base):
+        converter = Converter(base, lambda kind, data: kind(data))
     if converter is None:
         # msgspec expects this error from a hook that does not know the type.
         raise NotImplementedError(f"no way to make a {kind.__name__}")

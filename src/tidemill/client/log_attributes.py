@@ -29,7 +29,7 @@ class _Factory:
     def __init__(self, make: Any) -> None:
         self._make = make
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         record, job = self._make(*args, **kwargs), running_job.get()
         record.tidemill_job_id = job.id if job else ""
         record.tidemill_task = job.task if job else ""

@@ -80,12 +80,12 @@ class Configured(Generic[P, R, C]):
         return Configured(self._task, changed, self._bound)
 
     @overload
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
     @overload
     def call(
-        self: Configured[Concatenate[S, Q], R, C], *args: Q.args, **kwargs: Q.kwargs
+        self: Configured[Concatenate[S, Q], R, C], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> PartialCall[R]: ...  # a step of a chain, or a hook, gets its first argument later
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """The call as a value, for ``enqueue_many``, chains and groups.
 
         Raises:
@@ -94,7 +94,7 @@ class Configured(Generic[P, R, C]):
         given = (*self._bound, *args)
         return _call(self._task, given, kwargs, self._options)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Have a worker make the call. The job is durable when this returns.
 
         Raises:
@@ -106,12 +106,12 @@ class Configured(Generic[P, R, C]):
         job: Job[R] = self._task.mill.enqueue(self.call(*args, **kwargs))
         return job
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``enqueue``, without blocking the event loop."""
         job: Job[R] = await self._task.mill.aenqueue(self.call(*args, **kwargs))
         return job
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
         """Call the plain function, here and now."""
         result: C = self._task.function(*self._bound, *args, **kwargs)
         return result
@@ -149,7 +149,7 @@ class Task(Generic[P, R]):
         self.arguments = Arguments(function, name)
         self.is_async = inspect.iscoroutinefunction(function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the plain function, here and now."""
         result: R = self.function(*args, **kwargs)
         return result
@@ -178,12 +178,12 @@ class Task(Generic[P, R]):
         return Configured(self, self.options.changed(f"task {self.name}", options, CALL_OPTIONS))
 
     @overload
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
     @overload
     def call(
-        self: Task[Concatenate[S, Q], R], *args: Q.args, **kwargs: Q.kwargs
+        self: Task[Concatenate[S, Q], R], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> PartialCall[R]: ...  # a step of a chain, or a hook, gets its first argument later
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """The call as a value, for ``enqueue_many``, chains and groups.
 
         Raises:
@@ -191,7 +191,7 @@ class Task(Generic[P, R]):
         """
         return _call(self, args, kwargs, self.options)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Have a worker make the call. The job is durable when this returns.
 
         Raises:
@@ -203,7 +203,7 @@ class Task(Generic[P, R]):
         job: Job[R] = self.mill.enqueue(self.call(*args, **kwargs))
         return job
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``enqueue``, without blocking the event loop."""
         job: Job[R] = await self.mill.aenqueue(self.call(*args, **kwargs))
         return job
@@ -221,7 +221,7 @@ class AsyncTask(Task[P, R]):
 
     # A plain call still returns a coroutine, so the type differs from the base class.
     def __call__(  # type: ignore[override]
-        self, *args: P.args, **kwargs: P.kwargs
+        self, /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, R]:
         """Call the plain coroutine function, here and now."""
         result: Coroutine[Any, Any, R] = self.function(*args, **kwargs)

@@ -53,6 +53,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _PLAIN = frozenset({str, bytes, bool, float, type(None)})
 _SCALARS = _PLAIN | {int}
 _TEXT = frozenset({str})
+_SCALAR_BASES = (dt.datetime, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
 _BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
 # The errors of the constructors that decode an extension, when its data are invalid.
 _UNDECODABLE = (
@@ -190,9 +191,9 @@ def _flatten_other(value: Any) -> Any:
     converter = converter_of(type(value))
     if converter is not None:
         return _converted(converter, value)
-    for moment in (dt.datetime, dt.date):
-        if isinstance(value, moment):
-            return _ENCODERS[moment](value)
+    for base in _SCALAR_BASES:
+        if isinstance(value, base):
+            return _ENCODERS[base](value)
     for base in _BASES:
         if isinstance(value, base):
             return _flatten(base(value))

@@ -7,6 +7,7 @@ libraries that the program has imported already. This module imports no library.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 import decimal
@@ -20,7 +21,15 @@ import msgspec
 
 from tidemill.core.errors import CodecError, InvalidOption
 
-__all__ = ["Converter", "converter_of", "full_name", "is_number", "register_converter", "remedy"]
+__all__ = [
+    "Converter",
+    "converter_of",
+    "full_name",
+    "is_number",
+    "plain_base",
+    "register_converter",
+    "remedy",
+]
 
 T = TypeVar("T")
 
@@ -34,6 +43,11 @@ _KEPT = frozenset(
 
 _ARRAY_KINDS = "biufcmMSU"
 """Kinds of numpy types whose items are plain bytes: no Python objects, no records."""
+
+
+_PLAIN_BASES: tuple[type, ...] = (
+    *(str, int, float, bytes, bytearray, memoryview, list, tuple, set, frozenset, dict),
+)
 
 
 class Converter(NamedTuple):
@@ -88,6 +102,19 @@ def converter_of(kind: type) -> Converter | None:
     if _is_array(kind):
         return _ARRAY
     return _NUMBER if is_number(kind) else None
+
+
+def plain_base(kind: type) -> type | None:
+    """The plain type that a class extends, if the class makes its values of plain ones, or None.
+
+    A ``defaultdict`` cannot be made of a dict: its function is no data.
+    """
+    if kind in _KEPT or issubclass(kind, (collections.defaultdict, enum.Enum)):
+        return None
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return None
+    base = next((base for base in _PLAIN_BASES if issubclass(kind, base)), None)
+    return bytes if base in (bytearray, memoryview) else base
 
 
 def full_name(kind: type) -> str:

@@ -1,0 +1,218 @@
+"""Values of classes that extend plain types arrive as themselves, or are refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import uuid
+from typing import Any
+
+import pytest
+
+from tidemill import CodecError, Tidemill
+from tidemill.testing import run_all
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Fraction(float):
+    pass
+
+
+class Raw(bytes):
+    pass
+
+
+class Names(list[str]):
+    pass
+
+
+class Pair(tuple[int, int]):
+    pass
+
+
+class Bag(set[int]):
+    pass
+
+
+class Settings(dict[str, int]):
+    pass
+
+
+class Once(dict[str, int]):
+    """Its copy differs."""
+
+    def __init__(self, start: Any = ()) -> None:
+        super().__init__(start, pieces=len(start))
+
+
+class Moment(dt.datetime):
+    pass
+
+
+class Money(decimal.Decimal):
+    pass
+
+
+class Key(uuid.UUID):
+    pass
+
+
+class Span(dt.timedelta):
+    pass
+
+
+MADE = [
+    *(collections.Counter("aab"), collections.OrderedDict(b=1, a=2), bytearray(b"ab")),
+    *(memoryview(b"ab"), Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Names(["a"])),
+    *(Pair((1, 2)), Bag({1}), Settings(a=1)),
+]
+NOT_MADE = [
+    *(collections.defaultdict(list, a=[1]), Once(), Moment(2026, 1, 1), Money("1.5")),
+    *(Key(int=3), Span(1)),
+]
+ASKED_FOR = [Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Moment(2026, 1, 1), Money("1.5")]
+
+
+def kind(value: object) -> str:
+    return type(value).__name__
+
+
+def echo(mill: Tidemill, annotation: Any) -> Any:
+    def function(x: Any) -> Any:
+        return [type(x).__name__, x]
+
+    if annotation is not None:
+        function.__annotations__ = {"x": annotation}
+    return mill.task(name="echo", retries=0)(function)
+
+
+@pytest.mark.parametrize("value", MADE, ids=kind)
+def test_an_annotation_restores_a_class_that_extends_a_plain_type(
+    mill: Tidemill, value: Any
+) -> None:  # case M8
+    for annotation in (type(value), type(value) | None):
+        job = echo(mill, annotation).enqueue(value)
+        run_all(mill)
+        assert job.result(timeout=0)[0] == type(value).__name__
+        mill.tasks.clear()
+
+
+@pytest.mark.parametrize("value", [*MADE, *NOT_MADE], ids=kind)
+def test_a_value_that_would_arrive_as_another_type_is_refused(
+    mill: Tidemill, value: Any
+) -> None:  # case M8
+    for place in (value, [value], {"k": (value,)}):
+        with pytest.raises(CodecError, match=rf"a \S*{kind(value)} would arrive as a "):
+            echo(mill, None).enqueue(place)
+        with pytest.raises(CodecError, match=rf"a \S*{kind(value)} would arrive as a "):
+            mill.enqueue(mill.call("elsewhere", place).using(queue="q"))
+        mill.tasks.clear()
+
+
+@pytest.mark.parametrize("value", NOT_MADE, ids=kind)
+def test_a_class_that_no_data_make_is_refused_with_its_annotation_too(
+    mill: Tidemill, value: Any
+) -> None:  # case M8
+    with pytest.raises(CodecError, match="would"):
+        echo(mill, type(value)).enqueue(value)
+
+
+@pytest.mark.parametrize("value", ASKED_FOR, ids=kind)
+def test_a_parameter_may_ask_for_the_plain_text_or_number(mill: Tidemill, value: Any) -> None:
+    plain = type(value).__mro__[1]
+    job = echo(mill, plain).enqueue(value)
+    run_all(mill)
+    assert job.result(timeout=0) == [plain.__name__, value]
+
+
+def test_a_parameter_that_asks_for_a_dict_gets_no_counter(mill: Tidemill) -> None:
+    with pytest.raises(CodecError, match=r"would arrive as a dict; .*such as dict\(value\)"):
+        echo(mill, dict).enqueue(collections.Counter("aab"))
+
+
+def test_a_field_of_a_dataclass_restores_such_a_class(mill: Tidemill) -> None:  # case M8
+    @dataclasses.dataclass
+    class Report:
+        words: collections.Counter[str]
+        title: str
+
+    job = echo(mill, Report).enqueue(Report(collections.Counter("aab"), Text("t")))
+    run_all(mill)
+    assert job.result(timeout=0)[1] == {"words": {"a": 2, "b": 1}, "title": "t"}
+
+
+def test_a_result_comes_back_as_its_annotation_says(mill: Tidemill) -> None:  # case M8
+    @mill.task
+    def count(text: str) -> collections.Counter[str]:
+        return collections.Counter(text)
+
+    job = count.enqueue("aab")
+    run_all(mill)
+    assert type(job.result(timeout=0)) is collections.Counter
+
+
+def test_wrong_data_for_such_a_class_fail_the_job(mill: Tidemill) -> None:
+    job = echo(mill, Number).enqueue("seven")
+    run_all(mill)
+    assert job.error.endswith("argument x: expected int, got str")
+
+
+def test_a_date_that_passes_for_a_real_one_goes_through(mill: Tidemill) -> None:
+    class Passing(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, dt.datetime)
+
+    class Frozen(dt.datetime, metaclass=Passing):  # as freezegun makes
+        pass
+
+    job = echo(mill, None).enqueue(Frozen(2026, 1, 1))
+    run_all(mill)
+    assert job.result(timeout=0) == ["datetime", dt.datetime(2026, 1, 1)]
+
+
+class Mixed(enum.Enum):
+    ONE = 1
+    TWO = "b"
+
+
+@pytest.mark.parametrize("annotation", [Mixed, Mixed | None, list[Mixed], enum.Enum], ids=str)
+def test_an_enum_with_mixed_values_is_refused_by_a_sentence_of_ours(
+    mill: Tidemill, annotation: Any
+) -> None:  # case M8
+    task = echo(mill, annotation)
+    with pytest.raises(TypeError, match=r"task echo: argument x: .* pass the member's .value"):
+        task.enqueue([Mixed.ONE] if annotation == list[Mixed] else Mixed.ONE)
+
+
+def test_an_argument_may_be_named_self(mill: Tidemill) -> None:  # case M8
+    @mill.task(name="selfish")
+    def selfish(self: int, task: int, call: int, args: int) -> list[int]:
+        return [self, task, call, args]
+
+    @mill.task(name="async_selfish")
+    async def async_selfish(self: int) -> int:
+        return self
+
+    named = {"self": 1, "task": 2, "call": 3, "args": 4}
+    assert selfish(**named) == [1, 2, 3, 4]
+    jobs: list[Any] = [
+        selfish.enqueue(**named),
+        selfish.using(priority=1).enqueue(**named),
+        mill.enqueue(selfish.call(**named)),
+        mill.enqueue("selfish", **named),
+        mill.enqueue(mill.call("selfish", **named)),
+    ]
+    single = async_selfish.enqueue(self=5)
+    run_all(mill)
+    assert [job.result(timeout=0) for job in jobs] == [[1, 2, 3, 4]] * 5
+    assert single.result(timeout=0) == 5
