@@ -133,6 +133,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         self.sync, self.inline_jobs = sync, InlineJobs()
         self.threads, self.waiters = _pools()
         self.before_close: list[Callable[[], None]] = []  # close() calls these to end workers
+        self.worker_command = ""  # the command that starts a worker, if the app knows a better one
         self.local_tasks: set[str] = set()  # tasks declared inside functions, without a name
         self.reading = False  # True opens the broker only to read, and makes no file
         self._url, self._found = url, url is None  # the log names a URL that the user did not give

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
@@ -127,9 +128,8 @@ def join(mill: Tidemill, timeout: Seconds | None = None, *, queues: Sequence[str
         mill.job_store.wait_for([r.envelope.id for r in left], max(0.0, until - time.monotonic()))
         if time.monotonic() >= until and (left := _unfinished(mill, queues)):
             named = ", ".join(f"{r.envelope.id} ({r.state})" for r in left[:MOST_NAMED])
-            raise ResultTimeout(
-                f"jobs have not ended after {seconds:g} s: {named}; tidemill explain ID says why"
-            )
+            why = no_worker(mill, left[0]) or "tidemill explain ID says why"
+            raise ResultTimeout(f"jobs have not ended after {seconds:g} s: {named}; {why}")
 
 
 def _unfinished(mill: Tidemill, queues: Sequence[str]) -> list[Record]:

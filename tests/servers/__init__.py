@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,7 @@ from .served import forget_served, http_url, served, served_for_a_while
 __all__ = [
     "CARRIED",
     "NETWORK",
+    "STORES",
     "Machine",
     "PgBouncer",
     "Postgres",
@@ -48,6 +50,7 @@ __all__ = [
     "http_url",
     "language",
     "may_have_machines",
+    "new_store",
     "postgres_for_a_while",
     "postgres_store",
     "postgres_url",
@@ -94,3 +97,20 @@ CARRIED: dict[str, Callable[[str], str]] = {
     for broker, url in NETWORK.items()
 }
 """Each of those as a store, with RabbitMQ between it and the workers."""
+
+STORES = ("memory", "lmdb", "redis", "postgresql", "http", "django", "rabbitmq+lmdb")
+"""Each kind of store that can be inspected."""
+
+
+def new_store(kind: str, folder: Path) -> str:
+    """The url of an empty store of a kind, one of ``STORES`` or ``rabbitmq``, in a folder."""
+    name = "t" + os.urandom(8).hex()
+    if kind == "memory":
+        return "memory://"
+    if kind == "rabbitmq+lmdb":
+        return carried_url(f"lmdb://{folder}/store", name)
+    if kind == "rabbitmq":
+        return f"{rabbitmq_url()}?prefix={name}"
+    if kind == "django":
+        return django_on_sqlite(str(folder))
+    return f"lmdb://{folder}/store" if kind == "lmdb" else NETWORK[kind](name)

@@ -24,7 +24,7 @@ DIRECTIVES = {
 BETWEEN_ROOMS = {  # methods of the app that other rooms of tidemill call
     *("after_fork_child", "before_close", "broker", "current_batch", "envelope", "in_batch"),
     *("batch_for", "commit_batch", "job_store", "threaded_put"),
-    *("find_task", "may_import", "patiently", "put", "seal", "threaded"),
+    *("find_task", "may_import", "patiently", "put", "seal", "threaded", "worker_command"),
 }
 
 

@@ -103,7 +103,7 @@ def test_join_waits_for_jobs_that_jobs_enqueue_and_for_retries(make_mill: Any) -
     branch.enqueue()
     # when no worker runs
     with pytest.raises(
-        ResultTimeout, match=r"have not ended after 0 s: \w+ \(ready\); tidemill exp"
+        ResultTimeout, match=r"have not ended after 0 s: \w+ \(ready\); no worker serves queue"
     ):
         join(mill, timeout=0)
     join(mill, timeout=0, queues=["other"])

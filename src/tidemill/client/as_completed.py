@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
 
 from tidemill.client.context import waiting_for
+from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
 from tidemill.client.progress_bar import open_bar
 from tidemill.client.results import PAGE
@@ -79,7 +80,8 @@ class _Watch(Generic[H]):
     ) -> None:
         if mill.in_batch():
             raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
-        self._jobs = mill.job_store
+        self._mill, self._jobs = mill, mill.job_store
+        self._unfinished: Record | None = None  # one of those that the last look found
         self._unwatched = waited
         self._left = count
         self._seconds = seconds
@@ -118,12 +120,15 @@ class _Watch(Generic[H]):
                 ended.append((handle(job_id, record), not good))
             else:
                 watched.append(one)
+                self._unfinished = record
         self._watched = watched
         self._left -= len(ended)
         return ended
 
     def _watch_more(self, longest: float) -> None:
         if time.monotonic() >= self._until:
-            raise ResultTimeout(f"{self._left} jobs have not ended after {self._seconds:g} s")
+            why = no_worker(self._mill, self._unfinished) if self._unfinished else ""
+            text = f"{self._left} jobs have not ended after {self._seconds:g} s"
+            raise ResultTimeout(f"{text}: {why}" if why else text)
         if longest >= LONGEST_POLL:
             self._room += PAGE  # the watched jobs may be stuck, while later jobs have ended

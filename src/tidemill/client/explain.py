@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from tidemill.brokers.contract.features import Feature
@@ -12,12 +13,14 @@ from tidemill.client.compositions import cause_of, cause_text, parents_of, why_n
 from tidemill.client.runtime import Runtime
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
+from tidemill.core.config import main_module
+from tidemill.core.errors import TidemillError
 from tidemill.core.job import Owner, Record, RunOn, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
 
-__all__ = ["explain", "explain_in", "serving", "why_not_altered", "why_not_run"]
+__all__ = ["explain", "explain_in", "no_worker", "serving", "why_not_altered", "why_not_run"]
 
 
 def explain_in(broker: Store, record: Record) -> str:
@@ -64,6 +67,39 @@ def serving(broker: Store, queue: str) -> list[Owner]:
         for owner in broker.owners()
         if owner.kind == "worker" and (not owner.queues or queue in owner.queues)
     ]
+
+
+def no_worker(mill: Runtime, record: Record) -> str:
+    """That no worker serves the queue of an unfinished job, and how to start one.
+
+    Empty if a worker serves the queue, if the job runs, or if the store does not answer.
+    """
+    broker, envelope = mill.broker, record.envelope
+    if envelope.is_message or record.state is State.RUNNING:
+        return ""
+    try:
+        if serving(broker, envelope.queue):
+            return ""
+    except TidemillError:
+        return ""
+    seen = "" if Feature.PROCESSES in broker.features else ", which only this process sees"
+    ways = ["here by `with mill.worker():`", *["in a test by `run_all(mill)`"] * bool(seen)]
+    command = mill.worker_command or _worker_command(mill, envelope.task)
+    if command and not seen:
+        ways.insert(0, f"with `{command}`")
+    where = f"queue {envelope.queue!r} of {broker.url}{seen}"
+    return f"no worker serves {where}: start one {', or '.join(ways)}"
+
+
+def _worker_command(mill: Runtime, task: str) -> str:
+    """The command that starts a worker of the app; empty if no command can import the app."""
+    declared = mill.tasks.get(task)
+    module = getattr(declared.function, "__module__", "") if declared is not None else ""
+    name = main_module() if module == "__main__" else module
+    if name is None:  # a notebook, or a console
+        return ""
+    apps = [key for key, value in vars(sys.modules.get(module, sys)).items() if value is mill]
+    return f"tidemill worker {name}:{apps[0]}" if apps else "tidemill worker MODULE:APP"
 
 
 def why_not_run(mill: Runtime, record: Record) -> str:

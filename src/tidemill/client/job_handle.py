@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import cause_of, cause_text, retry_job
 from tidemill.client.context import waiting_for
+from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST
 from tidemill.client.notebook import JobInNotebook
 from tidemill.client.results import group_results
@@ -180,22 +181,18 @@ class Job(JobInNotebook, Generic[R]):
                 (record,) = self._mill.job_store.wait_for([self.id], seconds)
         else:
             record = self._mill.job_store.get(self.id)
-        state = self._keep(record, acts).state
-        if not state.finished:
-            raise self._late(state, seconds)
-        return state
+        kept = self._keep(record, acts)
+        if not kept.state.finished:
+            raise self._late(kept, seconds)
+        return kept.state
 
-    def _late(self, state: State, seconds: float) -> ResultTimeout:
-        text = f"job {self.id} is still {state} after {seconds:g} s"
-        broker = self._mill.broker
-        if Feature.PROCESSES in broker.features:
-            return ResultTimeout(f"{text} and goes on; tidemill explain {self.id} says why")
-        if self._mill.before_close or any(owner.kind == "worker" for owner in broker.owners()):
-            return ResultTimeout(f"{text} and goes on")
-        return ResultTimeout(
-            f"{text}: no worker runs in this process, and no other process sees the jobs of "
-            "memory://; run them with tidemill.testing.worker(mill) or run_all(mill)"
-        )
+    def _late(self, record: Record, seconds: float) -> ResultTimeout:
+        text = f"job {self.id} is still {record.state} after {seconds:g} s"
+        if missing := no_worker(self._mill, record):
+            return ResultTimeout(f"{text}: {missing}")
+        where = self._mill.broker.features
+        hint = f"; tidemill explain {self.id} says why" if Feature.PROCESSES in where else ""
+        return ResultTimeout(f"{text} and goes on{hint}")
 
     def result(self, timeout: Seconds | None = None) -> R:
         """Wait for the job and return the value that its task returned.
@@ -316,7 +313,7 @@ class Job(JobInNotebook, Generic[R]):
             return await self._mill.threaded(self.wait, 0)
         except ResultTimeout as error:
             record = self._record or await self.arefresh()
-            raise self._late(record.state, seconds) from error
+            raise await self._mill.threaded(self._late, record, seconds) from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""

@@ -6,8 +6,6 @@ import functools
 import importlib
 import inspect
 import logging
-import pathlib
-import sys
 import types
 from collections.abc import Callable, Coroutine, Mapping
 from typing import (
@@ -31,7 +29,7 @@ from tidemill.client.context import running_job
 from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.client.runtime import Runtime
-from tidemill.core.config import check_name
+from tidemill.core.config import check_name, main_module
 from tidemill.core.errors import InvalidOption
 from tidemill.core.foreign_names import our_attribute, our_option
 
@@ -330,7 +328,7 @@ def task_name(function: Callable[..., Any]) -> str:
         )
     module = function.__module__
     if module == "__main__":
-        module = _main_module() or module
+        module = main_module() or module
     return check_name("task name", f"{module}.{function.__qualname__}".replace(".<locals>", ""))
 
 
@@ -367,17 +365,6 @@ def warn_if_local(mill: Runtime, name: str) -> None:
             "keep it there",
             name,
         )
-
-
-def _main_module() -> str | None:
-    """The name under which a worker imports the running script."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        name: str = spec.name
-        return name.removesuffix(".__main__")
-    file = getattr(main, "__file__", None)
-    return pathlib.Path(file).stem if file else None
 
 
 def import_task(path: str) -> Callable[..., Any]:

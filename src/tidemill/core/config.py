@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import os
+import sys
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "parse_url",
     "storable",
     "url_from_environment",
+    "main_module",
 ]
 
 MAX_BODY = 1024 * 1024
@@ -296,3 +298,14 @@ def default_url() -> str:
         here,
     )
     return lmdb_url(root / ".tidemill")
+
+
+def main_module() -> str | None:
+    """The name under which a worker imports the running script."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        name: str = spec.name
+        return name.removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else None

@@ -46,6 +46,7 @@ class DjangoMill(Tidemill):
             **{**settings.app, **settings.tasks},
         )
         self._own_imports = self.allow_imports
+        self.worker_command = "manage.py tidemill worker"
 
     @property
     def url(self) -> str:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from servers import NETWORK, carried_url, rabbitmq_url
+from servers import new_store
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
@@ -23,22 +23,12 @@ pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq", "rabbitmq+l
 KINDS = ("memory", "lmdb", "redis", "postgresql", "rabbitmq", "http", "rabbitmq+lmdb")
 
 
-def url_of(kind: str, path: Path) -> str:
-    if kind == "memory":
-        return "memory://"
-    if kind == "rabbitmq+lmdb":
-        return carried_url(f"lmdb://{path}/store", "t" + new_id())
-    if kind == "rabbitmq":
-        return f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}"
-    return f"lmdb://{path}/store" if kind == "lmdb" else NETWORK[kind]("t" + new_id())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forked_child_closes_nothing_for_a_broker_that_was_closed_before(
     kind: str, tmp_path: Path
 ) -> None:
     # given a broker that had owners here and elsewhere, and was closed
-    broker = open_broker(url_of(kind, tmp_path))
+    broker = open_broker(new_store(kind, tmp_path))
     owners = [Owner(id=new_id(), name="here")]
     if Feature.REMOTE_OWNERS in broker.features:
         owners.append(Owner(id=new_id(), name="elsewhere", lease=60.0))
@@ -111,7 +101,7 @@ def test_an_owner_that_leaves_waits_for_a_wake_up_that_is_under_way(
     kind: str, tmp_path: Path
 ) -> None:
     # else the wake-up would write to a descriptor that is another file's by then
-    broker = open_broker(url_of(kind, tmp_path))
+    broker = open_broker(new_store(kind, tmp_path))
     owner = Owner(id=new_id(), name="here")
     broker.attach(owner)
     local = broker._owners[owner.id]  # type: ignore[attr-defined]

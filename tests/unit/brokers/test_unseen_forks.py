@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import NETWORK, carried_url, django_on_sqlite, rabbitmq_url
-
-from tidemill.core.clock import new_id
+from servers import new_store
 
 KINDS = ("lmdb", "redis", "postgresql", "rabbitmq", "http", "django", "rabbitmq+lmdb")
 
@@ -79,23 +77,13 @@ json.dump([made, found], sys.stdout)
 """
 
 
-def url_of(kind: str, folder: Path) -> str:
-    if kind == "rabbitmq+lmdb":
-        return carried_url(f"lmdb://{folder}/store", "t" + new_id())
-    if kind == "rabbitmq":
-        return f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}"
-    if kind == "django":
-        return django_on_sqlite(str(folder))
-    return f"lmdb://{folder}/store" if kind == "lmdb" else NETWORK[kind]("t" + new_id())
-
-
 @pytest.mark.everyday
 @pytest.mark.full("rabbitmq", "rabbitmq+lmdb")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_of_a_fork_in_c_stores_what_it_puts(kind: str, tmp_path: Path) -> None:
     # case M1, law 1: all that was acknowledged is stored, under ids of its own
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, url_of(kind, tmp_path)],
+        [sys.executable, "-c", PROGRAM, new_store(kind, tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,

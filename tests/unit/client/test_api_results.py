@@ -164,9 +164,9 @@ def test_a_wait_without_a_worker_on_memory_says_how_to_run_the_jobs() -> None:
         go.wait(60)
 
     job = slow.enqueue()
-    with pytest.raises(ResultTimeout, match=r"ready after 0 s: no worker runs .*run_all\(mill\)$"):
+    with pytest.raises(ResultTimeout, match=r"after 0 s: no worker serves .*run_all\(mill\)`$"):
         job.result(timeout=0)
-    with pytest.raises(ResultTimeout, match="no worker runs in this process"):
+    with pytest.raises(ResultTimeout, match="no worker serves queue 'default' of memory://"):
         asyncio.run(job.aresult(timeout=0))
     with worker(mill):
         with pytest.raises(ResultTimeout, match=rf"^job {job.id} is still \w+ .* and goes on$"):
