@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
 from tidemill.brokers.contract.store import Store
+from tidemill.core.errors import StoreFull
 from tidemill.core.job import Record
 from tidemill.core.locks import Lock
 
-__all__ = ["KEPT_MOST", "InlineJobs", "JobStore"]
+__all__ = ["KEPT_MOST", "InlineJobs", "JobStore", "move_due"]
 
 KEPT_MOST = 10_000
 """The number of jobs that are kept; the oldest go first."""
@@ -99,3 +101,14 @@ def _size(record: Record) -> int:
 
 JobStore = Store | InlineJobs
 """The place where an app finds its jobs: the broker, or with ``sync=True`` this module."""
+
+
+def move_due(store: JobStore) -> None:
+    """Have the store judge all jobs by its clock, now.
+
+    A store moves jobs when a worker or a waiting caller asks it to. So a job that nobody has run by
+    its ``expires`` would stay ``ready`` to those who only look.
+    """
+    if not isinstance(store, InlineJobs):
+        with contextlib.suppress(StoreFull):  # a full store can still be read
+            store.wait_space("", 0.0)  # each wait first moves what is due; no queue has this name

@@ -15,7 +15,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import cause_of, cause_text, retry_job
 from tidemill.client.context import waiting_for
 from tidemill.client.explain import no_worker
-from tidemill.client.inline_jobs import KEPT_MOST
+from tidemill.client.inline_jobs import KEPT_MOST, move_due
 from tidemill.client.notebook import JobInNotebook
 from tidemill.client.results import group_results
 from tidemill.client.runtime import Runtime
@@ -41,6 +41,9 @@ R = TypeVar("R")
 FOREVER = 1e9
 KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=True)"
 
+FRESH = 1.0
+"""Seconds for which a record that a search has read counts as read now."""
+
 FIRST_POLL, LONGEST_POLL = 1.0, 30.0
 """Seconds of the shortest and the longest wait of a thread on behalf of an event loop.
 
@@ -51,8 +54,9 @@ A wait that has ended frees its thread. The event loop starts another wait if it
 class Job(JobInNotebook, Generic[R]):
     """One job, by its id. ``await job`` waits for its result.
 
-    Each use of ``state``, ``progress``, ``error``, ``attempts`` or ``trail`` reads the store again,
-    unless the job has finished. To show several of them, read once: ``record = job.refresh()``.
+    Each use of ``state``, ``progress``, ``error``, ``attempts`` or ``trail`` reads the store again.
+    To show several of them, read once: ``record = job.refresh()``. The handle of a finished job
+    that a search or ``as_completed`` has found uses the record that was just read, for a second.
 
     Attributes:
         id: the job's id.
@@ -60,13 +64,16 @@ class Job(JobInNotebook, Generic[R]):
             ``successor``; empty for a handle made from an id.
     """
 
-    __slots__ = ("_acts", "_mill", "_record", "id", "placed")
+    __slots__ = ("_fresh", "_mill", "_pending", "_record", "id", "placed")
     _kind: ClassVar[Kind] = "job"
 
-    def __init__(self, mill: Runtime, job_id: str, placed: str = "") -> None:
+    def __init__(
+        self, mill: Runtime, job_id: str, placed: str = "", *, pending: bool = False
+    ) -> None:
         self._mill = mill
-        self._record: Record | None = None
-        self._acts = 0  # the number of changes that made the record stale
+        self._record: Record | None = None  # as it was read last
+        self._fresh = 0.0  # until this time, the record counts as read now
+        self._pending = pending  # True for a put that waits for a commit
         self.id = job_id
         self.placed = placed
 
@@ -78,7 +85,7 @@ class Job(JobInNotebook, Generic[R]):
         The record does not change: call this again to see the job's progress.
 
         Raises:
-            JobNotFound: there is no such job.
+            JobNotFound: there is no such job, or its transaction has not been committed.
             JobPruned: the job finished and is no longer kept.
             FeatureMissing: the broker cannot look into its queues.
         """
@@ -86,34 +93,51 @@ class Job(JobInNotebook, Generic[R]):
         if batch is not None and batch.holds(self.id):
             raise TidemillError(f"job {self.id} is not stored until the batch ends")
         self._mill.features.need(Feature.INSPECT, "looking at a job")
-        acts = self._acts
-        return self._keep(self._mill.job_store.get(self.id), acts)
+        return self._read()
 
     def remember(self, record: Record) -> None:
-        """Use a record that was read elsewhere."""
-        self._record = record
+        """Use a record that was just read elsewhere."""
+        self._record, self._fresh = record, time.monotonic() + FRESH
 
-    def _keep(self, record: Record | None, acts: int) -> Record:
+    def confirm(self, job_id: str, placed: str, *, pending: bool) -> None:
+        """Take in the store's answer to the put, which may still wait for a commit."""
+        self.id, self.placed, self._pending = job_id, placed, pending
+
+    def _read(self) -> Record:
+        record = self._mill.job_store.get(self.id)
+        if record is not None and record.has_timer:
+            move_due(self._mill.job_store)
+            record = self._mill.job_store.get(self.id)
+        return self._keep(record)
+
+    def _keep(self, record: Record | None) -> Record:
         if record is None:
+            if self._pending and self._record is None:
+                raise JobNotFound(
+                    f"job {self.id} is not stored: its transaction has not been committed, or was "
+                    "rolled back"
+                )
             if self._mill.job_store.was_here(self.id):
                 raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
             here = KEPT_HERE if self._mill.sync else "here"
             raise JobNotFound(f"no job has the id {self.id!r} {here}{_whole_id_hint(self.id)}")
-        if acts == self._acts:  # no call has changed the job since the read began
-            self._record = record
+        self._record = record
         return record
 
     def _forget(self) -> None:
-        """Drop the record, also a record that another thread is reading at this moment."""
-        self._acts += 1
-        self._record = None
+        """Read anew next time: a call has changed the job."""
+        self._fresh = 0.0
+
+    def _just_read(self) -> Record | None:
+        """The record of a finished job that was just read elsewhere, or None."""
+        record = self._record
+        is_fresh = record is not None and record.state.finished and time.monotonic() < self._fresh
+        return record if is_fresh else None
 
     @property
     def record(self) -> Record:
-        """The record of the job; a finished job is not read again."""
-        if self._record is not None and self._record.state.finished:
-            return self._record
-        return self.refresh()
+        """The record of the job, read now."""
+        return self._just_read() or self.refresh()
 
     @property
     def state(self) -> State:
@@ -163,28 +187,29 @@ class Job(JobInNotebook, Generic[R]):
             TidemillError: a task waits for a job that can never start: no slot is left for it.
         """
         try:
-            return self._wait(timeout)
+            record = self._wait(timeout)
         except JobPruned:
             return State.SUCCEEDED
+        return State.SUCCEEDED if record is None else record.state
 
-    def _wait(self, timeout: Seconds | None) -> State:
+    def _wait(self, timeout: Seconds | None) -> Record | None:
+        """The record of the finished job; None for a chain that has run in the caller."""
         if self._mill.in_batch():
             raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
-        if self._record is not None and self._record.state.finished:
-            return self._record.state
+        if (known := self._just_read()) is not None:
+            return known
         self._mill.features.need(Feature.RESULTS, "waiting for a job")
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
-        acts = self._acts
-        if seconds:
+        has_ended = self._record is not None and self._record.state.finished
+        record = self._read() if has_ended or not seconds else None
+        if record is None or (seconds and not record.state.finished):
             _warn_in_loop()
             with waiting_for(self.id):
-                (record,) = self._mill.job_store.wait_for([self.id], seconds)
-        else:
-            record = self._mill.job_store.get(self.id)
-        kept = self._keep(record, acts)
-        if not kept.state.finished:
-            raise self._late(kept, seconds)
-        return kept.state
+                (found,) = self._mill.job_store.wait_for([self.id], seconds)
+            record = self._keep(found)
+        if not record.state.finished:
+            raise self._late(record, seconds)
+        return record
 
     def _late(self, record: Record, seconds: float) -> ResultTimeout:
         text = f"job {self.id} is still {record.state} after {seconds:g} s"
@@ -204,11 +229,10 @@ class Job(JobInNotebook, Generic[R]):
             JobPruned: the job finished and is no longer kept.
             ResultNotKept: the job succeeded, and the store had no room for its result.
         """
-        self._wait(timeout)
-        return self._outcome()
+        return self._outcome(self._wait(timeout))
 
-    def _outcome(self) -> R:
-        record = self.record
+    def _outcome(self, record: Record | None) -> R:
+        assert record is not None  # only a chain has no record
         if record.state is State.SUCCEEDED:
             if record.envelope.task == GROUP:
                 # R is the type of the result, and the result of a group is a list.
@@ -296,29 +320,35 @@ class Job(JobInNotebook, Generic[R]):
 
     async def await_state(self, timeout: Seconds | None = None) -> State:
         """As ``wait``, without blocking the event loop. (``await`` is a reserved word.)"""
+        try:
+            record = await self._await_end(timeout)
+        except JobPruned:
+            return State.SUCCEEDED
+        return State.SUCCEEDED if record is None else record.state
+
+    async def _await_end(self, timeout: Seconds | None) -> Record | None:
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         look, until = FIRST_POLL, time.monotonic() + seconds
         if self._mill.waiters.is_full:
             with contextlib.suppress(ResultTimeout):
-                return await self._mill.threaded(self.wait, 0)
+                return await self._mill.threaded(self._wait, 0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while (left := until - time.monotonic()) > 0:
                     # Each wait is short, so that a cancelled wait soon frees its thread. With more
                     # waits than threads, the waits take turns.
                     with contextlib.suppress(ResultTimeout):
-                        return await self._mill.patiently(self.wait, min(look, left))
+                        return await self._mill.patiently(self._wait, min(look, left))
                     look = FIRST_POLL if self._mill.waiters.is_full else min(2 * look, LONGEST_POLL)
         try:
-            return await self._mill.threaded(self.wait, 0)
+            return await self._mill.threaded(self._wait, 0)
         except ResultTimeout as error:
-            record = self._record or await self.arefresh()
-            raise await self._mill.threaded(self._late, record, seconds) from error
+            late = self._record or await self.arefresh()
+            raise await self._mill.threaded(self._late, late, seconds) from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""
-        await self.await_state(timeout)
-        return self._outcome()
+        return self._outcome(await self._await_end(timeout))
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()

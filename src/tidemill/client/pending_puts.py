@@ -27,7 +27,9 @@ class PendingPuts:
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
         """Add jobs, and return their handles."""
-        jobs: list[Job[Any]] = [Job(self._mill, envelope.id) for envelope in envelopes]
+        jobs: list[Job[Any]] = [
+            Job(self._mill, envelope.id, pending=True) for envelope in envelopes
+        ]
         self._parts += envelopes
         self._jobs += jobs
         return jobs
@@ -64,7 +66,7 @@ class PendingPuts:
             puts = self._mill.topics.put(self._parts, txn)
             handles = list(self._all_handles())
         for job, put in zip(handles, puts, strict=True):
-            job.id, job.placed = put.id, put.placed  # a put with a key may keep an older job
+            job.confirm(put.id, put.placed, pending=txn is not None)  # a key may keep an older job
 
     def _all_handles(self) -> Iterator[Job[Any]]:
         """The handles of all jobs and copies, in the order of the puts."""

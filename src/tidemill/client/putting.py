@@ -33,7 +33,9 @@ class Putting:
                 return jobs
         if txn is not None:
             self.features.need(Feature.TRANSACTIONS, "txn=")
-        return [Job(self, put.id, put.placed) for put in self.broker.put(envelopes, txn=txn)]
+        pending = txn is not None
+        puts = self.broker.put(envelopes, txn=txn)
+        return [Job(self, put.id, put.placed, pending=pending) for put in puts]
 
     def batch_for(self: Runtime, txn: Any = None) -> OpenBatch | None:
         """The batch that the caller's put joins; None when the put is made now.

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
 from tidemill.client.history import History
+from tidemill.client.inline_jobs import move_due
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.search import Found, SearchOptions, find_shown
@@ -43,6 +44,7 @@ class Reading:
 
     def queues(self: Runtime) -> list[QueueStats]:
         """All queues with their numbers, without the queues of groups and :meth:`Limits.hold`."""
+        move_due(self.job_store)
         return users_queues(self.broker.stats())
 
     @property

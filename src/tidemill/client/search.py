@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypedDict, Unpack
 
 from tidemill.brokers.contract.inspection import Filter, Page, is_own
-from tidemill.client.inline_jobs import JobStore
+from tidemill.client.inline_jobs import JobStore, move_due
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
@@ -91,6 +91,8 @@ class Found:
 
 def find_shown(store: JobStore, what: Filter, limit: int, cursor: str) -> Page:
     """A page without the records of groups and holds, unless the filter asks for them."""
+    if not cursor:
+        move_due(store)
     page = store.find(what, limit, cursor)
     if what.task == GROUP or is_own(what.queue):
         return page

@@ -347,6 +347,13 @@ class Record(msgspec.Struct, kw_only=True):
         return last.run if self.attempt >= last.number else last.run + 1
 
     @property
+    def has_timer(self) -> bool:
+        """True when time alone may change the state of the job. Only the store's clock counts."""
+        if self.state is State.RUNNING:
+            return bool(self.lease_ends)
+        return not self.state.finished and bool(self.expires or self.state is State.SCHEDULED)
+
+    @property
     def due_by_wall(self) -> bool:
         """True when the job is due at the producer's ``at``, rounded to microseconds."""
         return bool(self.due) and abs(self.due - self.envelope.at) < 2e-6

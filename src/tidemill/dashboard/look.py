@@ -12,6 +12,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.client.inline_jobs import move_due
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner
@@ -77,6 +78,7 @@ class Looks:
                 broker = self._mill.broker
                 knows = Feature.INSPECT in broker.features
                 at = clock.wall()
+                move_due(broker)
                 queues = users_queues(broker.stats())
                 owners = broker.owners() if knows else []
                 self._latest = Look(at, queues, owners, broker.info())

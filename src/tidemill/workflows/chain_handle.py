@@ -10,7 +10,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_alter
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import State
+from tidemill.core.job import Record, State
 from tidemill.workflows.handles import JobGroup
 
 __all__ = ["JobChain"]
@@ -42,19 +42,19 @@ class JobChain(Job[R]):
             chain.remember(steps[-1].record)
         return chain
 
-    def _wait(self, timeout: Seconds | None) -> State:
-        return State.SUCCEEDED if self._mill.sync else super()._wait(timeout)
+    def _wait(self, timeout: Seconds | None) -> Record | None:
+        return None if self._mill.sync else super()._wait(timeout)
 
-    def _outcome(self) -> R:
+    def _outcome(self, record: Record | None) -> R:
         """The result of the last step, or the error of the step that stopped the chain."""
-        if self._mill.sync:
+        if record is None:
             # The types do not say that the result of the last step has the type R.
             return self.steps[-1].result()  # type: ignore[return-value]
-        if self.record.state is not State.SUCCEEDED:
+        if record.state is not State.SUCCEEDED:
             for step in self.steps[:-1]:
                 if step.state is not State.SUCCEEDED and step.state.finished:
                     step.result()
-        return super()._outcome()
+        return super()._outcome(record)
 
     def cancel(self, terminate: bool = False) -> bool:
         """Cancel all unfinished steps; False when all steps had finished."""

@@ -11,7 +11,7 @@ __all__ = ["JobWaits"]
 
 
 class JobWaits(Protocol):
-    """Waits of callers that lease no jobs."""
+    """Waits of callers that lease no jobs. Each wait first moves the jobs whose time has come."""
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False

@@ -234,7 +234,7 @@ class LmdbBroker(
 
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
-        return self.waits.for_space(queue, timeout)
+        return self._reading or self.waits.for_space(queue, timeout)
 
 
 def _accept(

@@ -14,6 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
+from tidemill.client.inline_jobs import move_due
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import RELAY, Owner, Record, State
@@ -122,6 +123,7 @@ class Snapshot(msgspec.Struct):
 def take(mill: Tidemill, meter: Meter) -> Snapshot:
     """Look at the store once."""
     broker = mill.broker
+    move_due(broker)
     stats = users_queues(broker.stats())
     knows = Feature.INSPECT in broker.features
     rates = meter.measure(mill, stats)

@@ -137,6 +137,16 @@ class EachWay(Case):
                     raise RuntimeError
                 self.assertEqual(self.stored(), [])
 
+    def test_a_handle_says_that_its_job_is_not_stored(self):  # case M7
+        with contextlib.suppress(RuntimeError), transaction.atomic():
+            job = tasks.write_order.enqueue("x")
+            with self.assertRaisesRegex(JobNotFound, "not been committed"):
+                job.refresh()
+            raise RuntimeError
+        with self.assertRaisesRegex(JobNotFound, "rolled back") as caught:
+            job.refresh()
+        self.assertIs(type(caught.exception), JobNotFound)
+
     def test_it_leaves_nothing_after_a_savepoint_has_rolled_back(self):
         for name, way in self.ways():
             with self.subTest(name):
