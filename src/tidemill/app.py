@@ -18,6 +18,7 @@ from tidemill.brokers.registry import check_url, instrumented, open_broker
 from tidemill.client.batch import Batch
 from tidemill.client.call import Call
 from tidemill.client.consumers import Consumers
+from tidemill.client.context import is_importing
 from tidemill.client.declarations import Declarations
 from tidemill.client.envelopes import envelope_of, seal
 from tidemill.client.events import Events
@@ -332,7 +333,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         node = call_or_composition(self, call, args, kwargs)
         if isinstance(node, Call) and node.options.given is not None:
             await self.threaded(self.declarations.read, self.declarations.stale([node.task]))
-        if self.sync or self.in_batch():
+        if self.sync or self.in_batch() or is_importing():
             return self.enqueue(node)
         if (txn := txn_of(node)) is not None or is_composed(node):
             return await self.threaded_put(lambda: self.enqueue(node), txn)

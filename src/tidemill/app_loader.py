@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import pkgutil
 import sys
-import sysconfig
+import threading
 import traceback
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from tidemill.app import Tidemill
 from tidemill.brokers.registry import DriverMissing
+from tidemill.client.context import LIBRARIES, app_import, users_frames
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.suggest import did_you_mean, hint
 
 __all__ = ["load_app"]
+
+LONG = 5.0
+"""Seconds after which the log has the stack of an import."""
+
+log = logging.getLogger("tidemill")
 
 
 def load_app(spec: str) -> Tidemill:
@@ -74,7 +82,8 @@ def _no_app(module: str, name: str, found: Any, apps: Collection[str]) -> Invali
 
 def _import(name: str, folder: str, spec: str) -> types.ModuleType:
     try:
-        return importlib.import_module(name)
+        with app_import(), _watched_import(spec):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             how = _nearest(error.name, folder) or "name the app as module:variable"
@@ -84,6 +93,28 @@ def _import(name: str, folder: str, spec: str) -> types.ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise _not_importable(spec, error) from error
+
+
+@contextlib.contextmanager
+def _watched_import(app: str) -> Iterator[None]:
+    """Surround the import of an app in this thread."""
+    timer = threading.Timer(LONG, _tell, (app, threading.get_ident()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell(app: str, thread: int) -> None:
+    stack = traceback.format_list(users_frames(sys._current_frames().get(thread)))
+    log.warning(
+        "the import of the app %s has taken %g s so far, and stands here: %s",
+        app,
+        LONG,
+        "\n" + "".join(stack).rstrip(),
+    )
 
 
 def _nearest(name: str, folder: str) -> str:
@@ -112,13 +143,12 @@ def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Frames of the user's files, and the last frame if a library raised the error."""
     ours = os.path.dirname(__file__) + os.sep
     importing = os.path.dirname(importlib.__file__) + os.sep
-    libraries = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib"))
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<frozen", ours, importing))
     ]
-    users = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    users = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     if frames and frames[-1] not in users:
         users.append(frames[-1])
     return users

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime as dt
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 from tidemill.core.clock import clock
@@ -14,7 +18,18 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Note, priority_of
 from tidemill.core.stopping import NEVER, Stopping
 
-__all__ = ["JobContext", "Waits", "current_job", "running_job", "this_job", "waiting_for"]
+__all__ = [
+    "JobContext",
+    "Waits",
+    "current_job",
+    "running_job",
+    "this_job",
+    "waiting_for",
+    "LIBRARIES",
+    "app_import",
+    "is_importing",
+    "users_frames",
+]
 
 
 class Waits(Protocol):
@@ -219,3 +234,33 @@ def waiting_for(job_id: str) -> Iterator[None]:
         yield
     finally:
         waits.end(context)
+
+
+# -- the import of an app ------------------------------------------------------------------------
+
+# Each process of a worker imports the app, and so does each command that names the app. A module
+# that enqueues without the guard ``if __name__ == "__main__"`` would store one more job each time.
+# A thread that the import starts has a context of its own, and may enqueue.
+_importing: contextvars.ContextVar[bool] = contextvars.ContextVar("importing", default=False)
+is_importing = _importing.get
+
+LIBRARIES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib"))
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+@contextlib.contextmanager
+def app_import() -> Iterator[None]:
+    """Surround the import of an app by its name."""
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def users_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
+    """The frames of a stack in the modules of the app and its libraries, the innermost last."""
+    stack = traceback.extract_stack(frame)
+    names = [each.filename for each in stack]
+    start = max((at for at, name in enumerate(names) if name.endswith("app_loader.py")), default=0)
+    return [each for each in stack[start:] if not each.filename.startswith(("<frozen", _OURS))]

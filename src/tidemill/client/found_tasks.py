@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from tidemill.client.runtime import DeclaredTask, Runtime
-from tidemill.client.task import import_task, make_task
+from tidemill.client.task import NoSuchTask, import_task, make_task
 
 __all__ = ["FoundTasks"]
 
@@ -27,6 +27,6 @@ class FoundTasks:
             return None
         try:
             function = import_task(name)
-        except (ImportError, AttributeError):
+        except NoSuchTask:
             return None
         return make_task(self, function, name, self.defaults)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import logging
 import string
+import sys
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import cause_of, cause_text, retry_job
-from tidemill.client.context import waiting_for
+from tidemill.client.context import LIBRARIES, users_frames, waiting_for
 from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
 from tidemill.client.notebook import JobInNotebook
@@ -33,13 +35,24 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.foreign_names import Kind, our_result_attribute
-from tidemill.core.job import GROUP, Attempt, Record, State
+from tidemill.core.job import GROUP, Attempt, Envelope, Record, State
 
-__all__ = ["FIRST_POLL", "FOREVER", "LONGEST_POLL", "Job", "no_such_attribute"]
+__all__ = [
+    "FIRST_POLL",
+    "FOREVER",
+    "LONGEST_POLL",
+    "UNCOMMITTED",
+    "Job",
+    "leave_out",
+    "no_such_attribute",
+]
 
 R = TypeVar("R")
+log = logging.getLogger("tidemill")
 FOREVER = 1e9
 KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=True)"
+
+UNCOMMITTED = "its transaction has not been committed, or was rolled back"
 
 FRESH = 1.0
 """Seconds for which a record that a search has read counts as read now."""
@@ -67,13 +80,11 @@ class Job(JobInNotebook, Generic[R]):
     __slots__ = ("_fresh", "_mill", "_pending", "_record", "id", "placed")
     _kind: ClassVar[Kind] = "job"
 
-    def __init__(
-        self, mill: Runtime, job_id: str, placed: str = "", *, pending: bool = False
-    ) -> None:
+    def __init__(self, mill: Runtime, job_id: str, placed: str = "", *, pending: str = "") -> None:
         self._mill = mill
         self._record: Record | None = None  # as it was read last
         self._fresh = 0.0  # until this time, the record counts as read now
-        self._pending = pending  # True for a put that waits for a commit
+        self._pending = pending  # why the store may not have the job
         self.id = job_id
         self.placed = placed
 
@@ -99,7 +110,7 @@ class Job(JobInNotebook, Generic[R]):
         """Use a record that was just read elsewhere."""
         self._record, self._fresh = record, time.monotonic() + FRESH
 
-    def confirm(self, job_id: str, placed: str, *, pending: bool) -> None:
+    def confirm(self, job_id: str, placed: str, *, pending: str) -> None:
         """Take in the store's answer to the put, which may still wait for a commit."""
         self.id, self.placed, self._pending = job_id, placed, pending
 
@@ -113,10 +124,7 @@ class Job(JobInNotebook, Generic[R]):
     def _keep(self, record: Record | None) -> Record:
         if record is None:
             if self._pending and self._record is None:
-                raise JobNotFound(
-                    f"job {self.id} is not stored: its transaction has not been committed, or was "
-                    "rolled back"
-                )
+                raise JobNotFound(f"job {self.id} is not stored: {self._pending}")
             if self._mill.job_store.was_here(self.id):
                 raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
             here = KEPT_HERE if self._mill.sync else "here"
@@ -400,6 +408,21 @@ class Job(JobInNotebook, Generic[R]):
     def __repr__(self) -> str:
         known: Any = self._record.state if self._record else self.placed or "?"
         return f"<job {self.id} {known}>"
+
+
+def leave_out(mill: Runtime, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
+    """Handles of jobs that are not stored; the log names the line that puts them."""
+    frames = [f for f in users_frames(sys._getframe()) if not f.filename.startswith(LIBRARIES)]
+    at = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "an unknown line"
+    what = f"task {envelopes[0].task}" if envelopes and envelopes[0].task else "a message"
+    log.warning(
+        "%s is put while the app is imported (%s), so the put is left out: each process of a "
+        "worker imports the app; move the line under if __name__ == '__main__'",
+        what,
+        at,
+    )
+    why = f"it was put while the app was imported ({at})"
+    return [Job(mill, envelope.id, pending=why) for envelope in envelopes]
 
 
 def no_such_attribute(handle: object, name: str, kind: Kind) -> AttributeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidemill.client.job_handle import Job
+from tidemill.client.job_handle import UNCOMMITTED, Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
 from tidemill.core.job import Envelope
@@ -28,7 +28,7 @@ class PendingPuts:
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
         """Add jobs, and return their handles."""
         jobs: list[Job[Any]] = [
-            Job(self._mill, envelope.id, pending=True) for envelope in envelopes
+            Job(self._mill, envelope.id, pending=UNCOMMITTED) for envelope in envelopes
         ]
         self._parts += envelopes
         self._jobs += jobs
@@ -65,8 +65,9 @@ class PendingPuts:
         else:
             puts = self._mill.topics.put(self._parts, txn)
             handles = list(self._all_handles())
+        pending = UNCOMMITTED if txn is not None else ""
         for job, put in zip(handles, puts, strict=True):
-            job.confirm(put.id, put.placed, pending=txn is not None)  # a key may keep an older job
+            job.confirm(put.id, put.placed, pending=pending)  # a key may keep an older job
 
     def _all_handles(self) -> Iterator[Job[Any]]:
         """The handles of all jobs and copies, in the order of the puts."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.job_handle import Job
+from tidemill.client.context import is_importing
+from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import OpenBatch, Runtime
 from tidemill.core.errors import InvalidOption
@@ -26,6 +27,8 @@ class Putting:
 
     def put(self: Runtime, envelopes: Sequence[Envelope], txn: Any = None) -> list[Job[Any]]:
         """Store jobs now, or add them to the batch that :meth:`batch_for` returns."""
+        if is_importing():
+            return leave_out(self, envelopes)
         batch = self.batch_for(txn)
         if batch is not None:
             jobs = batch.add(envelopes)
@@ -33,7 +36,7 @@ class Putting:
                 return jobs
         if txn is not None:
             self.features.need(Feature.TRANSACTIONS, "txn=")
-        pending = txn is not None
+        pending = UNCOMMITTED if txn is not None else ""
         puts = self.broker.put(envelopes, txn=txn)
         return [Job(self, put.id, put.placed, pending=pending) for put in puts]
 

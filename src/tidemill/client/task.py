@@ -39,6 +39,7 @@ __all__ = [
     "Declare",
     "Task",
     "call_by_name",
+    "NoSuchTask",
     "import_task",
     "make_task",
     "refuse_second_declaration",
@@ -367,13 +368,18 @@ def warn_if_local(mill: Runtime, name: str) -> None:
         )
 
 
+class NoSuchTask(ImportError):
+    """A dotted path names no callable; the modules on the path can be imported."""
+
+
 def import_task(path: str) -> Callable[..., Any]:
     """Import the callable at a dotted path.
 
     Modules that a module imports do not belong to it: ``app.os.system`` is not in ``app``.
 
     Raises:
-        ImportError, AttributeError: there is no such callable.
+        NoSuchTask: there is no such callable.
+        Exception: the module cannot be imported.
     """
     parts = path.split(".")
     for split in range(len(parts) - 1, 0, -1):
@@ -385,13 +391,15 @@ def import_task(path: str) -> Callable[..., Any]:
                 raise
             continue
         for name in parts[split:]:
+            if not hasattr(target, name):
+                raise NoSuchTask(f"{prefix} has no {'.'.join(parts[split:])}")
             target = getattr(target, name)
             if isinstance(target, types.ModuleType) or name.startswith("__"):
-                raise ImportError(f"{path} leads out of {prefix}")
+                raise NoSuchTask(f"{path} leads out of {prefix}")
         if isinstance(target, Task):
             return target.function
         if not callable(target):
-            raise ImportError(f"{path} is not callable")
+            raise NoSuchTask(f"{path} is not callable")
         found: Callable[..., Any] = target
         return found
-    raise ImportError(f"no module for {path}")
+    raise NoSuchTask(f"no module for {path}")

@@ -34,7 +34,7 @@ from tidemill.core.errors import (
 from tidemill.core.job import Envelope, Planned
 from tidemill.core.suggest import hint
 from tidemill.schedules import record as kept
-from tidemill.schedules.parse import ScheduleOptions, Timing, When, when_of
+from tidemill.schedules.parse import ScheduleOptions, Timing, When, naming, when_of
 from tidemill.schedules.record import Stored
 from tidemill.schedules.rules import Rule, moment_of, times
 from tidemill.schedules.words import in_words
@@ -158,10 +158,11 @@ class Schedules:
 
     def declared(self) -> list[tuple[str, bytes]]:
         """The names of the schedules in code, with the bodies of their records."""
-        return [
-            (name, kept.encode(self._stored(name, call, when, code=True)))
-            for name, (call, when) in self._declared.items()
-        ]
+        found = list[tuple[str, bytes]]()
+        for name, (call, when) in self._declared.items():
+            with naming(name):
+                found.append((name, kept.encode(self._stored(name, call, when, code=True))))
+        return found
 
     def store(self) -> None:
         """Store the schedules of the code now, without a worker. This removes no schedule."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import math
 import re
 import zoneinfo
+from collections.abc import Iterator
 from typing import Any, TypedDict, TypeGuard
 
 import msgspec
@@ -13,10 +15,10 @@ from cronsim import CronSim, CronSimError
 
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_count, check_known, check_moment, check_seconds
-from tidemill.core.errors import InvalidOption
+from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
-__all__ = ["OPTIONS", "ScheduleOptions", "Timing", "When", "when_of"]
+__all__ = ["OPTIONS", "ScheduleOptions", "Timing", "When", "naming", "when_of"]
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -262,3 +264,13 @@ def _bad_cron(text: str, fields: list[str], error: str) -> str:
     if bad == "day-of-month" and _is_cron([*fields[:-2], "*", fields[-1]]):
         return f"cron {text!r} never comes: no month {fields[-2]!r} has a day {field!r}"
     return f"cron {text!r}: its {bad} {field!r} is wrong; it goes from {_FIELDS[bad]}"
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name the schedule in an error of the block."""
+    try:
+        yield
+    except TidemillError as error:
+        error.args = (f"schedule {name!r} cannot be stored: {error}", *error.args[1:])
+        raise

@@ -9,7 +9,8 @@ from typing import Any
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.call import Call
 from tidemill.client.compositions import pages_of_parts
-from tidemill.client.job_handle import Job
+from tidemill.client.context import is_importing
+from tidemill.client.job_handle import Job, leave_out
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
 from tidemill.core.clock import new_id
@@ -180,7 +181,10 @@ class _Pieces:
             return
         self._last_put = time.monotonic()
         incomplete, complete = self._opened - self._closed, self.held & self._closed
-        self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
+        if is_importing():
+            leave_out(self._mill, self._jobs[:1])
+        else:
+            self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
         self.held.update(self._opened)
         self.held.difference_update(self._closed)
         self._jobs.clear()
