@@ -15,7 +15,7 @@ from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.config import main_module
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Owner, Record, RunOn, State
+from tidemill.core.job import GROUP, Owner, Record, RunOn, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
@@ -75,7 +75,7 @@ def no_worker(mill: Runtime, record: Record) -> str:
     Empty if a worker serves the queue, if the job runs, or if the store does not answer.
     """
     broker, envelope = mill.broker, record.envelope
-    if envelope.is_message or record.state is State.RUNNING:
+    if envelope.is_message or envelope.task == GROUP or record.state is State.RUNNING:
         return ""
     try:
         if serving(broker, envelope.queue):

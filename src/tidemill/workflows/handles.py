@@ -16,6 +16,7 @@ from tidemill.client.compositions import (
     lacks_members,
     retry_all,
 )
+from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
 from tidemill.client.notebook import GroupInNotebook
 from tidemill.client.progress_bar import Bar, open_bar
@@ -157,7 +158,11 @@ class JobGroup(GroupInNotebook, Generic[R]):
     def _late(self, error: ResultTimeout) -> ResultTimeout:
         with contextlib.suppress(TidemillError):
             ended, count = self.progress
-            return ResultTimeout(f"{ended} of {count} members of {self!r} have ended: {error}")
+            left = (r for _, r in self._records() if r is not None and not r.state.finished)
+            member = next((record for record in left if record.envelope.task != GROUP), None)
+            why = no_worker(self._mill, member) if member is not None else ""
+            text = f"{ended} of {count} members of {self!r} have ended"
+            return ResultTimeout(f"{text}: {why or error}")
         return error
 
     def _watch(self, timeout: Seconds | None) -> State:
@@ -295,7 +300,10 @@ class JobGroup(GroupInNotebook, Generic[R]):
                 with contextlib.suppress(ResultTimeout):
                     ended = (await self._whole.await_state(min(REDRAW, left))).finished
                 await self._mill.threaded(self._redraw, bar)
-        return await self._whole.await_state(max(0.0, until - time.monotonic()))
+        try:
+            return await self._whole.await_state(max(0.0, until - time.monotonic()))
+        except ResultTimeout as error:
+            raise await self._mill.threaded(self._late, error) from None
 
     async def aresults(
         self,

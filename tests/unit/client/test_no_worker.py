@@ -63,6 +63,7 @@ def test_each_wait_in_vain_names_the_queue_and_the_store(kind: str, tmp_path: Pa
             lambda: later.result(timeout=0),
             lambda: asyncio.run(job.aresult(timeout=0.01)),
             lambda: both.results(timeout=0),
+            lambda: asyncio.run(both.aresults(timeout=0.01)),
             lambda: list(as_completed([job, later], timeout=0.01)),
             lambda: join(mill, timeout=0.01),
         ):
