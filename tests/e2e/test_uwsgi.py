@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from harness import LIMIT, eventually
 from servers import NETWORK, free_port
+from servers.base import lacks
 
 from tidemill import Tidemill
 from tidemill.core.clock import new_id
@@ -47,7 +48,7 @@ def test_each_process_of_uwsgi_stores_what_it_puts(
     # given
     program = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
     if program is None:
-        pytest.skip("uwsgi is not installed: pip install pyuwsgi")
+        lacks("uwsgi is not installed: pip install pyuwsgi")
     url = f"lmdb://{tmp_path}/store" if kind == "lmdb" else NETWORK[kind]("t" + new_id())
     (tmp_path / "web.py").write_text(APP.format(url=url))
     port = free_port()
