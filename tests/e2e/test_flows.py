@@ -16,6 +16,7 @@ from harness import Place, check_counters, check_no_overlap, open_place
 from servers import NETWORK, Postgres, Redis
 
 from tidemill import Flow, JobFailed, State, Tidemill, chain, group, map_many
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
 from tidemill.core.job import GROUP
 
@@ -171,7 +172,8 @@ def check_mix(place: Place, mix: Mix) -> None:
         for name in links.inputs if links is not None else ():
             if record.envelope.id in begins and name in ends:
                 assert ends[name] <= begins[record.envelope.id], (name, record.envelope.id)
-    assert sum(record.envelope.task == GROUP for record in place.records()) == 4 * count
+    groups = place.mill.find(Filter(task=GROUP), limit=1000)  # other lists leave groups out
+    assert len(groups.records) == 4 * count
 
 
 @pytest.mark.parametrize("seed", [1, 2])
