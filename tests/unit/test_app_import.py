@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill import JobNotFound, Tidemill, TidemillError, app_loader
+from tidemill import JobNotFound, State, Tidemill, TidemillError, app_loader
 from tidemill.app_loader import load_app
 from tidemill.core.errors import InvalidOption
 from tidemill.testing import run_all
@@ -81,6 +81,16 @@ def test_a_thread_that_the_import_starts_may_put(folder: Path) -> None:
     )
     with load_app(name) as mill:
         assert len(mill.find().records) == 1
+
+
+def test_a_context_that_the_import_left_behind_may_put(folder: Path) -> None:
+    # case M16; given a copy of the context, as each asyncio task of the import has one
+    spec = write(folder, "import contextvars; later = contextvars.copy_context()")
+    mill = load_app(spec)
+    module = sys.modules[spec.partition(":")[0]]
+    # when the copy puts a job after the import, then the job is stored
+    job = module.later.run(module.work.enqueue, 3)
+    assert mill.job(job.id).state is State.READY
 
 
 def test_a_long_import_is_told_with_its_stack(

@@ -241,8 +241,15 @@ def waiting_for(job_id: str) -> Iterator[None]:
 # Each process of a worker imports the app, and so does each command that names the app. A module
 # that enqueues without the guard ``if __name__ == "__main__"`` would store one more job each time.
 # A thread that the import starts has a context of its own, and may enqueue.
-_importing: contextvars.ContextVar[bool] = contextvars.ContextVar("importing", default=False)
-is_importing = _importing.get
+# An asyncio task that the import creates copies the context, and may live on. So the context holds a
+# list, which is empty after the import.
+_importing: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("importing")
+
+
+def is_importing() -> bool:
+    """True while the import of an app by its name runs in this thread."""
+    return bool(_importing.get(None))
+
 
 LIBRARIES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib"))
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -251,10 +258,12 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 @contextlib.contextmanager
 def app_import() -> Iterator[None]:
     """Surround the import of an app by its name."""
-    token = _importing.set(True)
+    running = [True]
+    token = _importing.set(running)
     try:
         yield
     finally:
+        running.clear()
         _importing.reset(token)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
 from tidemill.brokers.contract.store import Store
-from tidemill.core.errors import StoreFull
+from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Record
 from tidemill.core.locks import Lock
 
@@ -110,5 +110,6 @@ def move_due(store: JobStore) -> None:
     its ``expires`` would stay ``ready`` to those who only look.
     """
     if not isinstance(store, InlineJobs):
-        with contextlib.suppress(StoreFull):  # a full store can still be read
+        # A full or locked store can still be read.
+        with contextlib.suppress(StoreFull, BrokerUnavailable):
             store.wait_space("", 0.0)  # each wait first moves what is due; no queue has this name
