@@ -241,8 +241,8 @@ def waiting_for(job_id: str) -> Iterator[None]:
 # Each process of a worker imports the app, and so does each command that names the app. A module
 # that enqueues without the guard ``if __name__ == "__main__"`` would store one more job each time.
 # A thread that the import starts has a context of its own, and may enqueue.
-# An asyncio task that the import creates copies the context, and may live on. So the context holds a
-# list, which is empty after the import.
+# An asyncio task that the import creates copies the context, and may live on. So the context holds
+# a list, which is empty after the import.
 _importing: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("importing")
 
 

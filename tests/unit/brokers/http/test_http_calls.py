@@ -196,6 +196,7 @@ def test_patience_waits_for_a_server_that_is_away(store: str, connection: Proxy)
     again.close()
 
 
+@pytest.mark.full
 def test_patience_bounds_the_wait_for_a_hanging_server(
     store: str, connection: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def test_a_second_wait_request_of_an_owner_ends_the_first(broker: Broker, store:
     old.close()
 
 
+@pytest.mark.full
 def test_a_hint_on_an_unread_connection_counts_until_the_next_exchange(store: str) -> None:
     # given: a question whose line was cut silently, and a hint that answers it
     broker = open_broker(f"{store}?owner_lease=3600")
@@ -329,6 +331,7 @@ def test_an_idle_owner_sends_few_requests(broker: Broker, lossy: Lossy) -> None:
     assert time.thread_time() - cpu < 0.5
 
 
+@pytest.mark.full
 def test_a_wait_ends_in_time_to_renew_the_lease(store: str) -> None:
     broker = open_broker(f"{store}?owner_lease=9")
     hand = HttpOwner(broker)
@@ -343,6 +346,7 @@ def test_a_wait_ends_in_time_to_renew_the_lease(store: str) -> None:
 # -- who is silent ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_owner_that_is_silent_for_its_lease_is_given_up_and_told(store: str) -> None:
     # law 5
     broker, patient = open_broker(f"{store}?owner_lease=4"), open_broker(store)
