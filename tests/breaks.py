@@ -105,25 +105,11 @@ BREAKS = (
         "tests/unit/core tests/unit/worker tests/e2e/test_worker_tasks.py -k 'backoff or retr'",
     ),
     Break(
-        "Redis: a put publishes no wake-up.",
-        "brokers/redis/lua/wakeup.lua",
-        "return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end",
-        "return true end",
-        "tests/conformance/test_contract_put.py tests/conformance/test_contract_leases.py -k redis",
-    ),
-    Break(
         "PostgreSQL: a put sends no NOTIFY.",
         "brokers/postgres/sql/20_put.sql",
         "            PERFORM pg_notify(place, word);\n",
         "            NULL;\n",
         "tests/conformance tests/unit/brokers/postgres -k 'postgresql and (wake or sleep)'",
-    ),
-    Break(
-        "The server lets a viewer change jobs.",
-        "server/http/exchange.py",
-        "    if exchange.role < role:\n",
-        "    if exchange.role < 0:\n",
-        "tests/unit/server",
     ),
 )
 
