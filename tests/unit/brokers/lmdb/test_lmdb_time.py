@@ -10,7 +10,7 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner
+from tidemill.core.job import Owner, State
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
@@ -46,3 +46,16 @@ def test_after_a_boot_time_goes_on_and_never_back(
     again.attach(Owner(id="o", name="w"))
     assert again.exchange(Step("o", want=Want(1))).next_due == pytest.approx(left, abs=5)
     again.close()
+
+
+def test_no_expired_job_starts_when_more_expired_than_one_commit_ends(
+    url: str, moved_clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.lmdb.due._PROMOTE_MOST", 1)
+    broker = open_broker(url)
+    broker.put([job(id=name, expires=5) for name in "abc"])
+    moved_clock.advance(6)
+    broker.attach(Owner(id="o", name="w"))
+    assert broker.exchange(Step("o", want=Want(9))).leases == []
+    assert {broker.get(name).state for name in "abc"} == {State.EXPIRED}
+    broker.close()
