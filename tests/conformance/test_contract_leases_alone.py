@@ -16,6 +16,9 @@ pytestmark = pytest.mark.moving_clock
 WITH_A_CLOCK = [kind.name for kind in KINDS if kind.fake]
 """Other files prove on them what takes long here."""
 
+SOON = 0.15
+"""A delay in seconds, which the tests really wait for."""
+
 ENDS = [Outcome.SUCCESS, Outcome.FAIL, Outcome.CANCELLED, Outcome.EXPIRED]
 
 
@@ -73,19 +76,19 @@ def test_a_released_job_stays_in_its_first_attempt(broker: Broker, worker: LiveO
 @pytest.mark.parametrize("how", ["put", "at", "retry", "snooze", "release", "follower"])
 def test_nothing_comes_before_it_is_due(broker: Broker, worker: LiveOwner, how: str) -> None:
     # law 9, case Q14
-    asked = time.monotonic() + 0.4
+    asked = time.monotonic() + SOON
     if how == "put":
-        broker.put([job(delay=0.4)])
+        broker.put([job(delay=SOON)])
     elif how == "at":
-        broker.put([job(at=time.time() + 0.4)])
+        broker.put([job(at=time.time() + SOON)])
     else:
         broker.put([job()])
         [lease] = worker.take()
-        asked = time.monotonic() + 0.4
+        asked = time.monotonic() + SOON
         if how == "follower":
-            assert worker.settle(lease, followers=(job(delay=0.4),))
+            assert worker.settle(lease, followers=(job(delay=SOON),))
         else:
-            assert worker.settle(lease, Outcome[how.upper()], delay=0.4)
+            assert worker.settle(lease, Outcome[how.upper()], delay=SOON)
     [late] = worker.take() or worker.await_all(1)
     # the wall's clock and the machine's differ a little
     assert asked <= time.monotonic() + 0.02 < asked + 20
@@ -225,8 +228,8 @@ def test_a_held_last_attempt_is_the_end(broker: Broker, worker: LiveOwner) -> No
 
 def test_an_expired_job_is_not_leased(broker: Broker, worker: LiveOwner) -> None:
     # case T14
-    broker.put([job(expires=0.2), job(expires=0.2, delay=0.4), job("now", expires=30.0)])
-    time.sleep(0.6)
+    broker.put([job(expires=0.1), job(expires=0.1, delay=0.2), job("now", expires=30.0)])
+    time.sleep(0.3)
     assert [lease.open().queue for lease in worker.await_all(1)] == ["now"]
     assert worker.take() == []
 

@@ -108,7 +108,7 @@ def test_a_call_that_took_fewer_messages_than_it_wanted_gets_no_wake_up(
     # and another that waits, and has no more hints
     waiter = LiveOwner(broker, "c2", "consumer")
     want = Want(1, ("q",), Mode.STRICT, tasks=False, messages=True)
-    while not waiter.exchange(want=want).leases and slept(waiter, 0.3) < 0.3:
+    while not waiter.exchange(want=want).leases and slept(waiter, 0.1) < 0.1:
         pass
     # when
     mill.queue("q").put("b")
@@ -157,7 +157,7 @@ def test_a_held_message_is_settled_by_its_id(mill: Tidemill) -> None:
     queue.touch(ids[0], 100)
     queue.ack(ids[0])
     queue.release(ids[1])
-    queue.release(ids[2], delay=1)
+    queue.release(ids[2], delay=0.1)
     queue.bury(ids[3], "cannot be read")
     # then
     again = taken(mill, 2)

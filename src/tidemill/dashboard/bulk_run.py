@@ -69,6 +69,7 @@ RATES = (5, 20, 100, 500, 0)
 
 _PIECE = 200  # jobs in one act; at most MOST_NOTED
 _BEAT = 2.0  # seconds after which the runner writes its note, even if nothing has changed
+_LOOK_EVERY = 1.0  # seconds between two looks whether a user asks to stop
 _PROBE_EVERY = 0.5  # seconds between two reads of the jobs that were retried first
 _PROBE_MOST = 300.0  # seconds in which the jobs that were retried first must end
 _EXAMPLES = 5
@@ -345,7 +346,7 @@ class _Runner:
             left = until - time.monotonic()
             if left <= 0:
                 return True
-            self.ended.wait(min(left, 1.0))
+            self.ended.wait(min(left, _LOOK_EVERY))
         return False
 
     def _judge(self) -> bool:

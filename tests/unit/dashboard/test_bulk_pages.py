@@ -24,6 +24,13 @@ from tidemill.testing import run_all
 broken = threading.Event()
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation soon sees the wish to stop, and the ends of the jobs that it retried first."""
+    monkeypatch.setattr(bulk_run, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(bulk_run, "_PROBE_EVERY", 0.02)
+
+
 @pytest.fixture
 def anna(mill: Tidemill) -> Iterator[Visitor]:
     @mill.task(name="shop.pay", retries=0)
@@ -291,6 +298,7 @@ def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
     for change in (bulk_run.forget, bulk_run.resume):
         with pytest.raises(InvalidOption, match="somebody else has changed"):
             change(mill, second)
+    anna.post(f"/bulk/{bulk_id}/stop")
     ended(mill, bulk_id)
 
 
@@ -304,7 +312,7 @@ def test_a_failed_act_leaves_its_place(
 
     with monkeypatch.context() as patch:
         patch.setattr(mill.broker, "act_noted", fail)
-        bulk_id = started(anna, act="retry", q="state:failed", rate="2", expected="3")
+        bulk_id = started(anna, act="retry", q="state:failed", rate="20", expected="3")
         bulk = ended(mill, bulk_id)
     assert (bulk.state, bulk.text, bulk.acting) == ("failed", "the store is away", 0)
     bulk_run.resume(mill, bulk)

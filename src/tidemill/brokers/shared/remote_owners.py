@@ -10,10 +10,10 @@ later than planned, because the process was stopped or its machine slept.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from tidemill.core.clock import clock
 from tidemill.core.locks import Lock
 
 __all__ = ["SignOfLife", "Silence", "Turns"]
@@ -57,7 +57,7 @@ class Silence(Generic[K]):
     def look(self, owners: Mapping[K, SignOfLife]) -> tuple[list[K], float]:
         """The owners that were silent for their lease, and the seconds until the next check."""
         with self._looking:
-            now = time.monotonic()
+            now = clock.machine()
             between = now - self._looked
             if between > 2 * self._every:  # this process did not run, so it could hear no owner
                 self._silent.clear()
