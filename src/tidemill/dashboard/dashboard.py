@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
-
-import jinja2
 
 from tidemill.app import Tidemill
 from tidemill.core.errors import (
@@ -22,7 +19,6 @@ from tidemill.core.errors import (
     ScheduleNotFound,
     TidemillError,
 )
-from tidemill.dashboard.formats import FILTERS, ICONS
 from tidemill.dashboard.look import Cache, Looks
 from tidemill.dashboard.page import Flash, Forbidden, NotFound, Page
 from tidemill.dashboard.page_modules import MODULES, NAVIGATION
@@ -85,16 +81,6 @@ class Dashboard:
         self.cache = Cache()
         self.routes = [*extra, *(route for module in MODULES for route in module.routes.list)]
         self.navigation = [link for link in NAVIGATION if self.has_page(link[0])]
-        self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self.templates.filters.update(FILTERS)
-        self.templates.globals.update(icon_of=ICONS, dashboard=self)
 
     def has_page(self, path: str) -> bool:
         """True when there is a page at this path."""

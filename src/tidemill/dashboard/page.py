@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -13,6 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import audit
+from tidemill.dashboard.formats import FILTERS, ICONS
 from tidemill.dashboard.job_query import query_text, without_values
 from tidemill.dashboard.look import Cache, Look, Looks
 from tidemill.dashboard.request import Request
@@ -25,6 +27,17 @@ from tidemill.dashboard.static_files import version_of
 __all__ = ["Flash", "Forbidden", "NotFound", "Page", "jobs_query"]
 
 T = TypeVar("T")
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_TEMPLATES.filters.update(FILTERS)
+_TEMPLATES.globals["icon_of"] = ICONS
 
 Flash = tuple[str, str]
 """The kind of a message, ``ok`` or ``error``, and its text."""
@@ -51,7 +64,6 @@ class Frame(Protocol):
     signer: Signer
     looks: Looks
     cache: Cache
-    templates: jinja2.Environment
     navigation: list[tuple[str, str, str, str]]
 
 
@@ -149,7 +161,7 @@ class Page:
 
     def render(self, template: str, /, status: int = 200, **values: Any) -> Response:
         """A page from a template. The frame of the page shows ``title`` and ``section``."""
-        text = self.dashboard.templates.get_template(template).render(
+        text = _TEMPLATES.get_template(template).render(
             page=self,
             url=self.url,
             jobs_url=self.jobs_url,
