@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DIR ?= .
 # How many tests run at a time: one per processor, so that no test waits for another.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-PYTEST = $(BIN)/pytest -n $(JOBS)
+PYTEST = scripts/in-memory $(BIN)/pytest -n $(JOBS)
 OTHERS := 3.12 3.13
 WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py tests/e2e/test_limits.py tests/e2e/test_schedules.py
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
@@ -79,7 +79,7 @@ fuzz: $(VENV)/dev        ## random requests to the job server, at length; SEED a
 beanstalk: $(VENV)/dev   ## our beanstalk port, at length; SEEDS, FIRST, STEPS (beside beanstalkd), FLOOD may be given
 	TIDEMILL_BEANSTALK_SEEDS=$(or $(SEEDS),50) TIDEMILL_BEANSTALK_FIRST=$(or $(FIRST),0) \
 	TIDEMILL_BEANSTALK_STEPS=$(or $(STEPS),20000) TIDEMILL_BEANSTALK_FLOOD=$(or $(FLOOD),200000) \
-		$(BIN)/pytest -n 2 -q tests/e2e/test_beanstalk_oracle.py
+		scripts/in-memory $(BIN)/pytest -n 2 -q tests/e2e/test_beanstalk_oracle.py
 
 clients: $(VENV)/dev     ## test suites of clients of beanstalkd, from PyPI and npm, against our beanstalk port
 	$(BIN)/python scripts/clients $(ARGS)
