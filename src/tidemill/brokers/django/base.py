@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -125,7 +125,10 @@ class ServerCalls:
             ring(self._owners.wakes, kinds)
 
     def _look(self) -> None:
-        """Move the jobs whose time has come, if there are any."""
+        """Move the jobs whose time has come, if there are any.
+
+        Within a transaction of this thread, jobs that the transaction holds are left for later.
+        """
 
         def first(connection: Connection) -> bool:
             text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"
@@ -133,7 +136,17 @@ class ServerCalls:
             return alarm is not None and alarm <= self._database.now_of(connection.execute)
 
         if self._database.read(first):
-            self._change_on_time(lambda _: None)
+            with self._no_wait_for_own_transaction() as patience:
+                self._change_on_time(lambda _: None, patience=patience)
+
+    @contextlib.contextmanager
+    def _no_wait_for_own_transaction(self) -> Iterator[float | None]:
+        """Leave out the change if a transaction of this thread prevents it: no wait would end."""
+        if inside(self._address.alias) is None:
+            yield None
+        else:
+            with contextlib.suppress(BrokerUnavailable):
+                yield 0.0
 
     # -- facts ------------------------------------------------------------------------------
 
@@ -160,9 +173,10 @@ class ServerCalls:
                     [_encode(facts)],
                 )
 
-        # Within a transaction of this thread, SQLite would wait for that transaction: do not wait.
-        patience = 0.0 if inside(self._address.alias) is not None else None
-        with contextlib.suppress(BrokerUnavailable):
+        with (
+            contextlib.suppress(BrokerUnavailable),
+            self._no_wait_for_own_transaction() as patience,
+        ):
             self._database.write(work, patience=patience)
         return self._facts().store
 

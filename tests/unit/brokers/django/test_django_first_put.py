@@ -1,4 +1,4 @@
-"""The first put to a new store in SQLite, inside a transaction that has written already."""
+"""Calls in a transaction that holds the write lock of SQLite do not wait for their own thread."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from servers import django_on_sqlite
 
+from tidemill import Tidemill
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope
+from tidemill.core.job import Envelope, State
 
 PATIENCE = 60
 
@@ -35,4 +36,28 @@ def test_the_first_put_joins_a_transaction_that_holds_the_write_lock(tmp_path: P
         assert other.get(job.id) is not None
         assert broker.get(job.id) is not None
         assert broker.identity == other.identity != "django "
+    connections[alias].close()
+
+
+def test_a_look_at_a_job_that_has_expired_waits_for_no_transaction_of_its_own(
+    tmp_path: Path,
+) -> None:
+    # given a job that has expired, which no worker has noticed
+    url = f"{django_on_sqlite(str(tmp_path / 'store'))}?patience={PATIENCE}"
+    alias = url.removeprefix("django://").partition("?")[0]
+    from django.db import connections, transaction
+
+    mill = Tidemill(url)
+    job = mill.queue("q").put("a", expires=0.01)
+    time.sleep(0.05)
+    with transaction.atomic(using=alias):
+        connections[alias].cursor().execute("CREATE TABLE shop_order (id INTEGER)")
+        # when a transaction that holds the lock looks at the job
+        begun = time.monotonic()
+        assert job.state in (State.READY, State.EXPIRED)
+        assert [each.id for each in mill.jobs()] == [job.id]
+        # then it does not wait for its own thread
+        assert time.monotonic() - begun < PATIENCE / 2
+    assert job.state is State.EXPIRED
+    mill.close()
     connections[alias].close()
