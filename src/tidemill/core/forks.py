@@ -8,6 +8,7 @@ calls them.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -71,17 +72,18 @@ def check_fork() -> None:
 
 
 def enter_child() -> None:
-    """Call the hooks once in this process; other threads wait meanwhile."""
+    """Call each hook once in this process, even after a hook that raises; other threads wait."""
     pid = os.getpid()
     with _locks.setdefault(pid, threading.RLock()):
         if mark[0] or pid in _entering:  # a hook makes ids, which looks at the mark
             return
         _entering.add(pid)
         try:
-            for hook in _hooks:
-                hook()
-            mark[0] = 1
+            with contextlib.ExitStack() as calls:
+                for hook in reversed(_hooks):
+                    calls.callback(hook)
         finally:
+            mark[0] = 1
             _entering.discard(pid)
 
 

@@ -75,3 +75,23 @@ def test_a_child_of_a_fork_in_c_calls_the_hooks_once(
 
 def test_a_child_of_a_visible_fork_has_called_the_hooks() -> None:
     assert answer_of_child(os.fork, lambda: ["called"] * forks.mark[0]) == ["called"]
+
+
+def test_a_hook_that_raises_stops_no_other_hook_and_none_is_called_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    def broken() -> None:
+        raise OSError("no descriptors left")
+
+    hooks = [lambda: calls.append("first"), broken, lambda: calls.append("last")]
+    monkeypatch.setattr(forks, "_hooks", hooks)
+
+    def run() -> list[str]:
+        with pytest.raises(OSError, match="no descriptors left"):
+            forks.check_fork()
+        forks.check_fork()
+        return calls
+
+    assert answer_of_child(FORKS["in C"], run) == ["first", "last"]
