@@ -68,8 +68,18 @@ def test_a_put_of_the_import_is_left_out_and_told(
         assert len(mill.find().records) == 1
 
 
-def test_a_wait_of_the_import_fails_at_once(folder: Path) -> None:  # case M16
-    name = write(folder, "print(work.enqueue(1).result(timeout=60))")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "work.enqueue(1).result",
+        "mill.enqueue(chain(work.call(1), work.call())).wait",
+        "mill.enqueue(chain(work.call(1), work.call())).steps[0].wait",
+        "mill.enqueue(group([work.call(1)] * 3)).results",
+        "mill.enqueue(group([work.call(1)] * 3))[1].wait",
+    ],
+)
+def test_a_wait_of_the_import_fails_at_once(folder: Path, call: str) -> None:  # case M16
+    name = write(folder, f"print({call}(timeout=60))")
     with pytest.raises(InvalidOption, match="it was put while the app was imported") as caught:
         load_app(name)
     assert JobNotFound.__name__ in str(caught.value)

@@ -410,8 +410,8 @@ class Job(JobInNotebook, Generic[R]):
         return f"<job {self.id} {known}>"
 
 
-def leave_out(mill: Runtime, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
-    """Handles of jobs that are not stored; the log names the line that puts them."""
+def leave_out(envelopes: Sequence[Envelope]) -> str:
+    """Log that a put is left out, with its line; return why its jobs are not stored."""
     frames = [f for f in users_frames(sys._getframe()) if not f.filename.startswith(LIBRARIES)]
     at = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "an unknown line"
     what = f"task {envelopes[0].task}" if envelopes and envelopes[0].task else "a message"
@@ -421,8 +421,7 @@ def leave_out(mill: Runtime, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
         what,
         at,
     )
-    why = f"it was put while the app was imported ({at})"
-    return [Job(mill, envelope.id, pending=why) for envelope in envelopes]
+    return f"it was put while the app was imported ({at})"
 
 
 def no_such_attribute(handle: object, name: str, kind: Kind) -> AttributeError:

@@ -28,7 +28,8 @@ class Putting:
     def put(self: Runtime, envelopes: Sequence[Envelope], txn: Any = None) -> list[Job[Any]]:
         """Store jobs now, or add them to the batch that :meth:`batch_for` returns."""
         if is_importing():
-            return leave_out(self, envelopes)
+            why = leave_out(envelopes)
+            return [Job(self, envelope.id, pending=why) for envelope in envelopes]
         batch = self.batch_for(txn)
         if batch is not None:
             jobs = batch.add(envelopes)

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.topics import Bindings, with_topics
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.context import is_importing
-from tidemill.client.job_handle import Job, leave_out
+from tidemill.client.job_handle import Job
 from tidemill.client.options import PUBLISH_OPTIONS, Options
 from tidemill.client.runtime import Runtime
 from tidemill.core.backoff import MESSAGE
@@ -90,7 +90,7 @@ class Topics:
         topic = check_topic(topic)
         made = self._publication(topic, body, checked, mandatory=mandatory)
         if is_importing():
-            return leave_out(mill, made.copies(mill, [topic]))
+            return mill.put(made.copies(mill, [topic]))
         batch = mill.batch_for(checked.txn)
         if batch is not None and batch.publish(made):
             return made.jobs

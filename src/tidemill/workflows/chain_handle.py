@@ -29,9 +29,14 @@ class JobChain(Job[R]):
     _kind = "chain"
 
     def __init__(
-        self, mill: Runtime, job_id: str, steps: Sequence[Job[Any] | JobGroup[Any]]
+        self,
+        mill: Runtime,
+        job_id: str,
+        steps: Sequence[Job[Any] | JobGroup[Any]],
+        *,
+        pending: str = "",
     ) -> None:
-        super().__init__(mill, job_id)
+        super().__init__(mill, job_id, pending=pending)
         self.steps = tuple(steps)
 
     @classmethod

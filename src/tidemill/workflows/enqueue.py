@@ -10,7 +10,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.client.call import Call
 from tidemill.client.compositions import pages_of_parts
 from tidemill.client.context import is_importing
-from tidemill.client.job_handle import Job, leave_out
+from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
 from tidemill.core.clock import new_id
@@ -92,8 +92,12 @@ def enqueue_composed(mill: Runtime, node: Node) -> Any:
     """Store the jobs of a composition, or of a call with hooks, and return the handle."""
     mill.features.need(Feature.FLOWS, "a chain, a group, a flow or a hook")
     job_id, txn = id_of(node), txn_of(node)
-    handle = _handle_of(mill, node, job_id)
+    pending = UNCOMMITTED if txn is not None else ""
     plan = Plan(mill, node, job_id)
+    if is_importing():
+        pending = leave_out(next(plan.pieces()).envelopes)
+        return _handle_of(mill, node, job_id, pending)
+    handle = _handle_of(mill, node, job_id, pending)
     if txn is not None or mill.batch_for() is not None:
         mill.put(plan.jobs(), txn)
     else:
@@ -111,18 +115,18 @@ def txn_of(node: Any) -> Any:
     return node.options.txn if isinstance(node, Call) else node.txn
 
 
-def _handle_of(mill: Runtime, node: Node, job_id: str) -> Any:
+def _handle_of(mill: Runtime, node: Node, job_id: str, pending: str) -> Any:
     if isinstance(node, Call):
-        return Job(mill, job_id)
+        return Job(mill, job_id, pending=pending)
     if isinstance(node, Chain):
         count = len(node.steps)
         steps = [
-            _handle_of(mill, step, step_id(job_id, index, count))
+            _handle_of(mill, step, step_id(job_id, index, count), pending)
             for index, step in enumerate(node.steps)
         ]
-        return JobChain(mill, job_id, steps)
+        return JobChain(mill, job_id, steps, pending=pending)
     size = len(node.nodes) if isinstance(node, Flow) else node.members.count()
-    return JobGroup(mill, job_id, size=size)
+    return JobGroup(mill, job_id, size=size, pending=pending)
 
 
 # -- groups in pieces ----------------------------------------------------------------------------
@@ -181,10 +185,7 @@ class _Pieces:
             return
         self._last_put = time.monotonic()
         incomplete, complete = self._opened - self._closed, self.held & self._closed
-        if is_importing():
-            leave_out(self._mill, self._jobs[:1])
-        else:
-            self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
+        self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
         self.held.update(self._opened)
         self.held.difference_update(self._closed)
         self._jobs.clear()

@@ -50,9 +50,11 @@ class JobGroup(GroupInNotebook, Generic[R]):
         group_id: str,
         done: Sequence[Job[Any] | JobGroup[Any]] | None = None,
         size: int | None = None,
+        *,
+        pending: str = "",
     ) -> None:
         self._mill = mill
-        self._whole: Job[Any] = Job(mill, group_id)
+        self._whole: Job[Any] = Job(mill, group_id, pending=pending)
         self._size = size  # the number of members; None when the caller does not know it
         self._done = done  # the handles of members that have run in the caller
         self.id = group_id
@@ -122,7 +124,7 @@ class JobGroup(GroupInNotebook, Generic[R]):
             return self._done[index]  # type: ignore[return-value]
         if index < 0:
             index += len(self)
-        return Job(self._mill, member_id(self.id, index))
+        return Job(self._mill, member_id(self.id, index), pending=self._whole._pending)
 
     def _records(self) -> Iterator[tuple[str, Record | None]]:
         return members_of(self._mill.job_store, self.id, len(self))

@@ -15,12 +15,18 @@ from postgres_desk import connect, ids, job, take, until_blocked
 from psycopg.rows import class_row, dict_row, scalar_row
 from servers import postgres_url
 
-from tidemill.app import Tidemill
+from tidemill import Tidemill, chain, group
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.errors import DuplicateJob, InvalidOption, QueueFull, TidemillError
+from tidemill.core.errors import (
+    DuplicateJob,
+    InvalidOption,
+    JobNotFound,
+    QueueFull,
+    TidemillError,
+)
 from tidemill.core.job import Owner, Placed
 
 
@@ -257,3 +263,28 @@ def refused(call: Callable[[], object]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+@pytest.mark.parametrize("shape", ["chain", "chain of groups", "group"])
+def test_a_composition_that_is_rolled_back_is_not_found(
+    url: str, conn: psycopg.Connection, shape: str
+) -> None:  # case M7
+    with Tidemill(url) as mill:
+
+        @mill.task
+        def work(*given: int) -> int:
+            return len(given)
+
+        calls = [work.call(1), work.call(2)]
+        made = {
+            "chain": chain(*calls),
+            "chain of groups": chain(group(calls), group(calls)),
+            "group": group(calls),
+        }[shape]
+        handle: Any = mill.enqueue(made.using(txn=conn))
+        parts = [handle[0]] if shape == "group" else handle.steps
+        conn.rollback()
+        for one in (handle, *parts):
+            for look in (one.refresh, lambda one=one: one.wait(timeout=60)):
+                with pytest.raises(JobNotFound, match="not been committed, or was rolled back"):
+                    look()
