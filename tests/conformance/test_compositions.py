@@ -233,6 +233,31 @@ def test_a_call_that_waits_for_any_end_waits_for_the_end_of_a_retry(tasks: Tasks
     assert tasks.ran == ["fail", "fail", "x"]
 
 
+@pytest.mark.parametrize("act", ["cancel", "alter", "delete"])
+def test_the_id_of_a_chain_or_group_stands_for_its_jobs(tasks: Tasks, act: str) -> None:
+    # case M2
+    mill, ok = tasks.mill, tasks.ok
+    members = mill.enqueue(group([ok.call(), group([ok.call(), ok.call()])]))
+    steps = mill.enqueue(chain(ok.call(), group([ok.call(), ok.call()]), ok.call()))
+    single = ok.enqueue()
+    for whole in (members, steps):
+        job = mill.job(whole.id)
+        assert {
+            "cancel": job.cancel,
+            "alter": lambda job=job: job.alter(queue="other"),
+            "delete": job.delete,
+        }[act]()
+    left = {job.id for job in mill.jobs(queue="default", state=["ready", "waiting"])}
+    assert left == {single.id}
+    if act == "alter":
+        assert len(list(mill.jobs(queue="other"))) == 7
+    if act == "cancel":
+        assert (members.state, steps.state) == (FAILED, CANCELLED)
+        assert not mill.job(members.id).cancel()
+    if act == "delete":
+        assert not mill.job(steps.id).delete()
+
+
 # -- the records of groups -----------------------------------------------------------------------
 
 

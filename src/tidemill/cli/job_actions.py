@@ -6,7 +6,6 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import click
 import msgspec
@@ -17,10 +16,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
 from tidemill.client.compositions import (
-    alter_all,
-    cancel_all,
-    delete_all,
-    has_steps,
+    alter_jobs,
+    cancel_jobs,
+    delete_jobs,
     is_hook,
     lacks_members,
     retry_jobs,
@@ -28,7 +26,6 @@ from tidemill.client.compositions import (
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.job import GROUP, WAITING_STATES, Record, State
-from tidemill.workflows.handles import JobGroup
 
 __all__ = ["alter", "cancel", "delete", "retry"]
 
@@ -102,12 +99,9 @@ def cancel(
     def do(part: Sequence[str]) -> list[bool]:
         return mill.broker.cancel(part, terminate=terminate)
 
-    by_id = _with_groups(
-        mill,
-        do,
-        lambda group: group.cancel(terminate),
-        lambda whole: cancel_all(mill, whole, terminate),
-    )
+    def by_id(part: Sequence[str]) -> list[bool]:
+        return cancel_jobs(mill, part, terminate=terminate)
+
     _act("cancelled", chosen, by_id if ids else do, mill, as_json)
 
 
@@ -141,10 +135,8 @@ def alter(
     def do(part: Sequence[str]) -> list[bool]:
         return mill.broker.alter(part, rank=rank, queue=target)
 
-    def do_whole(whole: str) -> int:
-        return alter_all(mill, whole, rank, target)
-
-    by_id = _with_groups(mill, do, lambda group: do_whole(group.id), do_whole)
+    def by_id(part: Sequence[str]) -> list[bool]:
+        return alter_jobs(mill, part, rank=rank, queue=target)
 
     def why_not(record: Record) -> str:
         return why_not_altered(record, target)
@@ -168,42 +160,10 @@ def delete(
     """
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
 
-    by_id = _with_groups(
-        mill,
-        mill.broker.delete,
-        lambda group: group.delete(),
-        lambda whole: delete_all(mill, whole),
-    )
+    def by_id(part: Sequence[str]) -> list[bool]:
+        return delete_jobs(mill, part)
+
     _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
-
-
-def _with_groups(
-    mill: Tidemill,
-    do: Callable[[Sequence[str]], list[bool]],
-    do_group: Callable[[JobGroup[Any]], int],
-    do_chain: Callable[[str], int],
-) -> Callable[[Sequence[str]], list[bool]]:
-    """Extend an action on ids: the id of a group or a chain stands for all its jobs.
-
-    The id of a chain is the id of its last step.
-    """
-
-    if Feature.FLOWS not in mill.broker.features:
-        return do
-
-    def each(ids: Sequence[str]) -> list[bool]:
-        answers = []
-        for job_id in ids:
-            record = mill.broker.get(job_id)
-            if record is not None and record.envelope.task == GROUP:
-                answers.append(bool(do_group(mill.group(job_id))))
-            elif has_steps(mill, job_id):
-                answers.append(bool(do_chain(job_id)))
-            else:
-                answers += do([job_id])
-        return answers
-
-    return each
 
 
 def _refuse_force(mill: Tidemill, ids: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ jobs stay unchanged. The same call again completes the work.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
@@ -26,10 +26,14 @@ from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, RunOn, St
 
 __all__ = [
     "alter_all",
+    "alter_jobs",
     "cancel_all",
+    "cancel_group",
+    "cancel_jobs",
     "cause_of",
     "cause_text",
     "delete_all",
+    "delete_jobs",
     "has_steps",
     "is_hook",
     "is_hook_id",
@@ -65,6 +69,69 @@ def cancel_all(mill: Runtime, whole_id: str, terminate: bool) -> int:
     if record is not None and record.envelope.task != GROUP:
         cancelled += sum(mill.job_store.cancel([whole_id], terminate=terminate))
     return cancelled
+
+
+def cancel_group(mill: Runtime, group_id: str, terminate: bool) -> int:
+    """Cancel the members of a group, and return how many were cancelled.
+
+    The group ends with its last member. A group whose producer has not stored all members ends at
+    once.
+    """
+    cancelled = cancel_all(mill, group_id, terminate)
+    record = mill.job_store.get(group_id)
+    if record is not None and lacks_members(mill, record):
+        mill.job_store.cancel([group_id])
+    return cancelled
+
+
+def cancel_jobs(mill: Runtime, ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    """Cancel jobs; False for each that has ended. An id of a chain or group is the whole."""
+
+    def cancel_whole(whole: Record) -> int:
+        act = cancel_group if whole.envelope.task == GROUP else cancel_all
+        return act(mill, whole.envelope.id, terminate)
+
+    store = mill.job_store
+    return _act(mill, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole)
+
+
+def alter_jobs(
+    mill: Runtime, ids: Iterable[str], *, rank: int | None, queue: str | None
+) -> list[bool]:
+    """Alter jobs; False for each that does not wait. An id of a chain or group is the whole."""
+    return _act(
+        mill,
+        ids,
+        lambda part: mill.job_store.alter(part, rank=rank, queue=queue),
+        lambda whole: alter_all(mill, whole.envelope.id, rank, queue),
+    )
+
+
+def delete_jobs(mill: Runtime, ids: Iterable[str]) -> list[bool]:
+    """Delete jobs; False for each that is missing. An id of a chain or group is the whole."""
+    return _act(mill, ids, mill.job_store.delete, lambda whole: delete_all(mill, whole.envelope.id))
+
+
+def _act(
+    mill: Runtime,
+    ids: Iterable[str],
+    act: Callable[[list[str]], list[bool]],
+    act_on_whole: Callable[[Record], int],
+) -> list[bool]:
+    """Act on jobs one by one, and on the wholes among them."""
+    ids = list(ids)
+    if not _has_flows(mill):
+        return act(ids)
+    wholes = {
+        record.envelope.id: record
+        for at in range(0, len(ids), PAGE)
+        for record in mill.job_store.wait_for(ids[at : at + PAGE], 0)
+        if record is not None and _is_composed(mill, record)
+    }
+    alone = [job_id for job_id in dict.fromkeys(ids) if job_id not in wholes]
+    done = dict(zip(alone, act(alone), strict=True)) if alone else {}
+    done.update({whole_id: bool(act_on_whole(whole)) for whole_id, whole in wholes.items()})
+    return [done[job_id] for job_id in ids]
 
 
 def alter_all(mill: Runtime, whole_id: str, rank: int | None, queue: str | None) -> int:
@@ -162,12 +229,16 @@ def _has_flows(mill: Runtime) -> bool:
     return not mill.sync and Feature.FLOWS in mill.broker.features
 
 
+def _is_composed(mill: Runtime, record: Record) -> bool:
+    """True for a group, and for the last step of a chain."""
+    links, task = record.envelope.links, record.envelope.task
+    return links is not None and (task == GROUP or has_steps(mill, record.envelope.id))
+
+
 def _is_whole(mill: Runtime, record: Record) -> bool:
     """True for a group, and for the last step of a chain if a step before it lacks success."""
-    if record.envelope.links is None:
-        return False
     lacks = bool(record.failures or record.pending)
-    return record.envelope.task == GROUP or (lacks and has_steps(mill, record.envelope.id))
+    return (lacks or record.envelope.task == GROUP) and _is_composed(mill, record)
 
 
 def has_steps(mill: Runtime, job_id: str) -> bool:

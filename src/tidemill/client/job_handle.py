@@ -14,7 +14,14 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.compositions import cause_of, cause_text, retry_job
+from tidemill.client.compositions import (
+    alter_jobs,
+    cancel_jobs,
+    cause_of,
+    cause_text,
+    delete_jobs,
+    retry_job,
+)
 from tidemill.client.context import LIBRARIES, users_frames, waiting_for
 from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
@@ -274,10 +281,11 @@ class Job(JobInNotebook, Generic[R]):
 
         True means that the request was stored. A job that has not started by then never starts. A
         running job may still succeed or fail: its task sees ``current_job().cancelled`` and may
-        stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended.
+        stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended. The id
+        of a chain or group stands for its jobs, here and in ``alter`` and ``delete``.
         """
         self._mill.features.need(Feature.CANCEL, "cancel()")
-        return self._mill.job_store.cancel([self.id], terminate=terminate)[0]
+        return cancel_jobs(self._mill, [self.id], terminate=terminate)[0]
 
     def retry(self, force: bool = False) -> bool:
         """Start a failed, cancelled or expired job again, or make a scheduled job ready now.
@@ -309,14 +317,14 @@ class Job(JobInNotebook, Generic[R]):
         rank, name = check_alter(priority, queue)
         self._mill.features.need(Feature.ALTER, "alter()")
         try:
-            return self._mill.job_store.alter([self.id], rank=rank, queue=name)[0]
+            return alter_jobs(self._mill, [self.id], rank=rank, queue=name)[0]
         finally:
             self._forget()
 
     def delete(self) -> bool:
         """Delete the job in any state; False when there is no such job."""
         try:
-            return self._mill.job_store.delete([self.id])[0]
+            return delete_jobs(self._mill, [self.id])[0]
         finally:
             self._forget()
 

@@ -15,7 +15,7 @@ from django.utils.http import urlencode
 from django.utils.text import capfirst
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.compositions import retry_jobs
+from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.purges import list_purges
 from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
@@ -172,12 +172,12 @@ def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
 
 
 def _cancel(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = mill.job_store.cancel(ids)
+    done = cancel_jobs(mill, ids)
     return f"{sum(done)} of {len(ids)} jobs are asked to stop."
 
 
 def _delete(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    return f"{sum(mill.job_store.delete(ids))} of {len(ids)} jobs are deleted."
+    return f"{sum(delete_jobs(mill, ids))} of {len(ids)} jobs are deleted."
 
 
 class JobPages(Pages):

@@ -9,13 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
-from tidemill.client.compositions import (
-    alter_all,
-    cancel_all,
-    delete_all,
-    lacks_members,
-    retry_all,
-)
+from tidemill.client.compositions import alter_all, cancel_group, delete_all, retry_all
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
 from tidemill.client.notebook import GroupInNotebook
@@ -264,10 +258,8 @@ class JobGroup(GroupInNotebook, Generic[R]):
         """
         if self._done is not None:
             return 0
-        found = cancel_all(self._mill, self.id, terminate)
-        if lacks_members(self._mill, self.refresh()):
-            self._mill.job_store.cancel([self.id])
-        return found
+        self.refresh()
+        return cancel_group(self._mill, self.id, terminate)
 
     def retry(self) -> int:
         """Run again the jobs that failed, and return their number.

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.compositions import retry_jobs
+from tidemill.client import compositions
 from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
 from tidemill.client.search import find_shown
@@ -348,7 +348,7 @@ def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     mill = call.backend.mill
     if allowed_queues(call.exchange):
         return mill.broker.kick(ids, force=force)
-    return retry_jobs(mill, ids, force=force)
+    return compositions.retry_jobs(mill, ids, force=force)
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
@@ -380,8 +380,11 @@ async def _act(call: Call, job_id: str, act: Any, why_not: str | Callable[[Recor
 
 async def cancel_jobs(call: Call, body: CancelMany) -> Done:
     """Cancel many jobs."""
-    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.CANCEL, "cancel")
-    return Done(await call.backend.run(lambda: broker.cancel(ids, terminate=body.terminate)))
+    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.CANCEL, "cancel")
+    terminate = body.terminate
+    return Done(
+        await call.backend.run(lambda: compositions.cancel_jobs(mill, ids, terminate=terminate))
+    )
 
 
 async def kick_jobs(call: Call, body: KickMany) -> Done:
@@ -393,14 +396,16 @@ async def kick_jobs(call: Call, body: KickMany) -> Done:
 async def alter_jobs(call: Call, body: AlterMany) -> Done:
     """Give many jobs that wait another priority, or move them to another queue."""
     rank, queue = check_alter(body.to_priority, body.to_queue)
-    broker, ids = call.backend.mill.broker, _checked(call.backend, body, Feature.ALTER, "alter")
-    return Done(await call.backend.run(lambda: broker.alter(ids, rank=rank, queue=queue)))
+    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.ALTER, "alter")
+    return Done(
+        await call.backend.run(lambda: compositions.alter_jobs(mill, ids, rank=rank, queue=queue))
+    )
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
     ids = _checked(call.backend, body, Feature.FAILED, "delete")
-    return Done(await call.backend.run(call.backend.mill.broker.delete, ids))
+    return Done(await call.backend.run(compositions.delete_jobs, call.backend.mill, ids))
 
 
 def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[str]:
