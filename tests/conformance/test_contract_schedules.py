@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from broker_driver import LiveOwner, job, state
-from kinds import Clock, Kind
+from kinds import Clock
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
@@ -29,6 +29,7 @@ from tidemill.core.errors import StoreMoved, TaskNotFound
 from tidemill.core.job import Conflict, Envelope, Planned, State, rank_of
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
+from tidemill.worker.scheduling import Scheduling
 
 NEVER = float("inf")
 
@@ -465,18 +466,36 @@ def test_schedules_are_adopted_unchanged(broker: Broker, worker: LiveOwner) -> N
     there.close()
 
 
-def test_a_server_tells_the_wall_time_of_due_schedules(
-    kind: Kind, broker: Broker, worker: LiveOwner, clock: Clock
+@pytest.mark.parametrize("wrong", [-120.0, 120.0])
+def test_the_first_time_of_a_schedule_goes_by_the_clock_of_the_store(
+    broker: Broker, worker: LiveOwner, clock: Clock, wrong: float
 ) -> None:
-    # law 19: next times are reckoned by the clock of who hands them out
-    due = clock.wall() + 3600
-    add(broker, "a", due)
-    assert worker.exchange(fires=1).wall == 0
-    clock.advance(3605)
-    reply = worker.exchange(fires=1)
-    assert [schedule.name for schedule in reply.schedules] == ["a"]
-    assert (reply.wall == 0) == (kind.name in ("memory", "lmdb", "rabbitmq+lmdb"))
-    assert not reply.wall or due + 4 <= reply.wall < due + 65
+    # case M5, law 19
+    # given a store whose time does not follow the clock of this machine
+    store, began = cast(Store, broker), cast(Store, broker).wall()
+    clock.set_wall(wrong)
+    expected = began if clock.of_server else began + wrong
+    assert store.wall() == pytest.approx(expected, abs=60)
+    # when a worker declares a schedule, and a program adds one
+    with Tidemill("memory://") as app:
+        app._broker = store
+        task = app.task(name="tick")(max)
+        app.schedule("declared", task.call(), every=600)
+        Scheduling().declare(store, Hello(schedules=app.schedules.declared()))
+        app.schedules.add("added", task.call(), every=600)
+        app.schedules.retime("added", 900)
+        # then they fire for the first time after their interval
+        assert names(worker) == []
+        first = {record.name: record.due - expected for record in broker.list_schedules()}
+        close = pytest.approx
+        assert first == {"declared": close(600, abs=60), "added": close(900, abs=60)}
+        # and later the next time is counted by the same clock
+        clock.advance(670)
+        Scheduling().fire(store, worker.exchange(fires=1).schedules)
+        record = one(broker, "declared")
+        assert record is not None
+        assert record.due - expected == pytest.approx(1200, abs=60)
+        app._broker = None
 
 
 # -- declarations of tasks -----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.cli import main
-from tidemill.cli.worker_checks import server_clock
+from tidemill.cli.worker_checks import clocks
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.server import tokens
@@ -169,12 +169,12 @@ def test_a_clock_that_differs_from_the_clock_of_the_server(
     server = Redis("--appendonly", "yes")
     try:
         with Tidemill(server.url) as mill:
-            assert server_clock(mill.broker)[0].status == "ok"
+            assert [finding.status for finding in clocks(mill.broker)] == ["ok"]
             moved_clock.set_wall(by)
             # then
-            (finding,) = server_clock(mill.broker)
+            (finding,) = clocks(mill.broker)
         assert finding.status == "warn"
-        assert f"s {said} the clock of this machine" in finding.message
+        assert f"s {said} this machine's" in finding.message
     finally:
         server.close()
 
@@ -334,6 +334,14 @@ def test_the_message_of_a_hold_is_no_backlog(desk: Desk) -> None:
 def hold_once(desk: Desk, limit: Limit) -> None:
     with desk.mill.limits.hold(limit):
         pass
+
+
+def test_a_worker_whose_clock_is_wrong(desk: Desk) -> None:
+    # case M5
+    desk.mill.broker.attach(Owner(id="w", name="w1", ahead=5.5))
+    desk.mill.broker.attach(Owner(id="x", name="x1", ahead=-4.5))
+    message = "the clock of worker w1 was 5.5 s ahead of the store's when the worker started"
+    assert findings(desk, "warn")["clock"] == message
 
 
 def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

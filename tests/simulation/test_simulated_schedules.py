@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 
+import pytest
 from simulator import Simulation
 
 from tidemill import State
@@ -122,6 +123,16 @@ def test_a_schedule_in_code_changes_with_a_reload(sim: Simulation) -> None:
     worker.signal(signal.SIGHUP)
     sim.run_for(5.0)
     assert sorted(schedule.name for schedule in sim.mill.schedules) == ["often", "seldom"]
+
+
+def test_a_worker_tells_how_far_its_clock_is_ahead(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case M5
+    broker = sim.mill.broker
+    monkeypatch.setattr(broker, "wall", lambda: sim.wall - 120.0)
+    sim.worker().until_serving()
+    assert [owner.ahead for owner in broker.owners()] == [120.0]
 
 
 def test_a_full_store_delays_the_schedules_of_the_code(sim: Simulation) -> None:

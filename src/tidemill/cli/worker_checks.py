@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.cli.disk_checks import Finding
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 
-__all__ = ["LATE", "STRAY", "clocks", "leases", "server_clock"]
+__all__ = ["LATE", "STRAY", "clocks", "leases"]
 
 LATE = 60.0
 """A running job counts as late when its timeout passed this many seconds ago."""
@@ -24,6 +24,9 @@ STRAY = 30.0
 
 SKEW = 1.0
 """Seconds by which the clock of a server may differ from the clock of this machine."""
+
+WRONG = 5.0
+"""Seconds by which the clock of a worker or a producer may differ from the store's clock."""
 
 _RUNNING_MOST = 1000
 
@@ -81,36 +84,34 @@ def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
 
 
 def clocks(broker: Store) -> Iterator[Finding]:
-    """Check the clock of this machine against a limit, the newest job, and the server."""
+    """Check the clocks of this machine, of the producer of the newest job, and of workers."""
     now = clock.wall()
     if now < 1_700_000_000:
         text = f"the clock says {time.strftime('%Y-%m-%d', time.localtime(now))}"
         yield Finding("clock", "fail", text, "set the clock: at= and schedules go by it")
         return
+    problems: list[tuple[str, str]] = []
+    ahead = clock_ahead(broker)
+    if abs(ahead) > SKEW:
+        text = f"the clock of the server is {abs(ahead):.1f} s {_which(-ahead)} this machine's"
+        advice = "delays and schedules go by the server, at= by the producer: use NTP on both"
+        problems.append((text, advice))
     newest = broker.find(Filter(), 1).records
-    ahead = newest[0].envelope.created - now if newest else 0.0
-    if ahead > 5:
-        text = f"the newest job was created {ahead:.0f} s in the future"
-        advice = "the clock was set back, or a producer's clock is wrong: use NTP"
+    future = newest[0].envelope.created - (now - ahead) if newest else 0.0
+    if future > WRONG:
+        text = f"the newest job was created {future:.0f} s in the future"
+        problems.append((text, "the clock was set back, or a producer's clock is wrong: use NTP"))
+    for owner in broker.owners():
+        if abs(owner.ahead) > WRONG:
+            text = f"the clock of worker {owner.name} was {abs(owner.ahead):.1f} s"
+            text = f"{text} {_which(owner.ahead)} the store's when the worker started"
+            problems.append((text, f"set the clock of {owner.host}: use NTP; restart the worker"))
+    for text, advice in problems:
         yield Finding("clock", "warn", text, advice)
-        return
-    yield from server_clock(broker) or [
-        Finding("clock", "ok", "wall time agrees with the newest job")
-    ]
+    if not problems:
+        text = "wall time agrees with the newest job, the store and its workers"
+        yield Finding("clock", "ok", text)
 
 
-def server_clock(broker: Store) -> list[Finding]:
-    """Compare the clock of the server with this machine's; empty if there is no server."""
-    before = clock.wall()
-    there = broker.info().get("server_time")
-    after = clock.wall()
-    if there is None:
-        return []
-    ahead = there - after if there > after else min(0.0, there - before)
-    if abs(ahead) <= SKEW:
-        text = "wall time agrees with the newest job and with the server"
-        return [Finding("clock", "ok", text)]
-    which = "ahead of" if ahead > 0 else "behind"
-    text = f"the clock of the server is {abs(ahead):.1f} s {which} the clock of this machine"
-    advice = "delays and schedules go by the server, at= by the producer: use NTP on both"
-    return [Finding("clock", "warn", text, advice)]
+def _which(ahead: float) -> str:
+    return "ahead of" if ahead > 0 else "behind"

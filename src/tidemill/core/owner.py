@@ -32,7 +32,8 @@ class Owner(msgspec.Struct, kw_only=True):
     seconds without a call, the broker counts the owner as dead. An owner without a ``lease`` lives
     as long as its process. ``serial`` is the number of the owner's last step before it attached
     again; the broker refuses older steps. ``version`` is the version of tidemill that a worker
-    runs; it is empty for relays and consumers.
+    runs; it is empty for relays and consumers. ``ahead`` is the seconds by which the clock of a
+    worker's machine was ahead of the store's clock when the worker began.
     """
 
     id: str
@@ -47,3 +48,4 @@ class Owner(msgspec.Struct, kw_only=True):
     lease: float = 0.0
     serial: int = 0
     version: str = ""
+    ahead: float = 0.0

@@ -21,7 +21,6 @@ from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
-from tidemill.core.clock import clock
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
 from tidemill.core.errors import (
@@ -166,8 +165,9 @@ class Schedules:
 
     def store(self) -> None:
         """Store the schedules of the code now, without a worker. This removes no schedule."""
+        now = self._broker.wall()
         for name, body in self.declared():
-            self._change(name, functools.partial(_as_declared, name, body))
+            self._change(name, functools.partial(_as_declared, name, body, now))
 
     # -- at run time ----------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Schedules:
         """
         check_name("schedule name", name)
         stored = self._stored(name, _checked(name, call), when_of(when, options))
-        change = kept.added(name, stored, clock.wall())
+        change = kept.added(name, stored, self._broker.wall())
         if stored.ended:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
         declare_limit(self._broker, stored.job.limit)
@@ -242,7 +242,8 @@ class Schedules:
 
         A schedule without a time left has ended, and is removed unless code declares it.
         """
-        return self._change(name, lambda old: kept.resumed(self._found(name, old), clock.wall()))
+        now = self._broker.wall()
+        return self._change(name, lambda old: kept.resumed(self._found(name, old), now))
 
     def retime(self, name: str, when: Timing) -> Schedule:
         """Give a schedule other times, from now on; repeats, jitter and job stay.
@@ -253,7 +254,7 @@ class Schedules:
             ScheduleOver: the schedule would never fire.
             InvalidOption: a value is wrong.
         """
-        new, now = when_of(when, {}), clock.wall()
+        new, now = when_of(when, {}), self._broker.wall()
         if not times(new.rule, now, 1) and not new.rule.counts_from_start:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
         return self._change(
@@ -270,7 +271,7 @@ class Schedules:
 
     def run(self, name: str) -> Job[Any]:
         """Put the job of a schedule once more, now; the times of the schedule stay."""
-        now = clock.wall()
+        now = self._broker.wall()
         job = kept.job_of(kept.decode(self._record(name).body), now, now)
         handle: Job[Any] = self._mill.put([job])[0]
         return handle
@@ -446,5 +447,5 @@ def _in_words(declared: _Declared) -> str:
     return f"{call!r} {in_words(when.rule)}"
 
 
-def _as_declared(name: str, body: bytes, old: Record | None) -> Change | None:
-    return kept.declared(name, kept.decode(body), old, clock.wall())
+def _as_declared(name: str, body: bytes, now: float, old: Record | None) -> Change | None:
+    return kept.declared(name, kept.decode(body), old, now)

@@ -62,17 +62,15 @@ class Scheduling:
 
     # -- firing ---------------------------------------------------------------------------------
 
-    def fire(self, broker: Store, due: Sequence[Schedule], wall: float = 0.0) -> None:
+    def fire(self, broker: Store, due: Sequence[Schedule]) -> None:
         """Put the jobs of schedules that are due, and set their next times.
 
-        ``wall`` is the wall time of the server that handed the schedules out; 0 when this machine
-        is the server. Next times are computed by the server's clock, since the clock of this
-        machine may differ.
+        All times are computed by the store's clock, since the clock of this machine may differ.
 
         Raises:
             BrokerUnavailable: perhaps nothing is stored; then another worker gets these schedules.
         """
-        now = wall or clock.wall()
+        now = broker.wall()
         lives = self._lives_by(broker)
         changes = [_fired(schedule, now, lives) for schedule in due]
         point("worker.firing")
@@ -149,13 +147,12 @@ class Scheduling:
         changes: list[Change] = []
         effects: list[str] = []
         records = broker.schedules([name for name, _ in batch])
+        now = broker.wall()
         for (name, body), old in zip(batch, records, strict=True):
             new = kept.decode(body)
             new.app = self._app
             try:
-                change = kept.declared(
-                    name, new, old, clock.wall(), owner=self._owner, alive=alive.keys()
-                )
+                change = kept.declared(name, new, old, now, owner=self._owner, alive=alive.keys())
                 differs = old is None or kept.differs(new, old)
             except CodecError as error:
                 log.error("schedule %r stays as it is: %s", name, error)

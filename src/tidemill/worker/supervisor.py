@@ -28,7 +28,7 @@ from collections.abc import Callable
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock, new_id
@@ -159,6 +159,8 @@ class Supervisor:
         self.broker = broker
         self.pool.replace()
         self._watchdog.start()
+        if Feature.SCHEDULES in broker.features:
+            self.owner.ahead = clock_ahead(broker)
         broker.attach(self.owner)
         note_release(broker, self.settings.release, self.owner.name)
         if Feature.UNKNOWN in broker.features:
@@ -275,7 +277,7 @@ class Supervisor:
             reply.next_due = 0.0
             try:
                 schedules = self._declarations.expire(broker, reply.schedules)
-                self._scheduling.fire(broker, schedules, reply.wall)
+                self._scheduling.fire(broker, schedules)
             except (BrokerUnavailable, OSError) as error:
                 self._steps.trouble(error)
                 reply.next_due = self.settings.waits.retry

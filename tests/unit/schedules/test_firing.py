@@ -305,18 +305,6 @@ def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # ca
     mill.close()
 
 
-def test_the_next_time_is_reckoned_by_the_clock_of_the_store(desk: Desk) -> None:
-    # law 19: this machine's may be ahead
-    desk.mill.schedules.add("s", desk.mill.call("tick"), every=1, start=NOON)
-    desk.now += 1.5
-    due = desk.broker.exchange(Step("w1", fires=5)).schedules
-    desk.now += 3
-    desk.firing.fire(desk.broker, due, desk.now - 3)
-    (schedule,) = desk.broker.schedules(["s"])
-    assert schedule is not None
-    assert schedule.due == NOON + 2
-
-
 def test_jitter_beyond_the_interval_drops_no_time(desk: Desk) -> None:
     desk.mill.schedules.add("s", desk.mill.call("tick"), cron="* * * * *", jitter=300)
     for _ in range(600):

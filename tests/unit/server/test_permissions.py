@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from moved_clock import MovedClock
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
@@ -86,7 +87,7 @@ def test_schedules_are_added_and_removed_by_an_admin(mill: Tidemill, broker: Not
 
 
 def test_a_worker_declares_fires_and_withdraws_as_an_operator(
-    mill: Tidemill, broker: Noting
+    mill: Tidemill, broker: Noting, moved_clock: MovedClock
 ) -> None:
     # given a worker, and what its code declares
     call = next(iter(mill.tasks.values())).call()
@@ -98,12 +99,14 @@ def test_a_worker_declares_fires_and_withdraws_as_an_operator(
     firing.declare(broker, Hello(schedules=mill.schedules.declared()))
     # when they fire, the last time too, are withdrawn, put aside, and forgotten
     due = [record for record in broker.schedules(["often", "once"]) if record is not None]
-    firing.fire(broker, due, clock.wall() + 60)
+    moved_clock.advance(60)
+    firing.fire(broker, due)
     firing.declare(broker, Hello())
-    for wall in (clock.wall() + 120, clock.wall() + 3 * kept.FORGET):
+    for seconds in (60, 3 * kept.FORGET):
+        moved_clock.advance(seconds)
         (record,) = broker.schedules(["often"])
         assert record is not None
-        firing.fire(broker, [record], wall)
+        firing.fire(broker, [record])
     # then
     assert broker.schedules(["often"]) == [None]
     assert set(broker.took()) == {Role.OPERATOR}
@@ -122,14 +125,17 @@ def test_a_worker_declares_renews_and_removes_the_options_of_tasks_as_an_operato
     assert broker.took() == [Role.OPERATOR] * 3
 
 
-def test_an_operator_removes_ended_schedules(mill: Tidemill, broker: Noting) -> None:
+def test_an_operator_removes_ended_schedules(
+    mill: Tidemill, broker: Noting, moved_clock: MovedClock
+) -> None:
     call = next(iter(mill.tasks.values())).call()
     mill.schedules.add("last", call, every=0.01, repeats=1)
     mill.schedules.add("late", call, at=clock.wall() + 600)
     assert broker.took() == [Role.ADMIN] * 2
     (record,) = broker.schedules(["last"])
     assert record is not None
-    Scheduling().fire(broker, [record], clock.wall() + 60)
+    moved_clock.advance(60)
+    Scheduling().fire(broker, [record])
     # what was paused until its only time was over
     mill.schedules.pause("late")
     (record,) = broker.schedules(["late"])

@@ -78,6 +78,9 @@ class StoreCalls(AdminCalls, TopicCalls, HistoryCalls):
     def stats(self) -> list[QueueStats]:
         return self.store.stats()
 
+    def wall(self) -> float:
+        return self.store.wall()
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         return self.store.schedules(names)
 

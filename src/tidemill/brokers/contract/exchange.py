@@ -101,7 +101,6 @@ class Reply(msgspec.Struct):
         commands: commands for the owner.
         next_due: seconds until something in the store becomes due; infinity when nothing will.
         schedules: due schedules, claimed for :data:`~.schedules.CLAIM` seconds.
-        wall: the server's wall time by which schedules are due; 0 for this machine's wall time.
         more: True when jobs may be on their way to the owner, although the reply has no leases.
         taken: answers to ``Step.take`` in order; True for a lease that now belongs to the owner.
             The lease begins now: its time ``leased`` is the present time, and a consumer's ttr
@@ -123,7 +122,6 @@ class Reply(msgspec.Struct):
     commands: list[Command] = []
     next_due: float = float("inf")
     schedules: list[Schedule] = []
-    wall: float = 0.0
     more: bool = False
     taken: list[bool] = []
     unknown: list[str] = []

@@ -213,7 +213,7 @@ _present.__name__ = "present"
 _READ: tuple[Callable[..., Any], ...] = (
     *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.stats),
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
-    *(LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
+    *(Schedules.wall, LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
     *(Topics.bindings, History.history, History.history_kinds),
 )
 _WAIT = (JobWaits.wait_for, JobWaits.wait_space)

@@ -112,6 +112,10 @@ class Changed(msgspec.Struct, array_like=True, frozen=True):
 class Schedules(Protocol):
     """Records of schedules."""
 
+    def wall(self) -> float:
+        """The wall time by which schedules are due: the server's, or of this machine."""
+        ...
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         """The records of these names, read at one moment."""
         ...

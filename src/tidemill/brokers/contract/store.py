@@ -15,8 +15,9 @@ from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
+from tidemill.core.clock import clock
 
-__all__ = ["Store"]
+__all__ = ["Store", "clock_ahead"]
 
 
 class Store(
@@ -31,3 +32,12 @@ class Store(
     Protocol,
 ):
     """A broker with every part of the contract. Features say which calls it answers."""
+
+
+def clock_ahead(store: Store) -> float:
+    """Seconds by which the clock of this machine is ahead of the store's clock; 0 if unclear.
+
+    The store reads its clock at an unknown moment of the call.
+    """
+    before, there, after = clock.wall(), store.wall(), clock.wall()
+    return before - there if there < before else min(0.0, after - there)

@@ -186,6 +186,9 @@ class ServerCalls:
 
         return self._database.read(work)
 
+    def _now(self) -> float:
+        return self._database.read(lambda one: self._database.now_of(one.execute))
+
     # -- this process -------------------------------------------------------------------------
 
     def after_fork_child(self) -> None:

@@ -71,8 +71,7 @@ class InspectionCalls(ServerCalls):
         made = id_time(job_id)
         if made is None:
             return False
-        now = self._database.read(lambda one: self._database.now_of(one.execute))
-        return self._facts().born - 1 <= made <= now + 1
+        return self._facts().born - 1 <= made <= self._now() + 1
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         self._check_open()
@@ -271,6 +270,10 @@ class LimitCalls(ServerCalls):
 
 class ScheduleCalls(ServerCalls):
     """Calls about schedules: see :mod:`~tidemill.brokers.contract.schedules`."""
+
+    def wall(self) -> float:
+        self._check_open()
+        return self._now()
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()

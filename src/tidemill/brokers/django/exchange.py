@@ -139,7 +139,6 @@ def _hand_out_schedules(
             reply.schedules = schedules.hand_out(most)
             due = schedules.next_due()
         reply.next_due = min(reply.next_due, due)
-        reply.wall = jobs.wall if reply.schedules else 0.0
 
 
 def renew(transaction: Transaction, owner: str, alive: float) -> None:

@@ -13,6 +13,10 @@ __all__ = ["Schedules"]
 class Schedules(ServerCalls):
     """The calls of the contract for schedules."""
 
+    def wall(self) -> float:
+        now: float = self._call("wall")
+        return now
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         found: list[Schedule | None] = self._call("schedules", names=list(names))
         return found

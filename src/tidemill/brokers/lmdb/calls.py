@@ -22,6 +22,7 @@ from tidemill.brokers.lmdb.owner_table import owner_rows, send
 from tidemill.brokers.lmdb.transfer import adopt, adopted, depart, stay
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.workflows import finish_falls
+from tidemill.core.clock import clock
 from tidemill.core.job import Command, Lease, Owner, Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
@@ -177,6 +178,9 @@ class JobNumberCalls(StoreCalls):
 
 class ScheduleCalls(StoreCalls):
     """See :mod:`~tidemill.brokers.contract.schedules`."""
+
+    def wall(self) -> float:
+        return clock.wall()
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()

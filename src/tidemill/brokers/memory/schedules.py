@@ -87,6 +87,9 @@ class Schedules(Part):
 
     _schedules: ScheduleTable
 
+    def wall(self) -> float:
+        return self._jobs.wall
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         with self._lock:
             return [self._schedules.records.get(name) for name in names]

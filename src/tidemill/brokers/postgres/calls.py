@@ -208,6 +208,11 @@ class JobNumberCalls(ServerCalls):
 class ScheduleCalls(ServerCalls):
     """Calls about schedules: see :mod:`~tidemill.brokers.contract.schedules`."""
 
+    def wall(self) -> float:
+        self._check_open()
+        now: float = self._session.call("clock", [], "")
+        return now
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()
         return stored.get(self._session, names)

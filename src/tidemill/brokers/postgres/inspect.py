@@ -246,7 +246,7 @@ def unknown_tasks(session: Session) -> list[UnknownTask]:
 def info(session: Session) -> dict[str, Any]:
     """Return facts about the store and its server."""
     schema = session.address.schema
-    [(jobs, size, version, sync, commit, names, connections, most, now, moves_to)] = session.query(
+    [(jobs, size, version, sync, commit, names, connections, most, moves_to)] = session.query(
         f'SELECT (SELECT count(*) FROM "{schema}".job), '
         "(SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c "
         " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'), "
@@ -254,7 +254,6 @@ def info(session: Session) -> dict[str, Any]:
         "current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), "
         "(SELECT count(*) FROM pg_stat_activity "
         " WHERE backend_type = 'client backend'), current_setting('max_connections')::int, "
-        "extract(epoch FROM clock_timestamp())::float8, "
         f'(SELECT moves_to FROM "{schema}".departure)',
         [schema],
     )
@@ -274,7 +273,6 @@ def info(session: Session) -> dict[str, Any]:
         "connections": f"{connections} of {most}",
         "pooled": bool(session.connections.pooled),
         "hears": session.wake_ups is not None or not session.connections.pooled,
-        "server_time": now,
         "server": f"PostgreSQL {version}",
         "missing_grants": grants.missing(session),
         "held_back_by": held_back_by(session),

@@ -41,14 +41,13 @@ def hand_out(session: Session, step: Step, reply: Reply, firing: float) -> None:
     """Take the schedules that are due; ``firing`` is the seconds until the next is due."""
     if firing <= 0:
         try:
-            [(*columns, wait, wall)] = session.rows("hand_out", [step.fires], "int")
+            [(*columns, wait)] = session.rows("hand_out", [step.fires], "int")
         except TidemillError as error:
             # The step is done; these schedules are handed out again later.
             if not isinstance(error, BrokerUnavailable):
                 _LOG.warning("schedules are not handed out: %s", error)
-            columns, wait, wall = [()] * 4, CLAIM, None
+            columns, wait = [()] * 4, CLAIM
         reply.schedules = [Schedule(*row) for row in zip(*(c or () for c in columns), strict=True)]
-        reply.wall = wall or 0.0
         firing = float("inf") if wait is None else wait
     reply.next_due = min(reply.next_due, max(0.0, firing))
 

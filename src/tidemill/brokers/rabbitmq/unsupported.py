@@ -79,6 +79,9 @@ class Lacking:
     def backup(self, target: str) -> None:
         refuse("backup", Feature.BACKUP)
 
+    def wall(self) -> float:
+        refuse("a schedule", Feature.SCHEDULES)
+
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         refuse("a schedule", Feature.SCHEDULES)
 

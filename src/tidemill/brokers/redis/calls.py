@@ -16,7 +16,7 @@ from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.redis.base import ServerCalls
 from tidemill.brokers.redis.history import pack_note
 from tidemill.brokers.redis.limits import change
-from tidemill.brokers.redis.record import pack_record
+from tidemill.brokers.redis.record import MICRO, pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.errors import FeatureMissing, StoreFull
@@ -203,6 +203,11 @@ class JobNumberCalls(ServerCalls):
 
 class ScheduleCalls(ServerCalls):
     """See :mod:`~tidemill.brokers.contract.schedules`."""
+
+    def wall(self) -> float:
+        self._check_open()
+        seconds, micros = map(int, self._lines.ask(b"TIME"))
+        return seconds + micros / MICRO + clock.server_ahead()
 
     def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
         self._check_open()

@@ -114,9 +114,7 @@ class Inspection:
         with contextlib.suppress(TidemillError):  # a hosted server may refuse CONFIG
             name, value = self._lines.ask(b"CONFIG", b"GET", b"appendfsync")
             settings[name.decode()] = value.decode()
-        seconds, micros = map(int, self._lines.ask(b"TIME"))
-        facts = {"jobs": jobs, "server_time": seconds + micros / 1e6}
-        return {**facts, **server_facts(info, settings, replicas)}
+        return {"jobs": jobs, **server_facts(info, settings, replicas)}
 
 
 def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) -> UnknownTask:

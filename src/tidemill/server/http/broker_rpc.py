@@ -41,7 +41,7 @@ from tidemill.brokers.contract.rpc import (
 from tidemill.brokers.contract.rpc import Role as CallRole
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.topics import with_topics
-from tidemill.core.clock import clock, new_id
+from tidemill.core.clock import new_id
 from tidemill.core.config import BodyTooLarge, check_name
 from tidemill.core.errors import (
     BrokerUnavailable,
@@ -326,10 +326,7 @@ class BrokerRpc:
             check_seconds("the time of a touch", seconds)
         check_rows(step.history)
         self._parked_waits.exchanges(step.owner)
-        reply = self._sized_exchanges.exchange(step)
-        if reply.schedules and not reply.wall:
-            reply.wall = clock.wall()  # schedules are due by the clock of this machine
-        return reply
+        return self._sized_exchanges.exchange(step)
 
     def _find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         return find_some(self._broker.find, what, limit, cursor)

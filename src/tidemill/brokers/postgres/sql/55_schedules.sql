@@ -8,12 +8,11 @@ BEGIN
     RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1);
 END $$;
 
--- Hand out due schedules, up to "most". "wall" is the time of the server, "wait" the seconds until the next is due.
+-- Hand out due schedules, up to "most". "wait" is the seconds until the next is due.
 DROP FUNCTION IF EXISTS tidemill.hand_out(int, tidemill.prefs); -- its results may have changed
 CREATE FUNCTION tidemill.hand_out(
     most int, p tidemill.prefs,
-    OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8,
-    OUT wall float8)
+    OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8)
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -34,7 +33,6 @@ BEGIN
            array_agg(due ORDER BY due, version), array_agg(body ORDER BY due, version)
     INTO names, versions, dues, bodies FROM claimed;
     wait := next_firing() - t;
-    wall := t;
 END $$;
 
 -- Change one record, if it still has the expected version. "sooner": the record comes due earlier than before.

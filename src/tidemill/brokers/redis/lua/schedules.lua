@@ -21,7 +21,7 @@ do
 
 local CLAIM = 1000000 -- microseconds, equal to CLAIM of brokers/contract/schedules.py
 
--- Hand out the schedules that are due, `most` at most: (now, name, record, …), or nothing when none is due.
+-- Hand out the schedules that are due, `most` at most: {name, record, …}.
 function hand_out(most)
   local members, names, out, claimed = {}, {}, {}, {}
   for _, key in ipairs({B .. ':claimed', B .. ':firing'}) do
@@ -36,9 +36,8 @@ function hand_out(most)
     claimed[#claimed + 1] = member
   end
   call_all('ZADD', B .. ':claimed', claimed)
-  if #names > 0 then out[1] = text_of(now) end
   for i, record in ipairs(fetch_all(B .. ':schedule', names)) do
-    out[2 * i], out[2 * i + 1] = names[i], record
+    out[2 * i - 1], out[2 * i] = names[i], record
   end
   return out
 end
