@@ -136,6 +136,28 @@ def test_a_job_says_itself_how_long_its_result_is_kept(
 
 
 @pytest.mark.needs(Feature.RESULTS)
+@pytest.mark.parametrize("ttl", [5.0, 90.0, 900.0])
+def test_results_with_a_time_of_their_own_do_not_keep_others_beyond_the_number(
+    small: Broker, clock: Clock, ttl: float
+) -> None:
+    # case M13, law 15
+    # given old results, and young results that are kept for a shorter or a longer time
+    hand = LiveOwner(small)
+    old = finish(small, hand, 4, result=b"r")
+    old_of_their_own = finish(small, hand, 4, result=b"r", result_ttl=900.0)
+    clock.advance(70)
+    young = finish(small, hand, 2, result=b"r")
+    of_their_own = finish(small, hand, 150, result=b"r", result_ttl=ttl)
+    # when a worker goes on
+    for _ in range(5):
+        finish(small, hand, 1)
+    small.tick()
+    # then the old results go, since there are too many, and the young results stay
+    assert not kept(small) & {*old, *old_of_their_own}
+    assert {*young, *of_their_own} <= kept(small)
+
+
+@pytest.mark.needs(Feature.RESULTS)
 def test_an_unfinished_job_is_never_pruned(small: Broker, clock: Clock) -> None:
     hand = LiveOwner(small)
     jobs = [job(retries=0), job(delay=10_000), job()]

@@ -19,7 +19,8 @@ class Retention(msgspec.Struct, frozen=True):
     When more than ``count`` succeeded jobs are kept, the store first deletes jobs without a result.
     Then it deletes the jobs with the oldest results. It keeps a result other than None for at least
     ``protect`` seconds, so that the caller can fetch it. A shorter ``result_ttl`` of the job itself
-    takes precedence over ``protect``.
+    takes precedence over ``protect``. On LMDB and Redis, results of jobs with different times of
+    keeping are deleted in about this order.
     """
 
     succeeded: float = 3600.0

@@ -98,8 +98,9 @@ _KEPT = "prune IS NOT NULL AND linked IN (0, 2) AND state IN (4, 6, 7)"
 def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
     """The numbers of the finished jobs above the count to keep; read without a lock.
 
-    Failed and purged jobs do not count. Jobs without a result are deleted first. One query chooses
-    all the jobs, so two processes at the same time choose the same jobs, not twice as many.
+    Failed and purged jobs do not count. Young results stay, and jobs without a result are deleted
+    first. One query chooses all the jobs, so two processes at the same time choose the same jobs,
+    not twice as many.
     """
     keep = retention.count
     [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job WHERE prune IS NOT NULL", [])
@@ -107,10 +108,11 @@ def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
         return []
     text = (
         f"SELECT seq, linked, finished FROM tidemill_job WHERE {_KEPT} "
-        "ORDER BY CASE WHEN linked = 2 THEN 1 ELSE 0 END, prune DESC, seq DESC LIMIT %s OFFSET %s"
+        "ORDER BY CASE WHEN linked = 2 THEN 2 WHEN finished <= %s THEN 1 ELSE 0 END, "
+        "prune DESC, seq DESC LIMIT %s OFFSET %s"
     )
-    found = rows.execute(text, [1 << 40, keep])
     last = now - retention.protect
+    found = rows.execute(text, [last, 1 << 40, keep])
     return [seq for seq, linked, finished in reversed(found) if linked == 2 or finished <= last]
 
 

@@ -41,6 +41,8 @@ _PROMOTE_MOST = 5000
 
 _END = 10
 
+_JUMPS = 32  # the most groups of young results that one look skips
+
 
 def come_due(commit: Transitions) -> bool:
     """Handle due entries, as many as one step should; True when more are left."""
@@ -131,12 +133,16 @@ def _part_from_flows(commit: Transitions, most: int) -> None:
 
 
 def _prune_class(commit: Transitions, kept: int, most: int) -> int:
-    """Forget jobs, the oldest first, until a job may stay. The hot path."""
+    """Forget jobs, the first to go first, until a job may stay. The hot path.
+
+    A young result stays, although there are too many. The results behind it may be older if their
+    jobs set ``result_ttl``. All young results that are kept as long lie together, and are skipped.
+    """
     count, now, retention = commit.kept, commit.now, commit.retention
     cursor = commit.txn.cursor(commit.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
     young = now - int(retention.protect * MICRO)
-    pruned, strays = 0, commit.order.mark.strays
+    pruned, jumps, strays = 0, _JUMPS, commit.order.mark.strays
     while found and pruned < most:
         key, value = cursor.item()
         whose, prune, seq = FIN_KEY.unpack(key)
@@ -145,8 +151,12 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
         if prune > now:
             if kept == KEPT_OTHER or count[KEPT_PLAIN] + count[KEPT_RESULT] <= retention.count:
                 break
-            if kept == KEPT_RESULT and NUMBER.unpack_from(value)[0] > young:
-                break
+            if kept == KEPT_RESULT and (ended := NUMBER.unpack_from(value)[0]) > young:
+                jumps -= 1
+                found = cursor.set_range(FIN_KEY.pack(kept, now + prune - ended + 1, 0))
+                if not jumps:
+                    break
+                continue
         cursor.delete()
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]

@@ -125,6 +125,29 @@ def test_history_is_pruned_before_a_result_is_given_up(
     assert broker.get("failed") is not None
 
 
+def test_old_results_are_pruned_from_behind_young_ones(
+    broker: RedisBroker, moved_clock: MovedClock
+) -> None:
+    # case M13, law 15
+    # given old results, and young ones that are kept for a shorter time
+    broker.put([Envelope(id=f"old{n}", task="t") for n in range(500)])
+    for _ in range(5):
+        settle(broker, take(broker, 100), b"r" * 4000)
+    moved_clock.advance(70.0)
+    broker.put([Envelope(id=f"young{n}", task="t", result_ttl=50.0) for n in range(200)])
+    for _ in range(2):
+        settle(broker, take(broker, 100), b"r")
+    jobs = fill(broker)
+    # when jobs end with results on a full server
+    assert jobs > 100
+    settle(broker, take(broker, 100), b"r" * 1000)
+    # then the old results are forgotten
+    records = broker.get_many([f"j{n}" for n in range(100)])
+    assert {record.raw_result for record in records if record} == {b"r" * 1000}
+    assert broker.get("old0") is None
+    assert broker.get("young0") is not None
+
+
 def test_results_that_somebody_may_wait_for_are_not_pruned_for_others(broker: RedisBroker) -> None:
     # law 15
     broker.put([Envelope(id=f"old{n}", task="t") for n in range(100)])

@@ -73,6 +73,8 @@ end
 
 do
 
+local JUMPS = 32 -- the most times of keeping that one call looks through
+
 local function forget_finished(id)
   local data = jobs[id]
   if type(data) == 'string' and not flagged(byte(data, 10), NOTED + RESULT) then -- the hot path
@@ -93,37 +95,61 @@ local function is_stale(id, class)
   return not j or j.state < SUCCEEDED or class == 2 and class_of(j) ~= 2
 end
 
--- Forget finished jobs that are too old or too many, the oldest first, `most` at most; true when there may be more.
+-- Forget finished jobs of a class, if their entries are not outdated.
+local function forget_all(class, ids)
+  read_ahead(ids)
+  for _, id in ipairs(ids) do
+    if not is_stale(id, class) then forget_finished(id) end
+  end
+  call_all('ZREM', B .. ':fin:' .. class, ids)
+  return #ids
+end
+
+-- The ids of finished jobs that ended by a time, the first to go first, `most` at most. Behind a later end there may be
+-- earlier ones, of jobs that are kept longer. All jobs with later ends that are kept as long lie together: skip these.
+local function ended_by(class, time, most)
+  local ids, from = {}, '-inf'
+  for _ = 1, JUMPS do
+    local some, jump = call('ZRANGEBYSCORE', B .. ':fin:' .. class, from, '+inf', 'WITHSCORES', 'LIMIT', 0, most - #ids)
+    for i = 1, #some, 2 do
+      local j = time < now and load_job(some[i])
+      if j and j.finished > time then
+        jump = text_of(now + some[i + 1] - j.finished + 1)
+        break
+      end
+      ids[#ids + 1] = some[i]
+    end
+    if not jump then break end
+    from = jump
+  end
+  return ids
+end
+
+-- Forget finished jobs that are too old or too many, the first to go first, `most` at most; true when there may be more.
 -- First check up to `flows_most` finished jobs of workflows, and up to `partitions_most` idle partitions, if given.
 function prune(most, flows_most, partitions_most)
   if is_sealed() then return false end
   local _, kept_most, _, protect = unpk('>dddd', ARGV[2])
   local more = partitions_most and Limits.sweep(partitions_most) >= partitions_most
   more = flows_most and part_from_flows(flows_most) >= flows_most or more
-  local pruned, kept = 0, call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1')
+  local pruned = 0
   for class = 0, 2 do
-    local key, done = B .. ':fin:' .. class, 0
-    local some, ids = call('ZRANGE', key, 0, most - pruned - 1, 'WITHSCORES'), {}
-    -- If the first job must go, read all these jobs at once.
-    if some[2] and (tonumber(some[2]) <= now or class < 2 and kept > kept_most) then
-      for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
-      read_ahead(ids)
-    end
-    for i = 1, #some, 2 do
-      if tonumber(some[i + 1]) > now then
-        if class == 2 or kept <= kept_most then break end
-        local j = class == 1 and load_job(some[i])
-        if j and j.finished > now - protect then break end
-      end
-      if not is_stale(some[i], class) then forget_finished(some[i]) end
-      kept = kept - 1
-      done = done + 1
-    end
-    if done > 0 then call('ZREMRANGEBYRANK', key, 0, done - 1) end
-    pruned = pruned + done
-    if pruned >= most then break end
+    local key = B .. ':fin:' .. class
+    pruned = pruned + forget_all(class, call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most - pruned))
+  end
+  local surplus = call('ZCARD', B .. ':fin:0') + call('ZCARD', B .. ':fin:1') - kept_most
+  for class = 0, 1 do
+    local few = math.min(surplus, most - pruned)
+    if few <= 0 then break end
+    local gone = forget_all(class, ended_by(class, class == 0 and now or now - protect, few))
+    pruned, surplus = pruned + gone, surplus - gone
   end
   return pruned >= most or more
+end
+
+-- Forget finished jobs of a class before their time, `most` at most, if they ended `spared` microseconds ago; how many.
+function Memory.prune_early(class, spared, most)
+  return forget_all(class, ended_by(class, now - spared, most))
 end
 
 end

@@ -28,22 +28,7 @@ end
 -- are still protected stay. Returns the number of jobs.
 local function prune_early()
   local _, _, _, protect = unpk('>dddd', ARGV[2])
-  local many = 0
-  for class = 0, 1 do
-    local key, gone = B .. ':fin:' .. class, {}
-    local ids, spared = call('ZRANGE', key, 0, AT_ONCE - 1), class == 0 and FRESH or protect
-    read_ahead(ids)
-    for _, id in ipairs(ids) do
-      local j = load_job(id)
-      if j and j.state >= SUCCEEDED and j.finished <= now - spared then
-        forget(j)
-        gone[#gone + 1] = id
-      end
-    end
-    call_all('ZREM', key, gone)
-    many = many + #gone
-  end
-  return many
+  return Memory.prune_early(0, FRESH, AT_ONCE) + Memory.prune_early(1, protect, AT_ONCE)
 end
 
 -- Prune early until 1/32 of all memory is free, if pruning can do that. Returns the free bytes.
