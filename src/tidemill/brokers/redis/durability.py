@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["read_info", "server_facts"]
+__all__ = ["evicts", "read_info", "server_facts"]
 
 _AOF = {
     "always": "accepted jobs survive a power cut: appendfsync is always",
@@ -26,6 +26,12 @@ def read_info(text: bytes) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
+def evicts(info: Mapping[str, str]) -> bool:
+    """True when the server throws keys away once its memory is full."""
+    has_limit = int(info.get("maxmemory", "0")) > 0
+    return has_limit and info.get("maxmemory_policy", "noeviction") != "noeviction"
+
+
 def server_facts(
     info: Mapping[str, str], settings: Mapping[str, str], wanted: int
 ) -> dict[str, Any]:
@@ -35,8 +41,6 @@ def server_facts(
     """
     on = info.get("aof_enabled") == "1"
     every = settings.get("appendfsync", "")
-    most = int(info.get("maxmemory", "0"))
-    evicts = info.get("maxmemory_policy", "noeviction") != "noeviction"
     facts: dict[str, Any] = {
         "server": f"{info.get('server_name', 'redis')} {version_of(info)}",
         "durable": on,
@@ -44,7 +48,7 @@ def server_facts(
         "appendonly": "yes" if on else "no",
         "appendfsync": every or "unknown",
         "memory_bytes": int(info.get("used_memory", "0")),
-        "maxmemory_bytes": most,
+        "maxmemory_bytes": int(info.get("maxmemory", "0")),
         "clients": int(info.get("connected_clients", "0")),
         "replicas": int(info.get("connected_slaves", "0")),
     }
@@ -61,7 +65,7 @@ def server_facts(
         advice.append("replicas that follow this server, or a smaller replicas= in the url")
     if not on:
         advice.append("appendonly yes in redis.conf")
-    if most and evicts:
+    if evicts(info):
         policy = info.get("maxmemory_policy")
         facts["durable"] = False
         facts["durability"] = f"maxmemory-policy is {policy}: the server may throw jobs away"

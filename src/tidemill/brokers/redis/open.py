@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from tidemill.brokers.redis.connections import ServerConnections
-from tidemill.brokers.redis.durability import read_info
+from tidemill.brokers.redis.durability import evicts, read_info
 from tidemill.brokers.redis.script_library import LIBRARIES, outdated
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
 __all__ = ["open_store"]
+
+log = logging.getLogger("tidemill.redis")
 
 FORMAT = b"2"
 """The version of the format; it grows when an older tidemill cannot read the store any more."""
@@ -23,7 +26,7 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
         BrokerUnavailable: the server, or the store on it, cannot be used.
     """
     where = lines.server.where
-    facts = read_info(lines.ask(b"INFO", b"server"))
+    facts = read_info(lines.ask(b"INFO"))
     version = facts.get("redis_version", "0")
     if int(version.split(".")[0]) < 7:
         raise BrokerUnavailable(f"redis at {where} is {version}; 7.0 or later is needed")
@@ -32,6 +35,13 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
         raise BrokerUnavailable(
             f"the store at {where} has format {form.decode()}, "
             "which this tidemill cannot read; upgrade tidemill"
+        )
+    if evicts(facts):
+        log.warning(
+            "redis at %s may throw jobs away when its memory is full: maxmemory-policy is %s; set "
+            "maxmemory-policy noeviction",
+            where,
+            facts["maxmemory_policy"],
         )
     if lines.server.loaded:
         lines.server.loaded = False

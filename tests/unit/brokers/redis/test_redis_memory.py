@@ -60,6 +60,23 @@ def used(broker: RedisBroker) -> int:
     return int(broker.info()["memory_bytes"])
 
 
+def test_a_process_that_opens_a_store_whose_server_evicts_keys_warns_once(
+    server: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    # case M13
+    def warnings() -> list[str]:
+        with Tidemill(server.url) as mill:
+            mill.task(name="t")(print)
+            mill.enqueue("t")
+            mill.enqueue("t")
+        return [record.message for record in caplog.records if "throw jobs" in record.message]
+
+    assert warnings() == []
+    server.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    (warning,) = warnings()
+    assert "maxmemory-policy is allkeys-lru; set maxmemory-policy noeviction" in warning
+
+
 @pytest.mark.parametrize("size", [400, 10_000])
 def test_draining_a_full_server_stays_near_its_limit(
     broker: RedisBroker,
