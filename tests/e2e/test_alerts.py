@@ -36,10 +36,15 @@ from tidemill.core.job import Owner
 LONELY = Rule(name="lonely", when="no-worker")
 
 
+def a_message() -> Message:
+    texts = dict.fromkeys(("event", "text", "rule", "when", "queue", "store", "host"), "x")
+    return Message(**texts, **dict.fromkeys(("value", "above", "began", "at"), 1.0))
+
+
 class Receiver:
     """A webhook on a port of its own; ``got`` has the messages."""
 
-    def __init__(self, port: int = 0, status: int = 204) -> None:
+    def __init__(self, port: int = 0, status: int = 204, location: str = "") -> None:
         self.got: queue.Queue[Any] = queue.Queue()
         self.hang = threading.Event()
         self.hang.set()
@@ -48,10 +53,14 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 receiver.hang.wait(60)
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.put(json.loads(body) | {"token": self.headers["Authorization"]})
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                receiver.got.put(json.loads(body or "{}") | {"token": self.headers["Authorization"]})
                 self.send_response(status)
+                if location:
+                    self.send_header("Location", location)
                 self.end_headers()
+
+            do_GET = do_HEAD = do_POST
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -167,6 +176,23 @@ def test_a_webhook_that_refuses_is_logged(desk: Desk, caplog: pytest.LogCaptureF
             eventually(lambda: said in caplog.text, "the log says so")
     finally:
         receiver.close()
+
+
+@pytest.mark.everyday("302")
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_of_a_webhook_is_not_followed(status: int, receiver: Receiver) -> None:
+    """Case M12: the headers may hold a password, which is for no other host."""
+    # given a webhook that redirects to another host
+    moved = Receiver(status=status, location=receiver.url)
+    headers = {"Authorization": "Bearer secret"}
+    target = Target(webhook=moved.url, headers=headers, tries=1)
+    try:
+        # when a message is sent, then it counts as not sent, and the error says what to do
+        with pytest.raises(SendFailed, match=f"answered {status} .*; write the address that"):
+            send(target, a_message(), threading.Event())
+    finally:
+        moved.close()
+    assert receiver.got.empty()
 
 
 def test_a_webhook_that_hangs_keeps_nobody_from_measuring(desk: Desk, receiver: Receiver) -> None:
@@ -348,9 +374,7 @@ def test_an_answer_that_is_not_http_is_logged_and_sent_again(
 def test_a_secret_with_a_line_break_is_not_logged() -> None:
     headers = {"Authorization": "Bearer SECRET\n"}
     target = Target(webhook="http://127.0.0.1:1/", headers=headers, tries=1)
-    texts = dict.fromkeys(("event", "text", "rule", "when", "queue", "store", "host"), "x")
-    numbers = dict.fromkeys(("value", "above", "began", "at"), 1.0)
     with pytest.raises(SendFailed) as caught:
-        send(target, Message(**texts, **numbers), threading.Event())
+        send(target, a_message(), threading.Event())
     assert "SECRET" not in str(caught.value)
     assert "header" in str(caught.value)

@@ -241,6 +241,27 @@ def test_nothing_is_open_by_mistake(start: Any, tmp_path: Path) -> None:
             assert server.request(endpoint.method, where, {}).status == 403, where
 
 
+@pytest.mark.everyday
+def test_fields_behind_the_body_are_no_headers(start: Any, tmp_path: Path) -> None:
+    """Case M12: a proxy in front does not check the trailer of a chunked body."""
+    path = tmp_path / "tokens.json"
+    token = tokens.create(path, "o", Role.OPERATOR)
+    server = start("--auth", str(path), "--quiet")
+
+    def put(head: str, trailer: str) -> bytes:
+        request = "POST /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        request += f"{head}Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n{trailer}\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+            sock.sendall(request.encode())  # all of the request in one segment
+            return b"".join(iter(lambda: sock.recv(4096), b"")).partition(b"\r\n")[0]
+
+    granted = f"Authorization: Bearer {token}\r\n"
+    assert b" 401 " in put("", granted)
+    assert b" 201 " in put(granted, "")
+    assert b" 201 " in put(granted, "Authorization: Bearer nix\r\nContent-Encoding: gzip\r\n")
+    assert b" 400 " in put(granted * 2, "")
+
+
 def test_without_tokens_only_this_machine(tmp_path: Path) -> None:
     command = ["-m", "tidemill", "server", f"lmdb://{tmp_path}/store", "--host", "0.0.0.0"]
     done = subprocess.run(

@@ -12,6 +12,7 @@ import urllib.request
 import msgspec
 
 from tidemill.alerts.rules import Target
+from tidemill.brokers.network.address import opener_without_redirects
 
 __all__ = ["Message", "SendFailed", "send"]
 
@@ -69,10 +70,11 @@ def _post(target: Target, message: Message) -> None:
         target.webhook, msgspec.json.encode(message), headers, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=target.timeout):
+        with opener_without_redirects().open(request, timeout=target.timeout):
             pass
     except urllib.error.HTTPError as error:
-        raise SendFailed(f"the webhook answered {error.code} {error.reason}") from error
+        remedy = "; write the address that it redirects to" if error.code < 400 else ""
+        raise SendFailed(f"the webhook answered {error.code} {error.reason}{remedy}") from error
     except http.client.HTTPException as error:
         raise SendFailed("the webhook does not answer in HTTP") from error
     except ValueError:  # the text of this error may contain a secret from a header

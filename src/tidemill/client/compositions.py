@@ -13,7 +13,7 @@ jobs stay unchanged. The same call again completes the work.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
@@ -39,6 +39,7 @@ __all__ = [
     "is_hook_id",
     "jobs_before",
     "lacks_members",
+    "lies_in",
     "pages_of_parts",
     "parents_of",
     "retry_all",
@@ -84,39 +85,65 @@ def cancel_group(mill: Runtime, group_id: str, terminate: bool) -> int:
     return cancelled
 
 
-def cancel_jobs(mill: Runtime, ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-    """Cancel jobs; False for each that has ended. An id of a chain or group is the whole."""
+def _any(whole_id: str) -> bool:
+    return True
 
-    def cancel_whole(whole: Record) -> int:
-        act = cancel_group if whole.envelope.task == GROUP else cancel_all
-        return act(mill, whole.envelope.id, terminate)
+
+def cancel_jobs(
+    mill: Runtime,
+    ids: Iterable[str],
+    *,
+    terminate: bool = False,
+    may: Callable[[str], bool] = _any,
+) -> list[bool]:
+    """Cancel jobs; False for each that has ended. An id of a chain or group is the whole.
+
+    If ``may`` is False for the id of a chain or group, only the job with this id is cancelled.
+    """
+
+    def cancel_whole(whole: Record) -> bool:
+        if whole.envelope.task == GROUP:
+            cancel_group(mill, whole.envelope.id, terminate)
+            return not whole.state.finished
+        return bool(cancel_all(mill, whole.envelope.id, terminate))
 
     store = mill.job_store
-    return _act(mill, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole)
+    return _act(mill, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole, may)
 
 
 def alter_jobs(
-    mill: Runtime, ids: Iterable[str], *, rank: int | None, queue: str | None
+    mill: Runtime,
+    ids: Iterable[str],
+    *,
+    rank: int | None,
+    queue: str | None,
+    may: Callable[[str], bool] = _any,
 ) -> list[bool]:
-    """Alter jobs; False for each that does not wait. An id of a chain or group is the whole."""
+    """Alter jobs; False for each that does not wait. Wholes as in :func:`cancel_jobs`."""
     return _act(
         mill,
         ids,
         lambda part: mill.job_store.alter(part, rank=rank, queue=queue),
-        lambda whole: alter_all(mill, whole.envelope.id, rank, queue),
+        lambda whole: bool(alter_all(mill, whole.envelope.id, rank, queue)),
+        may,
     )
 
 
-def delete_jobs(mill: Runtime, ids: Iterable[str]) -> list[bool]:
-    """Delete jobs; False for each that is missing. An id of a chain or group is the whole."""
-    return _act(mill, ids, mill.job_store.delete, lambda whole: delete_all(mill, whole.envelope.id))
+def delete_jobs(
+    mill: Runtime, ids: Iterable[str], *, may: Callable[[str], bool] = _any
+) -> list[bool]:
+    """Delete jobs; False for each that is missing. Wholes as in :func:`cancel_jobs`."""
+    return _act(
+        mill, ids, mill.job_store.delete, lambda whole: delete_all(mill, whole.envelope.id), may
+    )
 
 
 def _act(
     mill: Runtime,
     ids: Iterable[str],
     act: Callable[[list[str]], list[bool]],
-    act_on_whole: Callable[[Record], int],
+    act_on_whole: Callable[[Record], bool],
+    may: Callable[[str], bool],
 ) -> list[bool]:
     """Act on jobs one by one, and on the wholes among them."""
     ids = list(ids)
@@ -126,11 +153,11 @@ def _act(
         record.envelope.id: record
         for at in range(0, len(ids), PAGE)
         for record in mill.job_store.wait_for(ids[at : at + PAGE], 0)
-        if record is not None and _is_composed(mill, record)
+        if record is not None and _is_composed(mill, record) and may(record.envelope.id)
     }
     alone = [job_id for job_id in dict.fromkeys(ids) if job_id not in wholes]
     done = dict(zip(alone, act(alone), strict=True)) if alone else {}
-    done.update({whole_id: bool(act_on_whole(whole)) for whole_id, whole in wholes.items()})
+    done.update({whole_id: act_on_whole(whole) for whole_id, whole in wholes.items()})
     return [done[job_id] for job_id in ids]
 
 
@@ -192,17 +219,25 @@ def retry_job(mill: Runtime, job_id: str, *, force: bool = False) -> bool:
     return done
 
 
-def retry_jobs(mill: Runtime, ids: Iterable[str], *, force: bool = False) -> list[bool]:
+def retry_jobs(
+    mill: Runtime,
+    ids: Iterable[str],
+    *,
+    force: bool = False,
+    may: Callable[[str], bool] = _any,
+) -> list[bool]:
     """Retry jobs, the first first; False for each refusal. An id of a chain or group is the whole.
 
-    ``force`` has no effect on a chain or a group.
+    ``force`` has no effect on a chain or a group. If ``may`` is False for the id of a chain or
+    group, only the job with this id is retried.
     """
     ids, store = list(ids), mill.job_store
     if not _has_flows(mill):
         return store.kick(ids, force=force)
     pages = (store.wait_for(ids[at : at + PAGE], 0) for at in range(0, len(ids), PAGE))
     records = [record for page in pages for record in page if record is not None]
-    wholes = {record.envelope.id for record in records if _is_whole(mill, record)}
+    found = {record.envelope.id for record in records if _is_whole(mill, record)}
+    wholes = set(filter(may, found))
     alone = [job_id for job_id in ids if job_id not in wholes]
     done = dict(zip(alone, store.kick(alone, force=force), strict=True)) if alone else {}
     for whole_id in wholes:
@@ -327,6 +362,13 @@ def pages_of_parts(
         cursor = page.cursor
         if not cursor:
             return
+
+
+def lies_in(mill: Runtime, whole_id: str, queues: Collection[str]) -> bool:
+    """True when all jobs of a chain or group lie in these queues, hooks left out."""
+    pages = pages_of_parts(mill, whole_id)
+    parts = (r for page in pages for r in page if not (is_hook(r) or r.envelope.task == GROUP))
+    return all(record.envelope.queue in queues for record in parts)
 
 
 def is_hook(record: Record) -> bool:

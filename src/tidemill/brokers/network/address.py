@@ -1,13 +1,17 @@
-"""Hosts and passwords in the URLs of servers."""
+"""Hosts and passwords in the URLs of servers, and requests that carry a password."""
 
 from __future__ import annotations
 
 import re
 import urllib.parse
+from typing import TYPE_CHECKING
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["host_and_port", "mask_password"]
+if TYPE_CHECKING:
+    import urllib.request
+
+__all__ = ["host_and_port", "mask_password", "opener_without_redirects"]
 
 
 def host_and_port(text: str, default: int, shown: str) -> tuple[str, int]:
@@ -26,3 +30,16 @@ def host_and_port(text: str, default: int, shown: str) -> tuple[str, int]:
 def mask_password(url: str) -> str:
     """A URL with its password masked."""
     return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", url)
+
+
+def opener_without_redirects(
+    *handlers: urllib.request.BaseHandler,
+) -> urllib.request.OpenerDirector:
+    """An opener for which a redirect is an error: a header with a password is for one host only."""
+    import urllib.request  # here, since most processes never open a URL
+
+    class Refusing(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: object) -> None:
+            return None
+
+    return urllib.request.build_opener(Refusing, *handlers)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tidemill.brokers.contract.policies import Danger, ServerPolicies
+from tidemill.brokers.network.address import opener_without_redirects
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.settings import Settings
@@ -94,7 +95,7 @@ def _read(settings: Settings, base: str, names: Names) -> Rows:
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=settings.context()))
-    with urllib.request.build_opener(*handlers).open(request, timeout=_WITHIN) as answer:
+    with opener_without_redirects(*handlers).open(request, timeout=_WITHIN) as answer:
         rows = json.load(answer)
     if not isinstance(rows, list):
         raise ValueError("the answer is no list of queues")

@@ -264,6 +264,10 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {CONNECTION: {"connection": self}}
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.body_left:  # fields behind a chunked body are no headers (RFC 9110, 6.5.1)
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self.head_since = 0.0
         self.body_left = _body_length(self.headers)

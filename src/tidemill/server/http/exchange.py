@@ -28,6 +28,8 @@ _HEADERS = frozenset(
         *(b"accept", b"cookie"),
     }
 )
+_LISTS = frozenset({b"accept", b"content-encoding", b"transfer-encoding"})
+"""Headers that a request may repeat. All others of these headers have one value."""
 
 
 class ClientConnection(Protocol):
@@ -58,7 +60,7 @@ class Exchange:
     __slots__ = (
         *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
         "known",
-        *("_headers", "_receive", "_send", "_size", "started"),
+        *("_headers", "_receive", "_repeated", "_send", "_size", "started"),
     )
 
     def __init__(
@@ -76,10 +78,14 @@ class Exchange:
         self.token: Token | None = None
         self.known = False
         self._size = 0
+        self._repeated = b""
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in _HEADERS:
-                self._headers[name] = value
+                before = self._headers.get(name)
+                if before is not None and name not in _LISTS:
+                    self._repeated = name
+                self._headers[name] = value if before is None else before + b", " + value
         request_id = self._headers.get(b"x-request-id", b"")
         is_valid = _VALID_ID.fullmatch(request_id)
         self.id = request_id.decode() if is_valid else os.urandom(8).hex()
@@ -107,6 +113,12 @@ class Exchange:
         return connection
 
     # -- reading the body -------------------------------------------------------------------------
+
+    def check_headers(self) -> None:
+        """Refuse a repeated header: a proxy in front may have read another value of it."""
+        if self._repeated:
+            name = self._repeated.decode()
+            raise Problem("invalid-request", f"the request has the header {name} twice; send one")
 
     def check_length(self) -> None:
         """Refuse a body whose Content-Length is too large, before it is read."""

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tidemill.core.job import Envelope
+from tidemill.app import Tidemill
+from tidemill.client.compositions import lies_in
+from tidemill.client.results import MEMBER_COUNT
+from tidemill.core.job import GROUP, Envelope
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.problems import Problem
+from tidemill.server.http.schemas.jobs import MessageOptions
 
 __all__ = ["allowed_queues", "check_path", "check_put", "check_queues", "check_whole_store"]
 
@@ -35,10 +39,13 @@ def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
             raise _refused(exchange, f"not {queue!r}")
 
 
-def check_put(exchange: Exchange, envelopes: Iterable[Envelope]) -> None:
-    """Check that the token may put these jobs: in its queues, and without keys.
+def check_put(
+    exchange: Exchange, envelopes: Iterable[Envelope], given: Iterable[MessageOptions]
+) -> None:
+    """Check that the token may put these jobs: in its queues, without keys and limits.
 
-    A key is unique in all queues, so a job of another queue may have it.
+    A key is unique in all queues, so a job of another queue may have it. A limit that a request
+    gives changes the limit of this name for all queues. ``given`` has the options of the requests.
 
     Raises:
         Problem: the token may not put one of the jobs.
@@ -49,6 +56,8 @@ def check_put(exchange: Exchange, envelopes: Iterable[Envelope]) -> None:
         check_queues(exchange, [envelope.queue])
         if envelope.key:
             raise _refused(exchange, "not put jobs with a key, since a key is unique in all queues")
+    if any(options.limit is not None for options in given):
+        raise _refused(exchange, "not put jobs with a limit, since a limit holds in all queues")
 
 
 def check_whole_store(exchange: Exchange) -> None:
@@ -75,12 +84,21 @@ async def check_path(
         if name == "queue":
             check_queues(exchange, [value])
         elif name == "job_id":
-            record = await backend.run(backend.mill.broker.get, value)
-            if record is not None:
-                check_queues(exchange, [record.envelope.queue])
+            await backend.run(_check_job, backend.mill, exchange, value)
         known = known or name in ("queue", "job_id", "receipt")
     if not known:
         raise _refused(exchange, "not a call that concerns the whole store")
+
+
+def _check_job(mill: Tidemill, exchange: Exchange, job_id: str) -> None:
+    """Check that the token may use a job. The record of a group lies in no queue of users."""
+    record = mill.broker.get(job_id)
+    if record is None:
+        return
+    if record.envelope.task != GROUP:
+        check_queues(exchange, [record.envelope.queue])
+    elif not lies_in(mill, job_id.removesuffix(f".{MEMBER_COUNT}"), allowed_queues(exchange)):
+        raise _refused(exchange, f"and group {job_id} has jobs in other queues")
 
 
 def _refused(exchange: Exchange, what: str) -> Problem:

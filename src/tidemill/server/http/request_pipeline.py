@@ -118,6 +118,7 @@ class RequestPipeline:
         self._limit(exchange)
 
     def _admit(self, exchange: Exchange) -> None:
+        exchange.check_headers()
         exchange.check_length()
         exchange.check_coding()
         self._access.check_origin(

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pika
@@ -310,6 +311,29 @@ def test_the_harm_of_each_policy_is_named(
     for text, expected in zip(found, harm, strict=True):
         assert text.startswith(f"policy 'p' with {expected}")
         assert text.endswith(f": t.{name}")
+
+
+def test_the_password_of_the_plugin_follows_no_redirect(
+    server: RabbitMQ, prefix: str
+) -> None:  # case M12
+    asked: list[str] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as plugin:
+        threading.Thread(target=plugin.serve_forever, args=(0.01,), daemon=True).start()
+        (found,) = doctor(server, prefix, f"http://127.0.0.1:{plugin.server_port}")
+        plugin.shutdown()
+    assert "says: HTTP Error 302" in found["message"]
+    assert len(asked) == 1
 
 
 def test_without_the_plugin_the_doctor_names_queues_of_earlier_releases(

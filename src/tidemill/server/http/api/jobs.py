@@ -73,7 +73,7 @@ async def put_job(call: Call, body: JobIn) -> Placed:
     """
     await call.backend.read_declarations([body.task])
     envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
-    check_put(call.exchange, [envelope])
+    check_put(call.exchange, [envelope], [body])
     (put,) = await call.backend.put([envelope])
     return placed(call, put)
 
@@ -86,7 +86,7 @@ async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
 
     await call.backend.read_declarations(job.task for job in body.jobs)
     envelopes = await call.compute(make, 0)
-    check_put(call.exchange, envelopes)
+    check_put(call.exchange, envelopes, body.jobs)
     body.jobs.clear()  # frees memory: decoded jobs are many times larger than their JSON
     puts = await call.backend.put(envelopes) if envelopes else []
     return PlacedMany(puts)  # type: ignore[arg-type]  # puts encode as Placed does
@@ -103,7 +103,7 @@ async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
     body.id = job_id
     await call.backend.read_declarations([body.task])
     envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
-    check_put(call.exchange, [envelope])
+    check_put(call.exchange, [envelope], [body])
     try:
         (put,) = await call.backend.put([envelope])
     except DuplicateJob as error:
@@ -322,8 +322,17 @@ def _result(job: Job[Any]) -> ResultOut:
 
 
 async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
-    """Cancel a job: at once, or through its worker while it runs."""
-    await _act(call, job_id, lambda job: job.cancel(body.terminate), "it has ended already")
+    """Cancel a job: at once, or through its worker while it runs.
+
+    The id of a chain or group stands for its jobs.
+    """
+
+    def cancel(ids: list[str]) -> list[bool]:
+        mill, terminate = call.backend.mill, body.terminate
+        mill.features.need(Feature.CANCEL, "cancel")
+        return compositions.cancel_jobs(mill, ids, terminate=terminate, may=_may(call))
+
+    await _act(call, job_id, cancel, lambda _: "it has ended already")
 
 
 async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
@@ -334,8 +343,8 @@ async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
     """
     mill = call.backend.mill
 
-    def retry(job: Job[Any]) -> bool:
-        return kick(call, [job_id], force=query.force)[0]
+    def retry(ids: list[str]) -> list[bool]:
+        return kick(call, ids, force=query.force)
 
     await _act(call, job_id, retry, lambda record: why_not_run(mill, record))
 
@@ -343,37 +352,56 @@ async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
 def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     """Retry jobs, and whole chains and groups by their ids.
 
-    A token for some queues retries single jobs: a chain or a group may have jobs in other queues.
+    A token for some queues does not retry a chain with jobs in other queues. It retries the job
+    with the id of the chain.
     """
-    mill = call.backend.mill
-    if allowed_queues(call.exchange):
-        return mill.broker.kick(ids, force=force)
-    return compositions.retry_jobs(mill, ids, force=force)
+    return compositions.retry_jobs(call.backend.mill, ids, force=force, may=_may(call))
+
+
+def _may(call: Call) -> Callable[[str], bool]:
+    """Tells whether a chain or group lies in the queues of the token of a call."""
+    mill, queues = call.backend.mill, allowed_queues(call.exchange)
+    return lambda whole_id: not queues or compositions.lies_in(mill, whole_id, queues)
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
-    """Give a job that waits another priority, or move it to another queue."""
-    target = body.to_queue
+    """Give a job that waits another priority, or move it to another queue.
+
+    The id of a chain or group stands for its jobs.
+    """
+    rank, target = check_alter(body.to_priority, body.to_queue)
     check_queues(call.exchange, [target] if target else ())
 
-    def alter(job: Job[Any]) -> bool:
-        return job.alter(priority=body.to_priority, queue=target)
+    def alter(ids: list[str]) -> list[bool]:
+        mill = call.backend.mill
+        mill.features.need(Feature.ALTER, "alter")
+        return compositions.alter_jobs(mill, ids, rank=rank, queue=target, may=_may(call))
 
     await _act(call, job_id, alter, lambda record: why_not_altered(record, target))
 
 
 async def delete_job(call: Call, job_id: str) -> None:
-    """Delete a job in any state. A running job loses its lease."""
-    await _act(call, job_id, Job.delete, "it cannot be deleted")
+    """Delete a job in any state. A running job loses its lease.
+
+    The id of a chain or group stands for its jobs and hooks.
+    """
+
+    def delete(ids: list[str]) -> list[bool]:
+        return compositions.delete_jobs(call.backend.mill, ids, may=_may(call))
+
+    await _act(call, job_id, delete, lambda _: "it cannot be deleted")
 
 
-async def _act(call: Call, job_id: str, act: Any, why_not: str | Callable[[Record], str]) -> None:
+async def _act(
+    call: Call,
+    job_id: str,
+    act: Callable[[list[str]], list[bool]],
+    why_not: Callable[[Record], str],
+) -> None:
     def attempt() -> None:
-        job = call.backend.mill.job(job_id)
-        if not act(job):
-            record = job.refresh()  # raises if the job does not exist
-            why = why_not if isinstance(why_not, str) else why_not(record)
-            raise Problem("conflict", f"{job_id}: {why}", job_id=job_id)
+        if not act([job_id])[0]:
+            record = call.backend.mill.job(job_id).refresh()  # raises if the job does not exist
+            raise Problem("conflict", f"{job_id}: {why_not(record)}", job_id=job_id)
 
     await call.backend.run(attempt)
 
@@ -381,10 +409,8 @@ async def _act(call: Call, job_id: str, act: Any, why_not: str | Callable[[Recor
 async def cancel_jobs(call: Call, body: CancelMany) -> Done:
     """Cancel many jobs."""
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.CANCEL, "cancel")
-    terminate = body.terminate
-    return Done(
-        await call.backend.run(lambda: compositions.cancel_jobs(mill, ids, terminate=terminate))
-    )
+    act = functools.partial(compositions.cancel_jobs, mill, ids, may=_may(call))
+    return Done(await call.backend.run(lambda: act(terminate=body.terminate)))
 
 
 async def kick_jobs(call: Call, body: KickMany) -> Done:
@@ -397,15 +423,15 @@ async def alter_jobs(call: Call, body: AlterMany) -> Done:
     """Give many jobs that wait another priority, or move them to another queue."""
     rank, queue = check_alter(body.to_priority, body.to_queue)
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.ALTER, "alter")
-    return Done(
-        await call.backend.run(lambda: compositions.alter_jobs(mill, ids, rank=rank, queue=queue))
-    )
+    act = functools.partial(compositions.alter_jobs, mill, ids, may=_may(call))
+    return Done(await call.backend.run(lambda: act(rank=rank, queue=queue)))
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
-    ids = _checked(call.backend, body, Feature.FAILED, "delete")
-    return Done(await call.backend.run(compositions.delete_jobs, call.backend.mill, ids))
+    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.FAILED, "delete")
+    act = functools.partial(compositions.delete_jobs, mill, ids, may=_may(call))
+    return Done(await call.backend.run(act))
 
 
 def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[str]:

@@ -46,7 +46,7 @@ async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) 
         return call.backend.queue(queue).envelope(value_of(body), **options_of(query))
 
     envelope = await call.compute(make, len(body.data))
-    check_put(call.exchange, [envelope])
+    check_put(call.exchange, [envelope], [query])
     (put,) = await call.backend.put([envelope])
     return placed(call, put)
 

@@ -1,0 +1,310 @@
+"""Who may what, over HTTP: roles, tokens for some queues, and arguments that are hidden."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from tidemill import Tidemill, group
+from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
+from tidemill.server import tokens
+from tidemill.server.http.answers import Stream
+from tidemill.server.http.api import ENDPOINTS
+from tidemill.server.http.application import make_app
+from tidemill.server.http.backend import Backend
+from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.exchange import CONNECTION
+from tidemill.server.settings import Settings
+from tidemill.server.tokens import Role
+from tidemill.testing import run_all
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        """The document."""
+        return json.loads(self.data)
+
+    @property
+    def detail(self) -> str:
+        """The sentence of a refusal."""
+        return str(self.json["detail"])
+
+
+class Server:
+    """The application of a server, in this process and without a socket; it has tokens.
+
+    ``token`` is the name of the token of all requests, one of ``TOKENS``: a role, perhaps with
+    queues.
+    """
+
+    TOKENS = ("viewer", "operator", "admin", "viewer mine", "operator mine", "admin mine")
+
+    def __init__(self, mill: Tidemill, folder: Path, **settings: Any) -> None:
+        self.mill = mill
+        self.token = "admin"
+        auth = folder / "tokens.json"
+        self._secrets: dict[str, str] = {}
+        for name in self.TOKENS:
+            role, *queues = name.split()
+            secret = tokens.create(auth, "-".join(name.split()), Role[role.upper()], queues=queues)
+            self._secrets[name] = secret
+        given = Settings(auth=str(auth), dashboard=False, **settings)
+        self._runner = asyncio.Runner()
+        self._backend = Backend(mill, given)
+        self._runner.run(self._open())
+
+    async def _open(self) -> None:
+        await self._backend.open()
+        self._app = make_app(self._backend)
+
+    def close(self) -> None:
+        self._backend.stop()
+        self._runner.run(self._backend.close())
+        self._runner.close()
+
+    def bearer(self, name: str) -> bytes:
+        """The header Authorization of a token."""
+        return f"Bearer {self._secrets[name]}".encode()
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """One request; ``body`` is bytes, or sent as JSON."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
+        given = {"host": "localhost", "content-type": "application/json", **(headers or {})}
+        lines = [(name.encode(), text.encode()) for name, text in given.items()]
+        if self.token:
+            lines.append((b"authorization", self.bearer(self.token)))
+        return self.send(method, path, data.encode() if isinstance(data, str) else data, lines)
+
+    def send(
+        self, method: str, path: str, data: bytes, lines: list[tuple[bytes, bytes]]
+    ) -> Answer:
+        """One request with these lines of its head."""
+        return self._runner.run(self._send(method, path, data, lines))
+
+    async def _send(
+        self, method: str, path: str, data: bytes, lines: list[tuple[bytes, bytes]]
+    ) -> Answer:
+        said: list[Any] = []
+        parts = [{"type": "http.request", "body": data, "more_body": False}]
+
+        async def receive() -> Any:
+            return parts.pop() if parts else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        plain, _, query = path.partition("?")
+        connection = SimpleNamespace(lost=False, watch=lambda when_lost: None)
+        scope = {
+            "type": "http", "method": method, "path": plain, "raw_path": plain.encode(),
+            "query_string": query.encode(), "headers": lines, "root_path": "",
+            "extensions": {CONNECTION: {"connection": connection}},
+        }  # fmt: skip
+        await self._app(scope, receive, send)
+        bodies = [it.get("body", b"") for it in said if it["type"] == "http.response.body"]
+        return Answer(said[0]["status"], b"".join(bodies))
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path)
+
+    def post(self, path: str, body: Any = None) -> Answer:
+        return self.ask("POST", path, body)
+
+    def rpc(self, name: str, body: bytes = b"\x80") -> Answer:
+        """A call of the broker, without arguments unless some are given."""
+        return self.ask("POST", PATH + name, body, {PROTOCOL: VERSION, "content-type": MEDIA})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Tidemill("memory://") as mill:
+        server = Server(mill, tmp_path)
+        yield server
+        server.close()
+
+
+# -- roles -----------------------------------------------------------------------------------------
+
+SOME = {"{job_id}": "no-job", "{queue}": "no-queue", "{receipt}": "no-receipt"}
+OTHERS = {"{name}": "no-name", "{topic}": "a.b", "{pattern}": "a.*"}
+
+
+def path_of(endpoint: Endpoint) -> str:
+    path = endpoint.path
+    for part, name in (SOME | OTHERS).items():
+        path = path.replace(part, name)
+    return path
+
+
+def endpoint_id(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+def refusals(server: Server, role: Role, below: bool) -> dict[str, int]:
+    """The endpoints and calls of a role, each with its status for this role or the role below."""
+    server.token = Role(role - below).name.lower() if role > below else ""
+    answers = {
+        endpoint_id(one): server.ask(one.method, path_of(one), None if one.method == "GET" else {})
+        for one in ENDPOINTS
+        if one.role is role and (below or one.answer is not Stream)  # a stream has no end
+    }
+    for name, call in CALLS.items():
+        if call.role == role.name.lower():
+            answers[name] = server.rpc(name)
+    return {what: answer.status for what, answer in answers.items()}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_each_endpoint_and_call_refuses_the_role_below(server: Server, role: Role) -> None:
+    # case M12, case W1
+    expected = 401 if role is Role.VIEWER else 403
+    found = refusals(server, role, below=True)
+    assert {what: status for what, status in found.items() if status != expected} == {}
+    # and lets the role itself in
+    found = refusals(server, role, below=False)
+    assert {what: status for what, status in found.items() if status in (401, 403)} == {}
+
+
+@pytest.mark.parametrize("name", [b"host", b"authorization", b"origin", b"content-type"])
+def test_a_request_that_repeats_a_header_is_refused(server: Server, name: bytes) -> None:
+    # case M12: a proxy in front may have checked the first value
+    lines = [(b"host", b"localhost"), (b"authorization", b"Bearer nix"), (b"origin", b"http://a")]
+    lines += [(b"content-type", b"text/plain"), (name, dict(lines).get(name, b"application/json"))]
+    for path in ("/v1/queues", "/health", "/v1/broker/hello"):
+        answer = server.send("GET", path, b"", lines)
+        assert (answer.status, f"header {name.decode()} twice" in answer.detail) == (400, True)
+
+
+def test_a_request_may_repeat_a_header_that_is_a_list(server: Server) -> None:
+    token = server.bearer("admin")
+    lines = [(b"host", b"localhost"), (b"authorization", token), (b"accept", b"text/html")]
+    lines.append((b"accept", b"application/json"))
+    assert server.send("GET", "/v1/queues", b"", lines).status == 200
+    # and of two codings none is overlooked
+    lines += [(b"content-encoding", b"gzip"), (b"content-encoding", b"identity")]
+    lines.append((b"content-length", b"3"))
+    answer = server.send("POST", "/v1/queues/q/messages", b"abc", lines)
+    assert answer.status == 415
+
+
+# -- tokens for some queues ------------------------------------------------------------------------
+
+
+def test_a_token_for_a_queue_opens_no_call_beyond_the_queue(server: Server) -> None:  # case M12
+    server.mill.queue("theirs").put(1, id="their-job")
+    server.token = "admin mine"
+    narrow = {"{job_id}": "their-job", "{queue}": "theirs"}
+    answers = {}
+    for one in ENDPOINTS:
+        named = [part for part in narrow if part in one.path]
+        if one.checks_queues or (not named and "{receipt}" in one.path):
+            continue  # a body names the queues, or a receipt that is sealed for one token
+        path = one.path
+        for part, name in (narrow | OTHERS).items():
+            path = path.replace(part, name)
+        answers[endpoint_id(one)] = server.ask(one.method, path, None if one.body is None else {})
+    answers |= {name: server.rpc(name) for name in CALLS}
+    assert {what: it.status for what, it in answers.items() if it.status != 403} == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/jobs", {"queue": "mine", "task": "shop.pay", "limit": "0/s"}),
+        ("POST", "/v1/jobs", {"queue": "mine", "body": 1, "limit": "0/s"}),
+        ("POST", "/v1/jobs/batch", {"jobs": [{"queue": "mine", "body": 1, "limit": "0/s"}]}),
+        ("PUT", "/v1/jobs/j", {"queue": "mine", "task": "shop.pay", "limit": "0/s"}),
+        ("POST", "/v1/queues/mine/messages?limit=0/s", 1),
+    ],
+)
+def test_a_token_for_a_queue_changes_no_limit(
+    server: Server, method: str, path: str, body: Any
+) -> None:  # case M12
+    # given a task with a limit, which all queues share
+    @server.mill.task(name="shop.pay", limit="5/s", queue="theirs")
+    def pay() -> None: ...
+
+    pay.enqueue()
+    # when a token for another queue puts a job with another limit
+    server.token = "admin mine"
+    answer = server.ask(method, path, body)
+    # then the job is refused, and the limit stays
+    assert (answer.status, "a limit holds in all queues" in answer.detail) == (403, True)
+    assert [one.terms.rate for one in server.mill.limits.list()] == [(5.0, 1.0)]
+    # and a call with the limit that the code declares is accepted
+    assert server.post("/v1/jobs", {"queue": "mine", "task": "shop.pay"}).status == 201
+    assert [one.terms.rate for one in server.mill.limits.list()] == [(5.0, 1.0)]
+
+
+class Groups(NamedTuple):
+    """Three groups, by their ids: in the token's queue, in another queue, and in both."""
+
+    mine: str
+    theirs: str
+    both: str
+
+
+@pytest.fixture
+def groups(server: Server) -> Groups:
+    """Groups whose members have all failed."""
+
+    @server.mill.task(name="shop.add", retries=0)
+    def add(a: int) -> int:
+        if a < 0:
+            raise ValueError("negative")
+        return a
+
+    def in_queues(*queues: str) -> str:
+        calls = [[add.call(a).using(queue=name) for a in (-1, 2)] for name in queues]
+        made = group([add.call(-3).using(queue=queues[0]), *map(group, calls)])
+        return server.mill.enqueue(made).id
+
+    made = Groups(in_queues("mine"), in_queues("theirs"), in_queues("mine", "theirs"))
+    run_all(server.mill)
+    return made
+
+
+def test_a_token_for_a_queue_acts_on_the_groups_whose_members_lie_there(
+    server: Server, groups: Groups
+) -> None:  # case M12
+    server.token = "operator mine"
+    job = f"/v1/jobs/{groups.mine}"
+    assert server.get(job).json["state"] == "failed"
+    assert server.get(f"{job}/result").json["state"] == "failed"
+    # a retry runs the failed members again, nested ones, too, and a cancel stops them
+    for act, state in (("kick", "ready"), ("cancel", "cancelled")):
+        assert server.post(f"{job}/{act}", {} if act == "cancel" else None).status == 204
+        members = server.get(f"/v1/jobs?queue=mine&group={groups.mine}").json["jobs"]
+        assert sorted(it["state"] for it in members) == sorted([state, state, "succeeded"])
+
+
+@pytest.mark.parametrize("which", ["theirs", "both"])
+def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
+    server: Server, groups: Groups, which: str
+) -> None:  # case M12
+    server.token = "admin mine"
+    job = f"/v1/jobs/{getattr(groups, which)}"
+    answers = [server.get(job), server.get(f"{job}/result"), server.get(f"{job}/events")]
+    answers += [server.post(f"{job}/{act}", {}) for act in ("kick", "cancel", "alter")]
+    answers.append(server.ask("DELETE", job))
+    assert {answer.status for answer in answers} == {403}
+    assert "has jobs in other queues" in answers[0].detail
+    # and a retry by queue leaves the members of the other queue alone
+    server.post("/v1/queues/mine/kick", {})
+    server.token = "admin"
+    members = server.get("/v1/jobs?queue=theirs").json["jobs"]
+    assert {it["state"] for it in members} == {"succeeded", "failed"}
