@@ -124,7 +124,7 @@ _ROLES = ["viewer", "operator", "admin"]
     type=click.Choice(_ROLES),
     default="viewer",
     show_default=True,
-    help="The least role that sees arguments and results in the dashboard.",
+    help="The least role that sees arguments and results of jobs.",
 )
 @click.option(
     "--beanstalk",

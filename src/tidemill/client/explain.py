@@ -24,7 +24,10 @@ __all__ = ["explain", "explain_in", "no_worker", "serving", "why_not_altered", "
 
 
 def explain_in(broker: Store, record: Record) -> str:
-    """Explain a job with the settings, workers and limits of its store."""
+    """Explain a job with the settings, workers and limits of its store.
+
+    The text has no value that the record lacks (:meth:`Record.without_values`).
+    """
     queue = record.envelope.queue
     [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
     workers = serving(broker, queue)
@@ -35,7 +38,8 @@ def explain_in(broker: Store, record: Record) -> str:
         text = f"{text}; {_carried(broker, row)}"
     if record.state is State.READY and not row.paused and Feature.LIMITS in broker.features:
         held = with_limits(broker, "explain").held(record.envelope.id)
-        text = _limited(held) if held is not None else text
+        limit = record.envelope.limit
+        text = _limited(held, limit.key if limit is not None else "") if held is not None else text
     if record.state is State.WAITING:
         parents = [r for r in parents_of(broker, record) if r.state is not State.SUCCEEDED]
         named = ", ".join(f"{r.envelope.id} ({r.state})" for r in parents)
@@ -245,10 +249,13 @@ def _carried(broker: Store, row: QueueStats) -> str:
     return f"{row.carried:,} of {row.ready:,} ready jobs of the queue lie with {where}"
 
 
-def _limited(held: Held) -> str:
-    """The limit that a ready job waits for, and the time of the next start."""
+def _limited(held: Held, key: str) -> str:
+    """The limit that a ready job waits for, and the time of the next start.
+
+    ``key`` is the job's key of the limit, as the reader may see it.
+    """
     name = f"queue {held.name!r}" if held.queue else f"{held.name!r}"
-    name += f" for key {held.key!r}" if held.key else ""
+    name += f" for key {key!r}" if held.key else ""
     settings = held.terms
     when = "" if held.until == float("inf") else f"; the next job may start in {held.until:.3g} s"
     if held.broken:

@@ -38,6 +38,7 @@ __all__ = [
     "CONSUMER_DIED",
     "DEFAULT_TTR",
     "GROUP",
+    "HIDDEN",
     "RELAY",
     "RESULT_NOT_KEPT",
     "Attempt",
@@ -107,6 +108,9 @@ WAITING_STATES = frozenset({State.WAITING, State.SCHEDULED, State.READY})
 DEFAULT_TTR = 60.0
 """The seconds in which a consumer must acknowledge a message that was put without ``ttr``."""
 
+
+HIDDEN = "hidden"
+"""The text in the place of a value that a person or program may not see."""
 
 CONSUMER_DIED = "its consumer died"
 NOT_STARTED = "cancelled before it started"
@@ -357,6 +361,18 @@ class Record(msgspec.Struct, kw_only=True):
     def due_by_wall(self) -> bool:
         """True when the job is due at the producer's ``at``, rounded to microseconds."""
         return bool(self.due) and abs(self.due - self.envelope.at) < 2e-6
+
+    def without_values(self) -> Record:
+        """The record without all that may show arguments and results, for whom may not see them.
+
+        Errors and tracebacks stay, although the message of an exception may have an argument.
+        """
+        e, limit = self.envelope, self.envelope.limit
+        if limit is not None and limit.key:
+            limit = msgspec.structs.replace(limit, key=HIDDEN)
+        key = HIDDEN if e.key else ""
+        e = msgspec.structs.replace(e, body=b"", text="", headers={}, key=key, limit=limit)
+        return msgspec.structs.replace(self, envelope=e, raw_result=b"", log=[], progress_text="")
 
     def outcome_of(self, attempt: Attempt) -> Outcome:
         """The outcome of an attempt of this job: a retry of the last attempt is a failure."""

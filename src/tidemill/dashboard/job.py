@@ -28,7 +28,6 @@ from tidemill.dashboard.job_facts import (
     relatives,
     result_of,
     whole_of,
-    without_keys,
 )
 from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.response import Response
@@ -79,18 +78,15 @@ def job(page: Page, job_id: str) -> Response:
 def facts(page: Page, record: Record) -> dict[str, Any]:
     """The values for the page of a job, and for its file."""
     mill, now, sees = page.mill, clock.wall(), page.sees_arguments
-    if not sees:
-        record = msgspec.structs.replace(record, progress_text="")
-    why = explain_in(mill.broker, record)
-    if not sees:
-        why, record = without_keys(why, record)
+    given = record
+    record = record if sees else record.without_values()
     envelope, links = record.envelope, record.envelope.links
     known = known_of(mill, record, page.look, now)
     return {
         "record": record,
         "envelope": envelope,
         "now": now,
-        "why": why,
+        "why": explain_in(mill.broker, record),
         "bars": bars_of(spans_of(record, known)),
         "width": WIDTH,
         "priority": priority_of(record.rank),
@@ -100,12 +96,12 @@ def facts(page: Page, record: Record) -> dict[str, Any]:
         else 0,
         "children": relatives(mill, links.next) if links else [],
         "whole": whole_of(mill, record),
-        "members": size_of(mill.broker, record) if envelope.task == GROUP else None,
+        "members": size_of(mill.broker, given) if envelope.task == GROUP else None,
         "arguments": arguments_of(mill, envelope) if sees else [],
         "result": result_of(record) if sees else None,
         "python": as_python(record) if sees else "",
         "curl": as_curl(record, _server_url(page)) if sees else "",
-        "origin": envelope.headers.get(RERUN_OF, ""),
+        "origin": given.envelope.headers.get(RERUN_OF, ""),
         "log": record.log[-_LOG_SHOWN:],
         "log_hidden": max(0, len(record.log) - _LOG_SHOWN),
         "is_group": envelope.task == GROUP,

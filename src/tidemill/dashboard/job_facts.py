@@ -18,7 +18,6 @@ from tidemill.core.errors import CodecError, ResultNotKept, TidemillError
 from tidemill.core.job import GROUP, Envelope, Owner, Record, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.job_list import Listed
-from tidemill.dashboard.job_query import HIDDEN
 from tidemill.dashboard.look import Look
 from tidemill.dashboard.waterfall import Cause, Known
 
@@ -33,7 +32,6 @@ __all__ = [
     "relatives",
     "result_of",
     "whole_of",
-    "without_keys",
 ]
 
 RERUN_OF = "rerun-of"
@@ -64,18 +62,6 @@ def call_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
     if not (isinstance(body, (list, tuple)) and len(body) == 2 and isinstance(body[1], dict)):
         raise CodecError("the body is no call: another program put this job")
     return list(body[0]), dict(body[1])
-
-
-def without_keys(text: str, record: Record) -> tuple[str, Record]:
-    """A text about a job, and its record, with hidden keys: for users who may not see arguments."""
-    envelope, limit = record.envelope, record.envelope.limit
-    for secret in filter(None, (envelope.key, limit.key if limit is not None else "")):
-        text = text.replace(repr(secret), HIDDEN)
-    if limit is not None and limit.key:
-        limit = msgspec.structs.replace(limit, key=HIDDEN)
-    key = HIDDEN if envelope.key else ""
-    hidden = msgspec.structs.replace(envelope, key=key, limit=limit)
-    return text, msgspec.structs.replace(record, envelope=hidden)
 
 
 def arguments_of(mill: Tidemill, envelope: Envelope) -> list[Shown]:

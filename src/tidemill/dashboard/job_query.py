@@ -20,12 +20,11 @@ import msgspec
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import failure_of
-from tidemill.core.job import FINISHED, Record, State
+from tidemill.core.job import FINISHED, HIDDEN, Record, State
 from tidemill.core.suggest import did_you_mean
 
 __all__ = [
     "FIELDS",
-    "HIDDEN",
     "LONGEST",
     "SECRET",
     "JobQuery",
@@ -63,9 +62,6 @@ FIELDS = {
 
 SECRET = frozenset({"args", "header", "key", "limitkey"})
 """Fields whose values may show arguments of jobs."""
-
-HIDDEN = "hidden"
-"""The text in the place of a value that the user may not see."""
 
 _TOKEN = re.compile(r'(-?)(?:([a-z]+):)?((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)')
 _PIECE = re.compile(r'"((?:[^"\\]|\\.)*)"|([^",]+)|(,)')

@@ -208,12 +208,7 @@ def export(page: Page, kind: str) -> Response:
 
 
 def _exported(page: Page, record: Record) -> Exported:
-    public = record.public()
-    if not page.sees_arguments:
-        public.update(summary=None, headers={}, key=None, log=[], progress_text=None)
-        if record.envelope.limit is not None:
-            public["limit"] = {"name": record.envelope.limit.name}
-    return public
+    return (record if page.sees_arguments else record.without_values()).public()
 
 
 def _file(parts: Iterator[bytes], media: str, name: str) -> Response:

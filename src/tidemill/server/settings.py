@@ -42,7 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             also for each step of a remote worker.
         public_metrics: serve ``/metrics`` without a token.
         dashboard: serve the dashboard, at all paths that are not of the API.
-        see_arguments: the least role that sees arguments and results of jobs in the dashboard.
+        see_arguments: the least role that sees arguments and results of jobs, in the dashboard
+            and over HTTP.
         app: the served app as ``MODULE:VAR``, for commands that the dashboard shows; may be empty.
         beanstalk: the HOST:PORT for beanstalkd's protocol; empty for none.
         beanstalk_tasks: bodies at the beanstalk port may be calls of tasks.

@@ -14,7 +14,6 @@ from offences import expect_none
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.job import Envelope, Outcome, Record, State
 from tidemill.server.http.api import ENDPOINTS
-from tidemill.server.http.api.jobs import job_out
 from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoint, Endpoints
 from tidemill.server.http.openapi import describe
@@ -104,7 +103,7 @@ def test_the_page_lists_all_endpoints() -> None:
 def test_a_job_is_shown_as_it_is_described() -> None:
     record = Record(envelope=Envelope(id="1"), state=State.READY, seq=1, rank=0)
     assert set(record.public()) == set(shapes.JobOut.__struct_fields__)
-    msgspec.json.decode(msgspec.json.encode(job_out(record)), type=shapes.JobOut)
+    msgspec.json.decode(msgspec.json.encode(shapes.JobOut(**record.public())), type=shapes.JobOut)
     assert set(typing.get_args(shapes.JobOut.__annotations__["state"])) <= set(State)
     assert set(shapes.JobQuery.__struct_fields__) - {"state", "group", "search", "limit", "cursor"}
     assert set(Filter.__struct_fields__) >= {"queue", "task", "key", "tag"}

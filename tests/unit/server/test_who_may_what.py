@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
+from http_desk import HttpOwner
 
-from tidemill import Tidemill, group
+from tidemill import Limit, Tidemill, current_job, group
+from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
 from tidemill.server import tokens
 from tidemill.server.http.answers import Stream
@@ -308,3 +311,92 @@ def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
     server.token = "admin"
     members = server.get("/v1/jobs?queue=theirs").json["jobs"]
     assert {it["state"] for it in members} == {"succeeded", "failed"}
+
+
+# -- arguments and results -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Server]:
+    """A server whose viewers see no arguments, with a job in each place where one may show."""
+    with Tidemill("memory://") as mill:
+
+        @mill.task(name="shop.pay", retries=0)
+        def pay(text: str) -> str:
+            current_job().log(text)
+            current_job().progress(1, 2, text=text)
+            return text
+
+        secret: dict[str, Any] = {"key": "secret-key", "headers": {"h": "secret-head"}}
+        mill.enqueue(pay.call("secret-1").using(id="ended", **secret))
+        run_all(mill)
+        limit = Limit("1/h", name="mail", key="secret-limit")
+        for job_id in ("takes", "waits"):
+            mill.enqueue(pay.call("secret-2").using(id=job_id, limit=limit))
+        HttpOwner(mill.broker).exchange(want=Want(1))
+        mill.enqueue(pay.call("secret-3").using(id="ready", **secret))
+        mill.queue("mail").put("secret-4", id="message")
+        mill.schedules.add("nightly", pay.call("secret-5"), "0 3 * * *")
+        server = Server(mill, tmp_path, see_arguments="operator")
+        yield server
+        server.close()
+
+
+READS = (
+    *("/v1/jobs", "/v1/jobs?bodies=true", "/v1/jobs?state=ready", "/v1/limits", "/v1/schedules"),
+    *(f"/v1/jobs/{name}" for name in ("ended", "takes", "waits", "ready", "message")),
+    *("/v1/jobs/ended/result", "/v1/jobs/ended/events", "/v1/schedules/nightly"),
+)
+
+
+@pytest.mark.parametrize("path", READS)
+def test_a_role_that_sees_no_arguments_finds_none_over_http(shop: Server, path: str) -> None:
+    # case M12: one rule for the dashboard and for the API
+    shop.token = "viewer"
+    answer = shop.get(path)
+    assert (answer.status, b"secret" in answer.data) == (200, False)
+    shop.token = "operator"
+    assert b"secret" in shop.get(path).data or path == "/v1/limits"
+
+
+def test_hidden_values_are_named_hidden(shop: Server) -> None:
+    shop.token = "viewer"
+    job = shop.get("/v1/jobs/ended").json
+    shown = {name: job[name] for name in ("body", "encoding", "key", "headers", "log", "summary")}
+    assert shown == {
+        **{"body": None, "encoding": "hidden", "key": "hidden"},
+        **{"headers": {}, "log": [], "summary": ""},
+    }
+    result = shop.get("/v1/jobs/ended/result").json
+    assert (result["state"], result["result"], result["encoding"]) == ("succeeded", None, "hidden")
+    assert "for key 'hidden'" in shop.get("/v1/jobs/waits").json["explanation"]
+
+
+def test_a_role_that_sees_no_arguments_searches_for_none(shop: Server) -> None:  # case M12
+    shop.token = "viewer"
+    for search in ("search=secret", "key=secret-key"):
+        answer = shop.get(f"/v1/jobs?{search}")
+        assert (answer.status, "does not see arguments" in answer.detail) == (403, True)
+        assert shop.get(f"/v1/jobs?{search}&state=failed").status == 403
+
+
+def test_a_role_that_sees_no_arguments_makes_no_call_that_shows_some(shop: Server) -> None:
+    # case M12
+    calls = {
+        "get": {"job_id": "ended"}, "find": {"what": {}}, "wait_for": {"ids": [], "timeout": 0},
+        "held": {"job_id": "waits"}, "schedules": {"names": ["nightly"]},
+        "list_schedules": {"after": "", "limit": 9},
+        "history": {"kind": "audit", "span": 3600, "since": 0, "until": 1 << 40},
+    }  # fmt: skip
+    bodies = {name: msgspec.msgpack.encode(given) for name, given in calls.items()}
+    shop.token = "viewer"
+    for name, call in CALLS.items():
+        if call.role == "viewer":
+            expected = 403 if name in calls else 200
+            answer = shop.rpc(name, bodies.get(name, b"\x80"))
+            assert answer.status in (expected, 400), name
+            assert b"secret" not in answer.data, name
+    # and workers, who are operators, make them
+    shop.token = "operator"
+    answers = {name: shop.rpc(name, body) for name, body in bodies.items()}
+    assert {name: it.status for name, it in answers.items() if it.status != 200} == {}

@@ -124,7 +124,8 @@ class Refusal(msgspec.Struct, array_like=True):
 class Call:
     """One call: the role it needs, and the encoding of its arguments and its answer.
 
-    A call with ``once`` has a key. A call with ``waits`` may sleep.
+    A call with ``once`` has a key. A call with ``waits`` may sleep. The answer of a call with
+    ``shows`` has arguments, results or keys of jobs.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Call:
     ) -> None:
         self.name = method.__name__
         self.role = role
+        self.shows = method in _SHOW
         self.once = once
         self.waits = waits
         arguments, answer = _signature(method)
@@ -215,6 +217,12 @@ _READ: tuple[Callable[..., Any], ...] = (
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
     *(Schedules.wall, LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
     *(Topics.bindings, History.history, History.history_kinds),
+)
+_SHOW = frozenset(
+    {
+        *(Inspection.get, Inspection.find, JobWaits.wait_for, LimitCalls.held, History.history),
+        *(Schedules.schedules, Schedules.list_schedules),
+    }
 )
 _WAIT = (JobWaits.wait_for, JobWaits.wait_space)
 _WORK = (Broker.put, Broker.exchange, Broker.tick, Topics.publish)

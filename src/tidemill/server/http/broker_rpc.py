@@ -95,15 +95,19 @@ def routes(backend: Backend) -> list[Route]:
     def allow(scope: Scope, role: str) -> None:
         require(scope, Role[role.upper()])
 
-    max_bytes = backend.settings.max_request
-    calls = BrokerRpc(backend.mill.broker, allow, backend.stopping, max_bytes, backend.waits)
+    settings = backend.settings
+    calls = BrokerRpc(
+        *(backend.mill.broker, allow, backend.stopping, settings.max_request, backend.waits),
+        hides=settings.see_arguments != CallRole.VIEWER,
+    )
     return [Route("/{name}", calls, methods=["POST"])]
 
 
 class BrokerRpc:
     """The calls of one broker. Made in the event loop that serves them.
 
-    ``allow`` raises an error for a request without the role. A body has at most ``max_bytes``.
+    ``allow`` raises an error for a request without the role. A body has at most ``max_bytes``. With
+    ``hides``, calls that show arguments of jobs need an operator, who may act for any worker.
     """
 
     def __init__(
@@ -113,8 +117,11 @@ class BrokerRpc:
         stopping: asyncio.Event,
         max_bytes: int,
         waits: JobEndWaits | None = None,
+        *,
+        hides: bool = False,
     ) -> None:
         self._broker = broker
+        self._hides = hides
         self._allow = allow
         self._stopping = stopping
         self._max_bytes = max_bytes
@@ -193,7 +200,8 @@ class BrokerRpc:
                     "both sides"
                 )
             )
-        self._allow(scope, call.role)
+        hidden = self._hides and call.shows and call.role == CallRole.VIEWER
+        self._allow(scope, CallRole.OPERATOR if hidden else call.role)
         body = await self._read(receive)
         if body is None:
             return None

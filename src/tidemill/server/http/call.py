@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tidemill.core.job import Record
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.receipts import Receipt, parse, sealed
+from tidemill.server.tokens import Role
 
 __all__ = ["LARGE", "Call"]
 
@@ -28,6 +30,15 @@ class Call:
         self.status = status
         self.headers: dict[str, str] | None = None
         self.has_turn = False
+
+    @property
+    def sees_arguments(self) -> bool:
+        """Whether the client may see arguments and results of jobs."""
+        return self.exchange.role >= Role[self.backend.settings.see_arguments.upper()]
+
+    def shown(self, record: Record) -> Record:
+        """A record as the client may see it."""
+        return record if self.sees_arguments else record.without_values()
 
     # -- large bodies: one at a time, since a decoded body may be many times larger ---------------
 

@@ -13,11 +13,10 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Owner, Record
 from tidemill.server.http.answers import Stream
-from tidemill.server.http.api.jobs import job_out
 from tidemill.server.http.api.queues import queue_out
-from tidemill.server.http.backend import Backend
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.schemas.jobs import JobOut
 from tidemill.server.http.schemas.system import Stats, Totals, WorkerOut, Workers
 from tidemill.server.http.stats_stream import event
 
@@ -85,13 +84,14 @@ async def watch_job(call: Call, job_id: str) -> Stream:
     """
     job = call.backend.mill.job(job_id)
     record = await job.arefresh()
-    return Stream(_changes(call.backend, job_id, record))
+    return Stream(_changes(call, job_id, record))
 
 
-async def _changes(backend: Backend, job_id: str, record: Record) -> AsyncIterator[bytes]:
-    job, sent, quiet = backend.mill.job(job_id), b"", 0
+async def _changes(call: Call, job_id: str, record: Record) -> AsyncIterator[bytes]:
+    backend, sent, quiet = call.backend, b"", 0
+    job = backend.mill.job(job_id)
     while True:
-        data = msgspec.json.encode(job_out(record))
+        data = msgspec.json.encode(JobOut(**call.shown(record).public()))
         name = "end" if record.state.finished else "job"
         quiet += 1
         if data != sent:

@@ -21,7 +21,7 @@ from tidemill.client.search import find_shown
 from tidemill.client.trail import trail_of
 from tidemill.core.config import check_alter, check_name
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
-from tidemill.core.job import Envelope, Put, Record, State
+from tidemill.core.job import HIDDEN, Envelope, Put, Record, State
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.batch_bodies import decode_batch, decode_job
 from tidemill.server.http.bodies import as_json, body_out, bytes_of
@@ -41,7 +41,6 @@ from tidemill.server.http.schemas.jobs import (
     JobIn,
     JobListed,
     JobOptions,
-    JobOut,
     JobQuery,
     Jobs,
     JobTrail,
@@ -56,7 +55,7 @@ from tidemill.server.http.schemas.jobs import (
 )
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "job_out", "kick", "options_of", "placed"]
+__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "kick", "options_of", "placed"]
 
 _OPTIONS = frozenset(JobOptions.__struct_fields__)
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
@@ -193,11 +192,6 @@ def _options_in(kind: type[MessageOptions]) -> tuple[list[str], Any, tuple[None,
 # -- looking --------------------------------------------------------------------------------------
 
 
-def job_out(record: Record) -> JobOut:
-    """A record as a job of the API."""
-    return JobOut(**record.public())
-
-
 async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     """List matching jobs, newest first.
 
@@ -210,8 +204,9 @@ async def list_jobs(call: Call, query: JobQuery) -> Jobs:
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
     if not query.bodies:
-        return Jobs([JobListed(**it.public()) for it in page.records], page.cursor or None)
-    rows = await call.backend.run(lambda: [_listed(mill, record) for record in page.records])
+        rows = [JobListed(**call.shown(record).public()) for record in page.records]
+        return Jobs(rows, page.cursor or None)
+    rows = await call.backend.run(lambda: [_listed(call, record) for record in page.records])
     return Jobs(rows, page.cursor or None)
 
 
@@ -219,10 +214,11 @@ _WITH_BODIES = 16
 """The most jobs in a list with bodies."""
 
 
-def _listed(mill: Tidemill, record: Record) -> JobListed:
-    body, encoding = _shown(mill, record)
+def _listed(call: Call, record: Record) -> JobListed:
+    body, encoding = _shown(call, record)
+    values = call.shown(record).public()
     # public() gives plain values by name, whose types mypy cannot tell apart.
-    return JobListed(**record.public(), body=body, encoding=encoding)  # type: ignore[arg-type]
+    return JobListed(**values, body=body, encoding=encoding)  # type: ignore[arg-type]
 
 
 def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
@@ -233,6 +229,8 @@ def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
     elif not queue and known:
         raise Problem("forbidden", f"name one of the token's queues: queue={known[0]}, for example")
     check_queues(call.exchange, [queue])
+    if (query.key or query.search) and not call.sees_arguments:
+        raise Problem("forbidden", "this role does not see arguments, so it cannot search for them")
     return Filter(
         states=frozenset(map(State, query.state)),
         queue=queue,
@@ -246,12 +244,14 @@ def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
 
 async def get_job(call: Call, job_id: str) -> JobTrail:
     """Get a job with all its events in order, and an explanation of its state."""
-    return await call.backend.run(_trail, call.backend.mill, job_id)
+    return await call.backend.run(_trail, call, job_id)
 
 
-def _trail(mill: Tidemill, job_id: str) -> JobTrail:
+def _trail(call: Call, job_id: str) -> JobTrail:
+    mill = call.backend.mill
     record = mill.job(job_id).refresh()
-    body, encoding = _shown(mill, record)
+    body, encoding = _shown(call, record)
+    record = call.shown(record)
     trail = [
         {
             "time": e.time or None,
@@ -271,10 +271,12 @@ def _trail(mill: Tidemill, job_id: str) -> JobTrail:
     )
 
 
-def _shown(mill: Tidemill, record: Record) -> tuple[Any, str]:
+def _shown(call: Call, record: Record) -> tuple[Any, str]:
     """The body of a job and its encoding, or the reason why it cannot be read."""
+    if not call.sees_arguments:
+        return None, HIDDEN
     try:
-        return body_out(mill, record.envelope)
+        return body_out(call.backend.mill, record.envelope)
     except CodecError as error:
         return f"({error})", "repr"
 
@@ -292,15 +294,15 @@ async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
                 raise
             await call.exchange.body()  # after this the server notices when the client leaves
             await backend.polls.wait(call.exchange, backend.await_state(job, wait), None)
-    out = await backend.run(_result, job)
+    out = await backend.run(_result, job, call.sees_arguments)
     if out.finished is None:
         call.status = 202
     return out
 
 
-def _result(job: Job[Any]) -> ResultOut:
-    record, value, encoding = job.record, None, "json"
-    if record.state is State.SUCCEEDED:
+def _result(job: Job[Any], sees: bool) -> ResultOut:
+    record, value, encoding = job.record, None, "json" if sees else HIDDEN
+    if record.state is State.SUCCEEDED and sees:
         try:
             value, encoding = as_json(job.result(0))
         except CodecError as error:
@@ -401,7 +403,7 @@ async def _act(
     def attempt() -> None:
         if not act([job_id])[0]:
             record = call.backend.mill.job(job_id).refresh()  # raises if the job does not exist
-            raise Problem("conflict", f"{job_id}: {why_not(record)}", job_id=job_id)
+            raise Problem("conflict", f"{job_id}: {why_not(call.shown(record))}", job_id=job_id)
 
     await call.backend.run(attempt)
 

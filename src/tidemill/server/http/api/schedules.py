@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.core.errors import InvalidOption, ScheduleExists
+from tidemill.core.job import HIDDEN
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import OPTIONS
 from tidemill.server.http.call import Call
@@ -19,18 +20,19 @@ __all__ = ["ENDPOINTS"]
 _OF_JOBS = ("queue", "priority", "key", "retries", "timeout", "tags")
 
 
-def _out(schedule: Schedule) -> ScheduleOut:
-    return ScheduleOut(**schedule.public())
+def _out(call: Call, schedule: Schedule) -> ScheduleOut:
+    hidden = {} if call.sees_arguments else {"arguments": HIDDEN}
+    return ScheduleOut(**schedule.public() | hidden)
 
 
 async def list_schedules(call: Call) -> Schedules:
     """List all schedules, by name."""
-    return Schedules([_out(row) for row in await call.backend.mill.schedules.alist()])
+    return Schedules([_out(call, row) for row in await call.backend.mill.schedules.alist()])
 
 
 async def get_schedule(call: Call, name: str) -> ScheduleOut:
     """Get a schedule."""
-    return _out(await call.backend.mill.schedules.aget(name))
+    return _out(call, await call.backend.mill.schedules.aget(name))
 
 
 async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
@@ -44,12 +46,12 @@ async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
     except TypeError as error:
         raise InvalidOption(str(error)) from None
     try:
-        return _out(await mill.schedules.aadd(name, made, **when))
+        return _out(call, await mill.schedules.aadd(name, made, **when))
     except ScheduleExists:
         if not await call.backend.run(lambda: mill.schedules.matches(name, made, **when)):
             raise
         call.status = 200
-        return _out(await mill.schedules.aget(name))
+        return _out(call, await mill.schedules.aget(name))
 
 
 def _given(body: ScheduleIn, names: Sequence[str]) -> dict[str, Any]:
@@ -61,12 +63,12 @@ def _given(body: ScheduleIn, names: Sequence[str]) -> dict[str, Any]:
 
 async def pause_schedule(call: Call, name: str) -> ScheduleOut:
     """Pause a schedule: it does not fire until it is resumed."""
-    return _out(await call.backend.mill.schedules.apause(name))
+    return _out(call, await call.backend.mill.schedules.apause(name))
 
 
 async def resume_schedule(call: Call, name: str) -> ScheduleOut:
     """Resume a paused schedule from now on."""
-    return _out(await call.backend.mill.schedules.aresume(name))
+    return _out(call, await call.backend.mill.schedules.aresume(name))
 
 
 async def run_schedule(call: Call, name: str) -> Placed:

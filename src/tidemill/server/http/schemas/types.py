@@ -104,7 +104,7 @@ Positive = Annotated[float, Meta(ge=1, le=2**31 - 1, multiple_of=1)]
 
 Conflict = Literal["keep", "reject", "replace", "merge"]
 Encoding = Literal["json", "base64"]
-OutEncoding = Literal["json", "base64", "repr"]
+OutEncoding = Literal["json", "base64", "repr", "hidden"]
 StateName = Literal[
     "waiting", "scheduled", "ready", "running", "succeeded", "failed", "cancelled", "expired"
 ]
