@@ -54,7 +54,9 @@ class Receiver:
             def do_POST(self) -> None:
                 receiver.hang.wait(60)
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-                receiver.got.put(json.loads(body or "{}") | {"token": self.headers["Authorization"]})
+                receiver.got.put(
+                    json.loads(body or "{}") | {"token": self.headers["Authorization"]}
+                )
                 self.send_response(status)
                 if location:
                     self.send_header("Location", location)

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from harness import Place
 
 from tidemill import Retries
@@ -65,3 +66,50 @@ def test_sentry_gets_the_last_attempt_with_its_job(place: Place) -> None:
     assert event["extra"]["tidemill_task"] == place.task("charge")
     assert (event["extra"]["tidemill_queue"], event["extra"]["tidemill_attempt"]) == ("default", 2)
     assert event["level"] == "error"
+
+
+CUSTOMERS = """
+import asyncio, logging
+
+sentry_sdk.set_tag("service", "shop")
+logging.getLogger("shop").warning("the app is loaded")
+
+def serve(customer):
+    sentry_sdk.set_user({"id": customer})
+    if customer % 3 == 0:
+        sentry_sdk.set_tag("only", str(customer))
+    sentry_sdk.add_breadcrumb(message=f"crumb {customer}")
+    raise RuntimeError(f"error {customer}")
+
+@mill.task(retries=0)
+def sync(customer):
+    serve(customer)
+
+@mill.task(retries=0)
+async def later(customer):
+    await asyncio.sleep(0)
+    serve(customer)
+"""
+
+
+@pytest.mark.everyday("main")
+@pytest.mark.parametrize(
+    ("task", "slots"), [("sync", 1), ("sync", 3), ("later", 3)], ids=["main", "threads", "async"]
+)
+def test_a_report_has_no_data_of_other_jobs(place: Place, task: str, slots: int) -> None:
+    # case M9
+    place.write(TRANSPORT + recipe() + CUSTOMERS, load=False)
+    jobs = [place.mill.enqueue(place.mill.call(place.task(task), n)) for n in range(9)]
+    worker = place.worker(slots=slots)
+    place.finish(jobs)
+    assert worker.stop() == 0
+    events = [json.loads(line) for line in (place.path / "sentry").read_text().splitlines()]
+    assert len(events) == 9
+    for event in events:
+        [error] = event["exception"]["values"]
+        customer = int(error["value"].removeprefix("error "))
+        crumbs = [crumb["message"] for crumb in event["breadcrumbs"]["values"]]
+        assert [crumb for crumb in crumbs if "crumb" in crumb] == [f"crumb {customer}"]
+        assert event["user"]["id"] == customer
+        only = str(customer) if customer % 3 == 0 else None
+        assert event.get("tags", {}).get("only") == only

@@ -8,9 +8,11 @@ own executor (:mod:`tidemill.worker.inline`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from typing import Any
@@ -50,6 +52,9 @@ class Executor:
         self._places = {name: place for place, name in enumerate(queues)}
         self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job uses it
         self._imported: dict[str, DeclaredTask] = {}
+        # The data of one job must not reach the error report of another job.
+        sentry = sys.modules.get("sentry_sdk")
+        self._sentry_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
 
     # -- before the job waits for a slot --------------------------------------------------------
 
@@ -74,22 +79,23 @@ class Executor:
 
     async def execute(self, job: WaitingJob) -> None:
         """Run a job, from its start to its report. The steps of a sync job await nothing."""
-        run = self.start(job)
-        try:
-            args, kwargs = self.arguments(run)
-            call = self.bind(run, args, kwargs)
-            if job.task.is_async:
-                value = await self.call_async(run, call)
+        with self._sentry_scope():
+            run = self.start(job)
+            try:
+                args, kwargs = self.arguments(run)
+                call = self.bind(run, args, kwargs)
+                if job.task.is_async:
+                    value = await self.call_async(run, call)
+                else:
+                    value = self.call(run, call)
+            except BaseException as error:
+                self.end_forked_child(error)
+                self.restore()
+                verdict = self.failure(run, error)  # logs the error, in the scope of this run
             else:
-                value = self.call(run, call)
-        except BaseException as error:
-            self.end_forked_child(error)
-            self.restore()
-            verdict = self.failure(run, error)
-        else:
-            self.restore()
-            verdict = self.success(run, value)
-        self.report(run, verdict)
+                self.restore()
+                verdict = self.success(run, value)
+            self.report(run, verdict)
 
     # -- steps of admission ---------------------------------------------------------------------
 
@@ -173,8 +179,9 @@ class Executor:
         return function(*args, **kwargs)
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
-        """Call a sync task in a context of its own: no context variable reaches the next job."""
-        return copy_context().run(_call_in_context, run.context, call)
+        """Call a sync task."""
+        running_job.set(run.context)
+        return call()
 
     async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
         """Await an async task. Its asyncio task already has a context of its own."""
@@ -201,17 +208,16 @@ class Executor:
 
 
 def run_sync(steps: Coroutine[Any, Any, None]) -> None:
-    """Run the steps of a sync job. One ``send`` completes all steps, since they await nothing."""
+    """Run the steps of a sync job in a context of its own: no variable reaches the next job."""
+    copy_context().run(_run_sync, steps)
+
+
+def _run_sync(steps: Coroutine[Any, Any, None]) -> None:
     try:
-        steps.send(None)
+        steps.send(None)  # completes all steps, since they await nothing
     except StopIteration:
         return
     raise RuntimeError("the run of a sync job awaits something")
-
-
-def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
-    running_job.set(context)
-    return call()
 
 
 def _through(layers: Sequence[Layer], call: Callable[[], Any], context: JobContext) -> Any:

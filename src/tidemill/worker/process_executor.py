@@ -6,7 +6,6 @@ import collections
 import sys
 from asyncio import current_task, get_running_loop  # a task may change the module asyncio
 from collections.abc import Callable
-from contextvars import copy_context
 from threading import get_ident, get_native_id
 from typing import Any
 
@@ -94,8 +93,7 @@ class ProcessExecutor(Executor):
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
         """Call a sync task; a timeout may interrupt it from here to its return."""
-        context = copy_context()
-        return self._timeouts.guarded(run, context.run, _call_in_context, run.context, call)
+        return self._timeouts.guarded(run, _call_sync, run.context, call)
 
     async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
         """Await an async task; a timeout may cancel it from here to its return."""
@@ -144,7 +142,7 @@ class ProcessExecutor(Executor):
         self._out.ring()
 
 
-def _call_in_context(context: JobContext, call: Callable[[], Any]) -> Any:
+def _call_sync(context: JobContext, call: Callable[[], Any]) -> Any:
     running_job.set(context)
     try:
         return call()

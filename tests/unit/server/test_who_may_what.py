@@ -92,9 +92,7 @@ class Server:
             lines.append((b"authorization", self.bearer(self.token)))
         return self.send(method, path, data.encode() if isinstance(data, str) else data, lines)
 
-    def send(
-        self, method: str, path: str, data: bytes, lines: list[tuple[bytes, bytes]]
-    ) -> Answer:
+    def send(self, method: str, path: str, data: bytes, lines: list[tuple[bytes, bytes]]) -> Answer:
         """One request with these lines of its head."""
         return self._runner.run(self._send(method, path, data, lines))
 
@@ -364,8 +362,12 @@ def test_hidden_values_are_named_hidden(shop: Server) -> None:
     job = shop.get("/v1/jobs/ended").json
     shown = {name: job[name] for name in ("body", "encoding", "key", "headers", "log", "summary")}
     assert shown == {
-        **{"body": None, "encoding": "hidden", "key": "hidden"},
-        **{"headers": {}, "log": [], "summary": ""},
+        "body": None,
+        "encoding": "hidden",
+        "key": "hidden",
+        "headers": {},
+        "log": [],
+        "summary": "",
     }
     result = shop.get("/v1/jobs/ended/result").json
     assert (result["state"], result["result"], result["encoding"]) == ("succeeded", None, "hidden")
