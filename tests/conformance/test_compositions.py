@@ -10,9 +10,20 @@ import pytest
 from broker_driver import LiveOwner, check_counts
 from kinds import Kind
 
-from tidemill import Ended, Flow, InvalidOption, RetryRefused, State, Tidemill, chain, group
+from tidemill import (
+    Ended,
+    Flow,
+    InvalidOption,
+    JobFailed,
+    RetryRefused,
+    State,
+    Tidemill,
+    chain,
+    group,
+)
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import retry_jobs
+from tidemill.core.codec import pack, sign_result
 from tidemill.core.job import Outcome
 from tidemill.testing import run_all
 
@@ -311,3 +322,60 @@ def test_the_record_of_a_group_is_no_job_of_users(tasks: Tasks) -> None:
         mill.queue("tidemill.groups").delete(force=True)
     assert mill.queue("qc").purge() == 1201
     assert handle.state is FAILED
+
+
+# -- signatures ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signed(kind: Kind, tmp_path: Path, need: Callable[[Feature], None]) -> Iterator[Tasks]:
+    """Tasks of an app that signs its jobs."""
+    need(Feature.FLOWS)
+    with Tidemill(kind.store_url(tmp_path), secret_keys=["new", "old"]) as mill:
+        yield Tasks(mill)
+
+
+def test_each_part_of_a_signed_composition_gets_its_results(signed: Tasks) -> None:  # case M12
+    signed.is_broken = False
+    for name, shape in signed.shapes().items():
+        handle = signed.mill.enqueue(shape)
+        run_all(signed.mill)
+        assert handle.wait(0) is SUCCEEDED, name
+    hooked = chain(signed.ok, signed.ok.call(name="last"))
+    signed.mill.enqueue(hooked.on_success(signed.hook))
+    run_all(signed.mill)
+    assert [ended.result for ended in signed.told] == ["last"]
+
+
+@pytest.mark.parametrize("by", [None, "another key", "the old key"])
+def test_a_step_gets_only_results_that_are_signed(
+    signed: Tasks, by: str | None
+) -> None:  # case M12
+    # given a chain whose first step somebody completes who writes to the store
+    handle = signed.mill.enqueue(chain(signed.ok, signed.ok.call(name="then")))
+    owner = hands(signed)
+    [lease] = owner.take()
+    forged, first = pack("forged"), handle.steps[0].id
+    if by is not None:
+        key = b"old" if by == "the old key" else b"other"
+        forged = sign_result(first, forged, key)
+    assert owner.settle(lease, result=forged)
+    # when the next step comes
+    run_all(signed.mill)
+    # then the step runs only with a result that a key of the app has signed
+    assert (signed.ran == ["then"]) == (by == "the old key")
+    if by != "the old key":
+        with pytest.raises(JobFailed, match=f"bad signature: the result of job {first} "):
+            handle.result(0)
+
+
+def test_the_signed_result_of_another_job_is_refused(signed: Tasks) -> None:  # case M12
+    handle = signed.mill.enqueue(chain(group([signed.ok, signed.ok]), signed.ok.call(name="then")))
+    owner = hands(signed)
+    for lease in owner.take(2):
+        result = sign_result("another job", pack("forged"), b"new")
+        assert owner.settle(lease, result=result)
+    run_all(signed.mill)
+    with pytest.raises(JobFailed, match="bad signature: the result of job"):
+        handle.result(0)
+    assert signed.ran == []

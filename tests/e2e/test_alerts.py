@@ -54,9 +54,8 @@ class Receiver:
             def do_POST(self) -> None:
                 receiver.hang.wait(60)
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-                receiver.got.put(
-                    json.loads(body or "{}") | {"token": self.headers["Authorization"]}
-                )
+                got = json.loads(body or "{}") | {"token": self.headers["Authorization"]}
+                receiver.got.put(got)
                 self.send_response(status)
                 if location:
                     self.send_header("Location", location)

@@ -18,7 +18,7 @@ from servers import NETWORK, free_port
 from servers.beanstalk import Beanstalkd, Tongue
 from servers.http import JobServer
 
-from tidemill import Tidemill
+from tidemill import Tidemill, chain
 from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.inspection import QueueStats
@@ -28,6 +28,7 @@ from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Lease, Verdict
 from tidemill.server.beanstalk.connection import AHEAD
 from tidemill.server.beanstalk.listener import BeanstalkListener
+from tidemill.testing import run_all
 
 
 @pytest.fixture
@@ -493,6 +494,28 @@ def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> No
             assert record is not None
             assert "bad signature" in record.error
             client.close()
+
+
+def test_the_port_signs_the_end_of_a_step_for_the_next_step() -> None:  # case M12
+    with Tidemill("memory://", secret_keys=["k"]) as mill:
+        got: list[object] = []
+
+        @mill.task(name="app.step", queue="steps")
+        def step() -> None: ...
+
+        @mill.task(name="app.keep")
+        def keep(value: object) -> None:
+            got.append(value)
+
+        mill.enqueue(chain(step, keep))
+        with port_of(mill, trust=True, tasks=True) as port:
+            client = Tongue(port.number)
+            client.ask(b"watch steps\r\n")
+            number = client.ask(b"reserve-with-timeout 10\r\n").split()[1]
+            assert client.ask(b"delete %s\r\n" % number) == b"DELETED"
+            client.close()
+        run_all(mill)
+        assert got == [None]
 
 
 def test_other_machines_need_trust(mill: Tidemill) -> None:

@@ -38,9 +38,11 @@ __all__ = [
     "pack_pickle_call",
     "pack_result",
     "sign",
+    "sign_result",
     "unpack",
     "unpack_pickle",
     "verify",
+    "verify_result",
 ]
 
 MAX_RESULT = 15 * 1024 * 1024
@@ -67,6 +69,9 @@ _UNDECODABLE = (
     RecursionError,
     struct.error,
 )
+_SIGNED, _SIGNATURE_SIZE = b"\xc1", 32
+"""The first byte of a signed result, with which no msgpack value begins; the signature follows."""
+
 _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 
 
@@ -142,12 +147,16 @@ def _is_flat(value: dict[Any, Any]) -> bool:
 
 
 def unpack(data: bytes) -> Any:
-    """Decode the bytes of :func:`pack`.
+    """Decode the bytes of :func:`pack`, or of :func:`sign_result` without a look at the signature.
 
     Raises:
         ResultNotKept: the bytes stand for a result that was not kept.
         CodecError: ``pack`` did not make the bytes.
     """
+    if data[:1] == _SIGNED:
+        data = data[1 + _SIGNATURE_SIZE :]
+        if not data:
+            return None
     if data == RESULT_NOT_KEPT:
         raise ResultNotKept("the job succeeded, and the store had no room to keep its result")
     try:
@@ -339,11 +348,43 @@ def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
     """
     if not envelope.signature:
         raise BadSignature("bad signature: the job is not signed")
-    part = _signed_part(envelope)
-    for key in keys:
-        if hmac.compare_digest(hmac.digest(key, part, "sha256"), envelope.signature):
-            return
-    raise BadSignature("bad signature: made with a key that is not in secret_keys")
+    if not _is_made_by(keys, _signed_part(envelope), envelope.signature):
+        raise BadSignature("bad signature: made with a key that is not in secret_keys")
+
+
+def sign_result(job_id: str, result: bytes, key: bytes) -> bytes:
+    """A result with its signature in front, for the jobs that get the result as an argument."""
+    return _SIGNED + hmac.digest(key, _signed_part_of(job_id, result), "sha256") + result
+
+
+def verify_result(job_id: str, signed: bytes, keys: Sequence[bytes]) -> None:
+    """Check the signature of a job's result.
+
+    Raises:
+        BadSignature: the signature is missing, or no key made it for this job and this result.
+    """
+    if signed == RESULT_NOT_KEPT:
+        return
+    if signed[:1] != _SIGNED:
+        raise BadSignature(f"bad signature: the result of job {job_id} is not signed")
+    end = 1 + _SIGNATURE_SIZE
+    if not _is_made_by(keys, _signed_part_of(job_id, signed[end:]), signed[1:end]):
+        raise BadSignature(
+            f"bad signature: the result of job {job_id} is signed for another job, or with a key "
+            "that is not in secret_keys"
+        )
+
+
+def _is_made_by(keys: Sequence[bytes], part: bytes, signature: bytes) -> bool:
+    """Whether one of the keys made a signature."""
+    made = (hmac.digest(key, part, "sha256") for key in keys)
+    return any(hmac.compare_digest(one, signature) for one in made)
+
+
+def _signed_part_of(job_id: str, result: bytes) -> bytes:
+    whose = job_id.encode()
+    mark = b"result"  # the signed part of a job begins with other bytes
+    return mark + struct.pack(">I", len(whose)) + whose + result
 
 
 def _signed_part(envelope: Envelope) -> bytes:

@@ -1,5 +1,8 @@
 """The jobs that an app may open: jobs signed with its keys, and jobs that need no keys.
 
+A job that runs hands its result on to the jobs after it, as their argument. So an app with keys
+signs such a result, and accepts no other result as an argument.
+
 An app without ``secret_keys`` cannot check the signature of a pickled body. Another app may have
 the keys. So this app releases the message, and the store delivers it again later. An app with keys
 fails each message whose signature is missing or wrong.
@@ -10,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.core.clock import clock
-from tidemill.core.codec import verify
+from tidemill.core.codec import sign_result, verify
 from tidemill.core.errors import BadSignature
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict
 
-__all__ = ["COMES_AGAIN", "KeysMissing", "refusal", "trusted"]
+__all__ = ["COMES_AGAIN", "KeysMissing", "refusal", "sign_handed_on", "trusted"]
 
 COMES_AGAIN = 30.0
 """Seconds until a message is ready again after an app without keys released it."""
@@ -38,6 +41,13 @@ def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
             "bad signature: a pickled body is only opened when it is signed; "
             "give the app its secret_keys"
         )
+
+
+def sign_handed_on(verdict: Verdict, envelope: Envelope, keys: Sequence[bytes]) -> None:
+    """Sign the result of a job for the jobs that wait for it, if there are keys."""
+    links = envelope.links
+    if keys and verdict.outcome == Outcome.SUCCESS and links is not None and links.next:
+        verdict.result = sign_result(envelope.id, verdict.result, keys[0])
 
 
 def refusal(lease: Lease, error: Exception) -> Verdict:

@@ -74,11 +74,12 @@ class ParentResults:
         job_id = ref.ids[-1]
         if ref.group:
             return self._group_results(job_id, lenient=self._lenient)
-        return result_of(self._ends.get(job_id, Input(job_id)), lenient=self._lenient)
+        end = self._ends.get(job_id, Input(job_id))
+        return result_of(end, lenient=self._lenient, keys=self._mill.keys)
 
     def _group_results(self, group_id: str, *, lenient: bool) -> list[Any]:
         try:
-            return group_results(self._mill.broker, group_id, lenient=lenient)
+            return group_results(self._mill.broker, group_id, lenient=lenient, keys=self._mill.keys)
         except JobPruned as error:
             raise Fail(str(error)) from error
 
@@ -101,6 +102,6 @@ class ParentResults:
         if ref.group:
             load = functools.partial(self._group_results, last.id, lenient=True)
         elif last.state == State.SUCCEEDED:
-            result = result_of(last, lenient=True)
+            result = result_of(last, lenient=True, keys=self._mill.keys)
         failed_id = failed.id if failed else ""
         return Ended(last.id, state, result=result, error=error, failed=failed_id, load=load)

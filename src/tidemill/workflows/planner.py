@@ -25,6 +25,7 @@ from tidemill.client.call import Call
 from tidemill.client.callbacks import HOOKS
 from tidemill.client.results import MEMBER_COUNT, member_id
 from tidemill.client.runtime import Runtime
+from tidemill.core.codec import pack
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import GROUP, Envelope, Links, Ref, RunOn
 from tidemill.workflows.compose import (
@@ -231,6 +232,7 @@ class Plan:
         envelope = Envelope(id=job_id, queue=GROUPS, task=GROUP, links=links)
         if count is not None:
             envelope.headers, envelope.text = {MEMBER_COUNT: str(count)}, f"{count} members"
+            envelope.body = pack([[], {MEMBER_COUNT: count}])  # the signature covers the body
         return self._mill.seal(envelope)
 
     def _count_job(self, group_id: str, count: int) -> Envelope:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from http_desk import HttpOwner
 
-from tidemill import Limit, Tidemill, current_job, group
+from tidemill import Limit, Tidemill, chain, current_job, group
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
 from tidemill.server import tokens
@@ -402,3 +402,31 @@ def test_a_role_that_sees_no_arguments_makes_no_call_that_shows_some(shop: Serve
     shop.token = "operator"
     answers = {name: shop.rpc(name, body) for name, body in bodies.items()}
     assert {name: it.status for name, it in answers.items() if it.status != 200} == {}
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["complete", "ack"])
+def test_the_result_of_a_worker_over_http_is_signed_for_the_next_step(
+    tmp_path: Path, act: str
+) -> None:  # case M12
+    with Tidemill("memory://", secret_keys=["key"]) as mill:
+        got: list[Any] = []
+
+        @mill.task(name="shop.resize", queue="images")
+        def resize() -> None: ...
+
+        @mill.task(name="shop.keep")
+        def keep(value: Any) -> None:
+            got.append(value)
+
+        mill.enqueue(chain(resize, keep))
+        server = Server(mill, tmp_path)
+        asked = {"tasks": ["shop.resize"], "queues": ["images"]}
+        (job,) = server.post("/v1/tasks/reserve", asked).json["jobs"]
+        body = {"result": "a.png"} if act == "complete" else None
+        assert server.post(f"/v1/reservations/{job['receipt']}/{act}", body).status == 204
+        server.close()
+        run_all(mill)
+        assert got == ["a.png" if act == "complete" else None]

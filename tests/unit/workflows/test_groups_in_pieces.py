@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from tidemill import Ended, JobGroup, State, Tidemill, chain, group, map_many
+from tidemill import BadSignature, Ended, JobGroup, State, Tidemill, chain, group, map_many
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.results import MEMBER_COUNT, group_results
+from tidemill.core.codec import pack
+from tidemill.core.job import GROUP, Record
 from tidemill.testing import run_all
 from tidemill.workflows import enqueue
 
@@ -101,3 +106,46 @@ def inc(number: int) -> int:
 
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+class Forged:
+    """A store of one group in which somebody has changed the record that has the count."""
+
+    def __init__(self, mill: Tidemill, **changes: Any) -> None:
+        self._broker = mill.broker
+        self._changes = changes
+
+    def wait_for(self, ids: Sequence[str], timeout: float) -> list[Record | None]:
+        records = self._broker.wait_for(ids, timeout)
+        for record in records:
+            if record is not None and MEMBER_COUNT in record.envelope.headers:
+                record.envelope = msgspec.structs.replace(record.envelope, **self._changes)
+        return records
+
+
+@pytest.mark.parametrize("count", [2, PIECE + 2])
+def test_the_number_of_members_of_a_group_is_signed(
+    make_mill: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:  # case M12
+    # given a group that is an argument, put at once or in pieces
+    monkeypatch.setattr(enqueue, "JOBS_PER_PUT", PIECE)
+    producer = Producer(make_mill(secret_keys=["k"]))
+    mill = producer.mill
+    small, whole = (group(producer.calls(size)) for size in (1, count))
+    [other, handle] = [mill.enqueue(chain(it, producer.total)) for it in (small, whole)]
+    run_all(mill)
+    assert handle.result(0) == count * (count + 1) // 2
+    parts = (r.envelope for r in mill.broker.find(Filter(task=GROUP)).records)
+    by_id = {e.id: e for e in parts}
+    group_id = next(i for i in by_id if i.startswith(handle.id) and not i.endswith(MEMBER_COUNT))
+    # when its header is changed, then the results stay
+    store: Any = Forged(mill, headers={MEMBER_COUNT: "1"})
+    assert len(group_results(store, group_id, keys=mill.keys)) == count
+    # when its body is, or the whole record, then they are refused
+    stolen = next(
+        e for i, e in by_id.items() if i.startswith(other.id) and MEMBER_COUNT in e.headers
+    )
+    for changes in ({"body": pack([[], {MEMBER_COUNT: 1}])}, msgspec.structs.asdict(stolen)):
+        store = Forged(mill, **changes)
+        with pytest.raises(BadSignature):
+            group_results(store, group_id, keys=mill.keys)

@@ -31,6 +31,7 @@ from tidemill.server.beanstalk.replies import (
     job_reply,
 )
 from tidemill.server.beanstalk.shared_state import PortState
+from tidemill.server.delivery import sign_result_of
 
 __all__ = ["Answer", "answer"]
 
@@ -92,6 +93,8 @@ async def _settle(
         reservation.token, outcome, started=reservation.leased, ended=clock.wall(), **more
     )
     try:
+        if port.tasks:
+            await sign_result_of(port.mill, verdict, port.numbers.id_of(number))
         return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
         client.keep(reservation)  # the verdict may not be stored, and the client may repeat it

@@ -14,6 +14,7 @@ from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import Note, Outcome, Record, State, Verdict
+from tidemill.server.delivery import sign_result_of
 from tidemill.server.http.bodies import bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -53,7 +54,10 @@ def verdict_of(
 
 
 async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
-    if not await call.backend.settle(receipt, verdict_of(receipt.token, outcome, **more)):
+    verdict = verdict_of(receipt.token, outcome, **more)
+    if receipt.job_id:
+        await sign_result_of(call.backend.mill, verdict, receipt.job_id)
+    if not await call.backend.settle(receipt, verdict):
         raise _lost()
 
 

@@ -20,7 +20,7 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
 from tidemill.core.job import Outcome, Verdict, priority_of
 from tidemill.core.retry import Fail, Skip, Snooze
-from tidemill.core.signatures import refusal, trusted
+from tidemill.core.signatures import refusal, sign_handed_on, trusted
 from tidemill.server.http.bodies import as_json
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -111,7 +111,9 @@ def _shown(call: Call, shared_owner: SharedOwner, found: Sequence[ReservedJob]) 
                 Verdict(job.lease.token, Outcome.SNOOZE, delay=error.delay, error=str(error))
             )
         except Skip:
-            refused.append(Verdict(job.lease.token, Outcome.SUCCESS))
+            skipped = Verdict(job.lease.token, Outcome.SUCCESS)
+            sign_handed_on(skipped, job.envelope, call.backend.mill.keys)
+            refused.append(skipped)
         else:
             jobs.append(data)
             left -= len(memoryview(data))
