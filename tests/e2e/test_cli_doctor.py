@@ -344,6 +344,18 @@ def test_a_worker_whose_clock_is_wrong(desk: Desk) -> None:
     assert findings(desk, "warn")["clock"] == message
 
 
+def test_a_schedule_whose_next_time_is_days_too_late(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case M13
+    desk.mill.schedules.add("well", desk.add.call(1), "0 3 * * *")
+    with monkeypatch.context() as patch:
+        MovedClock(patch).set_wall(3 * 86_400)
+        desk.mill.schedules.add("s", desk.add.call(1), "0 3 * * *")
+    message = "1 of 2 have a next time that is later than their rule says: s"
+    assert findings(desk, "warn")["schedules"] == message
+
+
 def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     # case Q10, as far as the doctor goes
     desk.add.enqueue(1)

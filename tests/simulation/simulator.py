@@ -422,6 +422,10 @@ class Simulation:
         """Seconds since 1970."""
         return self.time.wall()
 
+    def set_wall(self, seconds: float) -> None:
+        """Set the wall clock forward, or back."""
+        self.time.since_1970 += seconds
+
     def run_for(self, seconds: float) -> None:
         """Let time pass."""
         self.time.run(seconds)

@@ -125,6 +125,25 @@ def test_a_schedule_in_code_changes_with_a_reload(sim: Simulation) -> None:
     assert sorted(schedule.name for schedule in sim.mill.schedules) == ["often", "seldom"]
 
 
+def test_schedules_go_on_when_a_clock_that_was_days_ahead_is_set_back(sim: Simulation) -> None:
+    # case M13, law 19
+    # given schedules that fired while the clock was three days ahead
+    task = sim.task("tick", seconds=0.1)
+    for name, when in (("cron", "* * * * *"), ("every", 60.0)):
+        sim.mill.schedules.add(name, task.call(), when)
+    sim.mill.schedules.add("caught up", task.call(), "* * * * *", catch_up=True)
+    sim.worker()
+    sim.set_wall(3 * 86_400.0)
+    sim.until(lambda: len(sim.runs()) > 1000)
+    # when the clock is set back
+    sim.set_wall(-3 * 86_400.0)
+    sim.run_for(60.0)
+    before = len(sim.runs())
+    sim.run_for(600.0)
+    # then all three fire each minute
+    assert 28 <= len(sim.runs()) - before <= 32
+
+
 def test_a_worker_tells_how_far_its_clock_is_ahead(
     sim: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import time
@@ -15,6 +16,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.policies import with_policies
+from tidemill.brokers.contract.schedules import LAST_DECLARATION
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, with_unknown_tasks
 from tidemill.cli.connect import app_option, json_option, open_mill, url_option
@@ -24,9 +26,10 @@ from tidemill.cli.worker_checks import clocks, leases
 from tidemill.client.explain import serving
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import CodecError, TidemillError
 from tidemill.core.job import State
 from tidemill.core.scoreboard import read_unkillable
+from tidemill.schedules import record as kept
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -90,22 +93,38 @@ def examine(mill: Tidemill) -> list[Finding]:
 
 
 def _schedules(mill: Tidemill) -> Iterator[Finding]:
-    """Find schedules with a task that the app lacks, and schedules that no worker declares."""
+    """Find schedules that lack a task or a worker, or whose next time is too far away."""
     if Feature.SCHEDULES not in mill.broker.features:
         return
     rows = [*mill.schedules]
     unknown = [f"{row.name} ({row.task})" for row in rows if row.known is False]
     undeclared = [row.name for row in rows if row.undeclared]
-    for names, problem in (
-        (unknown, "name a task the app does not have"),
-        (undeclared, "do not fire, since no worker declares them any more"),
+    far = _too_far(mill.broker)
+    remove = "tidemill schedule remove NAME"
+    set_back = "the clock was set back: a running worker sets the time within a minute"
+    for names, problem, advice in (
+        (unknown, "name a task the app does not have", remove),
+        (undeclared, "do not fire, since no worker declares them any more", remove),
+        (far, "have a next time that is later than their rule says", set_back),
     ):
         if names:
             shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
             problem = f"{len(names)} of {len(rows)} {problem}: {shown}"
-            yield Finding("schedules", "warn", problem, "tidemill schedule remove NAME")
-    if rows and not (unknown or undeclared):
+            yield Finding("schedules", "warn", problem, advice)
+    if rows and not (unknown or undeclared or far):
         yield Finding("schedules", "ok", f"{len(rows)} in the store")
+
+
+def _too_far(broker: Store) -> list[str]:
+    """The names of schedules whose next time lies beyond their rule, since the clock went back."""
+    found, after, now = list[str](), LAST_DECLARATION, broker.wall()
+    while page := broker.list_schedules(after):
+        after = page[-1].name
+        for record in page:
+            with contextlib.suppress(CodecError):  # another version wrote the record
+                if kept.restored(record, now) is not None:
+                    found.append(record.name)
+    return found
 
 
 def _publishing(broker: Store) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ app, never remove each other's schedules.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from collections.abc import Collection
@@ -44,6 +45,7 @@ __all__ = [
     "is_the_same",
     "job_of",
     "paused",
+    "restored",
     "resumed",
     "retimed",
     "withdrawn",
@@ -51,6 +53,11 @@ __all__ = [
 
 AT_ONCE = 100
 """One step puts jobs for at most this many missed times."""
+
+MOST_MISSED = 10_000
+"""With ``catch_up``, at most about this many missed times get a job: the latest."""
+
+DAY = 86_400.0
 
 FORGET = 30 * 86_400.0
 """Seconds after which a schedule without a living declarer is removed."""
@@ -221,6 +228,8 @@ def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
         stored.undeclared = now
         return _to(record.name, record.version, stored)
     stored.undeclared = 0.0
+    if stored.catch_up:
+        _leave_out_oldest(stored, now)
     jobs: list[Envelope] = []
     uncounted: Stored | None = None
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
@@ -252,6 +261,16 @@ def resumed(record: Schedule, now: float) -> Change:
     if stored.paused and not stored.ended:
         _resume(stored, now)
     stored.paused = False
+    return _to(record.name, record.version, stored)
+
+
+def restored(record: Schedule, now: float) -> Change | None:
+    """The change for a clock that was set back; None when the next time fits the clock."""
+    stored = decode(record.body)
+    idle = stored.ended or stored.paused or stored.undeclared
+    if idle or not _is_set_back(stored, now):
+        return None
+    _resume(stored, now)
     return _to(record.name, record.version, stored)
 
 
@@ -293,18 +312,43 @@ def _resume(stored: Stored, now: float) -> None:
     """Go on from now. A rule without a given ``start`` begins anew if the clock was set back."""
     if stored.unanchored and stored.rule.start > now:
         stored.rule = msgspec.structs.replace(stored.rule, start=now)
-    stored.planned = _finite(next_time(stored.rule, now))
+    stored.planned = _finite(next_time(stored.rule, _over(stored, now)))
+
+
+def _over(stored: Stored, now: float) -> float:
+    """The moment up to which all times are over.
+
+    Cron and calendar times that have fired stay over when the clock is set back. But if the last
+    one is more than a day ahead, the clock was wrong when it fired: then the schedule fires again.
+    """
+    has_fired = now < stored.last <= now + DAY and not stored.rule.every
+    return stored.last if has_fired else now
 
 
 def _is_set_back(stored: Stored, now: float) -> bool:
-    """True when an interval's next time is farther away than the interval: the clock went back.
+    """True when the next time is later than the rule says: the clock was set back.
 
     Without this check the schedule would not fire until its old next time. A difference of up to
     ``SKEW`` is normal between machines that share a store.
     """
     rule = stored.rule
-    begun = stored.unanchored or rule.start <= now
-    return bool(rule.every) and begun and stored.planned - now > rule.every + SKEW
+    if rule.every:
+        begun = stored.unanchored or rule.start <= now
+        return begun and stored.planned - now > rule.every + SKEW
+    return not rule.at and stored.planned > next_time(rule, _over(stored, now)) + SKEW
+
+
+def _leave_out_oldest(stored: Stored, now: float) -> None:
+    """Leave out the oldest of more than ``MOST_MISSED`` missed times."""
+    following = [stored.planned, *times(stored.rule, stored.planned, 3)]
+    gap = min((b - a for a, b in itertools.pairwise(following)), default=math.inf)
+    span = MOST_MISSED * gap
+    while span < now - stored.planned:
+        first = next_time(stored.rule, now - span)
+        if first <= now:
+            stored.planned = first
+        else:
+            span *= 2  # for example, the hours of a night have no times
 
 
 def _next(stored: Stored, now: float) -> float:

@@ -8,12 +8,14 @@ second later.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.limits import declare_limit
-from tidemill.brokers.contract.schedules import Change, Changed, LeftOut, Schedule
+from tidemill.brokers.contract.schedules import LAST_DECLARATION, Change, Changed, LeftOut, Schedule
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
@@ -35,6 +37,11 @@ UNREADABLE = 60.0
 WITHOUT_ROOM = 30.0
 """Seconds until a worker tries again to store schedules that found no room."""
 
+CLOCK_EVERY = 60.0
+"""Seconds between two looks at the store's clock."""
+
+_PAGE = 1000
+
 _WHY = {
     LeftOut.ID: "another job has the same id",
     LeftOut.KEY: "another job has the same key",
@@ -55,6 +62,9 @@ class Scheduling:
         self._app = app.partition(":")[0].removesuffix(".py")
         self._stored: Sequence[tuple[str, bytes]] | None = None  # the latest stored declaration
         self._again = 0.0  # machine time of the next try after a full store
+        self._next_look = 0.0  # machine time of the next look at the store's clock
+        self._has_some = False  # True when the store had schedules at the last look
+        self._ahead = math.inf  # seconds by which that clock was ahead of machine time
 
     def count(self, broker: Store) -> int:
         """The number of due schedules to ask for."""
@@ -83,8 +93,8 @@ class Scheduling:
             return
         point("worker.fired")
         log.debug("%d schedule(s) fired", sum(changed.done for changed in answers))
-        for change, changed in zip(changes, answers, strict=True):
-            _tell(change, changed, now)
+        for schedule, change, changed in zip(due, changes, answers, strict=True):
+            _tell(schedule, change, changed, now)
 
     def _lives_by(self, broker: Store) -> kept.Lives:
         """A function that tells whether any of the given owners lives; it asks the broker once.
@@ -102,6 +112,43 @@ class Scheduling:
             return not alive.isdisjoint(owners)
 
         return lives
+
+    def look_at_clock(self, broker: Store) -> None:
+        """Set next times anew if the store's clock was set back; this looks once a minute.
+
+        The first look may follow a change of the clock while no worker ran.
+
+        Raises:
+            BrokerUnavailable: the next look tries again.
+        """
+        machine = clock.machine()
+        if machine < self._next_look:
+            return
+        self._next_look = machine + CLOCK_EVERY
+        if Feature.SCHEDULES not in broker.features:
+            return
+        now = broker.wall()
+        if now - machine < self._ahead - kept.SKEW:
+            self._restore(broker, now)
+        self._ahead = now - machine
+        self._has_some = bool(broker.list_schedules(LAST_DECLARATION, 1))
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until the next look at the clock; infinity when the store has no schedules."""
+        return max(0.0, self._next_look - clock.machine()) if self._has_some else math.inf
+
+    def _restore(self, broker: Store, now: float) -> None:
+        after = LAST_DECLARATION
+        while page := broker.list_schedules(after, _PAGE):
+            after = page[-1].name
+            changes = [change for record in page if (change := _restored(record, now))]
+            answers: Sequence[Changed] = ()
+            with contextlib.suppress(StoreFull, StoreMoved):
+                answers = broker.change_schedules(changes) if changes else ()
+            for change, changed in zip(changes, answers, strict=False):
+                if changed.done:
+                    log.warning("schedule %r goes on from now: the clock was set back", change.name)
 
     # -- what code declares ---------------------------------------------------------------------
 
@@ -214,7 +261,21 @@ def _fired(schedule: Schedule, now: float, lives: kept.Lives) -> Change:
         return Change(schedule.name, schedule.version, now + UNREADABLE, schedule.body)
 
 
-def _tell(change: Change, changed: Changed, now: float) -> None:
+def _restored(record: Schedule, now: float) -> Change | None:
+    try:
+        return kept.restored(record, now)
+    except Exception:  # its firing names the reason
+        return None
+
+
+def _tell(schedule: Schedule, change: Change, changed: Changed, now: float) -> None:
+    first = change.jobs[0].planned if change.jobs else None
+    if changed.done and first is not None and first.time > schedule.due:
+        log.warning(
+            "schedule %r has missed too many times: only about the last %d get a job",
+            change.name,
+            kept.MOST_MISSED,
+        )
     if changed.done and not change.jobs and change.due == now + kept.FORGET:
         log.warning(
             "schedule %r fires no more: no living worker declares it; it goes on when a worker "

@@ -238,7 +238,7 @@ class Supervisor:
             with self._lock:
                 self._stop_softly()
         self._keep_reports(broker)
-        due = self._snapshots.due_in(), self.pool.reports.due_in
+        due = self._snapshots.due_in(), self.pool.reports.due_in, self._scheduling.due_in
         self._collect(broker, min(reply.next_due, *due))
         point("worker.collected")
 
@@ -262,14 +262,18 @@ class Supervisor:
             return min(at, self._stopping) if self._stopping else at
 
     def _declare(self, broker: Store) -> None:
-        """Store the schedules and the options of tasks, as the latest process has loaded them."""
+        """Store the schedules and the options of tasks, as the latest process has loaded them.
+
+        Before that, look whether the store's clock was set back.
+        """
         hellos = [process.hello for process in self.pool.processes if process.hello is not None]
-        if hellos and not hellos[-1].error and not self._stopping:
-            try:
+        try:
+            self._scheduling.look_at_clock(broker)
+            if hellos and not hellos[-1].error and not self._stopping:
                 self._declarations.declare(broker, hellos[-1])
                 self._scheduling.declare(broker, hellos[-1])
-            except (BrokerUnavailable, OSError) as error:
-                self._steps.trouble(error)
+        except (BrokerUnavailable, OSError) as error:
+            self._steps.trouble(error)
 
     def _fire(self, broker: Store, reply: Reply) -> None:
         """Fire due schedules, and look at once for the jobs that they put."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from firing_desk import NOON, Desk, tick
 
-from tidemill import Tidemill
+from tidemill import Tidemill, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
 from tidemill.core.errors import BadSignature, CodecError, StoreFull
 from tidemill.core.job import Planned, State
+from tidemill.schedules import record
+from tidemill.schedules.rules import times
+from tidemill.worker.scheduling import Scheduling
 
 
 @pytest.fixture
@@ -191,6 +195,47 @@ def test_a_set_clock_neither_doubles_nor_loses_a_job(desk: Desk) -> None:  # law
     desk.now += 1800  # forward
     desk.fire()
     assert desk.times() == [600, 1200, 1800, 2400, 3000]
+
+
+@pytest.mark.parametrize(
+    "when", [When(every=1, catch_up=True), When(cron="*/5 9-16 * * *", catch_up=True)]
+)
+def test_a_clock_that_jumps_days_ahead_puts_a_bounded_number_of_jobs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: When
+) -> None:
+    # case M13
+    monkeypatch.setattr(record, "MOST_MISSED", 150)
+    desk.mill.schedules.add("s", desk.mill.call("tick"), when)
+    desk.now += 3 * 86_400
+    desk.fire()
+    # the latest times get a job, each one
+    expected = times(msgspec.structs.replace(when.rule, start=NOON), NOON, 300_000)
+    missed = [time - NOON for time in expected if time <= desk.now]
+    fired = desk.times()
+    assert 75 <= len(fired) <= 150
+    assert fired == missed[-len(fired) :]
+    assert caplog.text.count("only about the last 150 get a job") == 1
+    # the next time is as usual
+    desk.now += 86_400
+    (schedule,) = desk.mill.schedules
+    assert schedule.next is not None
+    assert schedule.next.timestamp() == min(time for time in expected if time > desk.now - 86_400)
+
+
+def test_a_cron_fires_no_time_again_when_the_clock_is_set_back(desk: Desk) -> None:
+    # case M13, law 19
+    desk.mill.schedules.add("s", desk.mill.call("tick"), "0 * * * *")
+    for back in (7200, 3 * 86_400):
+        desk.now += back
+        desk.fire()
+        fired = desk.times()
+        desk.now -= back
+        Scheduling().look_at_clock(desk.broker)
+        (schedule,) = desk.mill.schedules
+        assert schedule.next is not None
+        # the next time is the one after the last that fired
+        assert schedule.next.timestamp() - NOON == fired[-1] + 3600
+    assert len(fired) == len({*fired})
 
 
 def test_jitter_moves_the_job_and_not_the_times(desk: Desk) -> None:
