@@ -161,6 +161,12 @@ def everything(broker: Broker, what: Filter | None = None, limit: int = 7) -> li
         cursor = page.cursor
 
 
+def whole(broker: Broker, listed: Iterable[Record]) -> list[Record]:
+    """The jobs of a list with results, logs and bodies."""
+    ids = [record.envelope.id for record in listed]
+    return [record for record in broker.wait_for(ids, 0) if record is not None]
+
+
 def check_counts(broker: Broker) -> None:
     """Check that counters equal a recount and no record is listed twice, if it can list."""
     if Feature.INSPECT not in broker.features:

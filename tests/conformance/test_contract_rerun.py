@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, job, message, state
+from broker_driver import LiveOwner, job, message, state, whole
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -157,7 +157,7 @@ def test_the_runs_of_a_job_move_to_another_store(broker: Broker, worker: LiveOwn
     run_one(there, Outcome.RETRY, error="bad")
     departure = source.depart("elsewhere", seal=True)
 
-    assert broker.adopt(departure, source.find(Filter()).records, "") == [True]
+    assert broker.adopt(departure, whole(source, source.find(Filter()).records), "") == [True]
 
     run_one(worker, Outcome.RETRY, error="bad again")
     record = broker.get("j")

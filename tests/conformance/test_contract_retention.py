@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Outcome, State
+from tidemill.core.job import Outcome, Record, State
 
 
 def finish(
@@ -240,6 +241,44 @@ def test_find_filters_by_everything(broker: Broker, worker: LiveOwner) -> None:
     assert found(states=frozenset({State.READY})) == [one.id]
     assert found(tag="red") == [two.id, one.id]
     assert found(tag="red", queue="a", states=frozenset({State.RUNNING})) == []
+
+
+@pytest.mark.needs(Feature.INSPECT)
+def test_a_list_reads_no_results_bodies_and_logs(
+    broker: Broker, worker: LiveOwner
+) -> None:  # case M10
+    # given jobs whose every large part is larger than all lists may be
+    large = 900_000
+    fields = {"task": "app.work", "tags": ("t",), "headers": {"h": "1"}, "text": "x"}
+    jobs = [job(body=b"b" * large, queue="q" * n, **fields) for n in (1, 40, 200)]
+    broker.put([*jobs, job("small", body=b"small", text="x")])
+    leases = worker.take(3, ["q", "q" * 40])
+    for lease in leases:
+        worker.note(lease, line="l" * 1000, time=5.0, done=1, total=2, text="half")
+    worker.settle(leases[0], result=b"r" * large)
+
+    def lists() -> list[list[Record]]:
+        pages = [broker.find(what) for what in (Filter(), Filter(text="x", look=10))]
+        return [page.records for page in pages]
+
+    lists()
+    tracemalloc.start()
+    try:
+        found = lists()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    for records in found:
+        assert [r.envelope.id for r in reversed(records)][:3] == ids_of(jobs)
+        for record in records:
+            whole = broker.get(record.envelope.id)
+            assert whole is not None
+            assert record == whole.for_list()
+            assert record.listed
+            assert (record.raw_result, record.log, record.envelope.body) == (b"", [], b"")
+        assert [record.progress_text for record in records] == ["", "", "half", "half"]
+    assert peak < large
 
 
 def test_find_by_the_beginning_of_an_id(broker: Broker) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_driver import check_counts, everything, job, message
+from broker_driver import check_counts, everything, job, message, whole
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -472,8 +472,10 @@ class SideBySide(RuleBasedStateMachine):
     @invariant()
     def same_records_and_counters(self) -> None:
         self.agree(lambda b, _: b.tick())
-        one, two = self.both(lambda b, _: {r.envelope.id: plain(r) for r in everything(b)})
-        assert one == two
+        one, two = self.both(lambda b, _: everything(b))
+        assert by_id(one) == by_id(two)
+        one, two = whole(self.model, one), whole(self.subject, two)
+        assert by_id(one) == by_id(two)
         self.agree(lambda b, _: [msgspec.structs.replace(row, oldest=0.0) for row in b.stats()])
         self.agree(lambda b, _: sorted(o.id for o in b.owners()))
         if self.scheduled:
@@ -499,6 +501,10 @@ class SideBySide(RuleBasedStateMachine):
         ids = self.put_ids[-8:]
         held = [found for i in ids if (found := broker.held(i))]
         return rows, [msgspec.structs.replace(h, until=float(h.until < 1e9)) for h in held]
+
+
+def by_id(records: list[Record]) -> dict[str, dict[str, Any]]:
+    return {record.envelope.id: plain(record) for record in records}
 
 
 def plain(record: Record) -> dict[str, Any]:

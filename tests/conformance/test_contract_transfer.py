@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_driver import LiveOwner, Settled, check_counts, everything, job, message, state
+from broker_driver import LiveOwner, Settled, check_counts, everything, job, message, state, whole
 from kinds import KINDS, Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -116,7 +116,7 @@ def move(source: Broker, target: Broker, limit: int = 4) -> list[bool]:
         cursor = ""
         while True:
             page = source.find(Filter(states=states), limit, cursor)
-            records = [record for record in page.records if goes(record)]
+            records = whole(source, [record for record in page.records if goes(record)])
             taken += target.adopt(departure, records, f"{cursor}!")
             assert target.adopted(departure.mark) == f"{cursor}!"
             cursor = page.cursor
@@ -149,11 +149,11 @@ def same(these: dict[str, Record], those: dict[str, Record], base: int = 0) -> N
 def test_every_job_arrives_unchanged(broker: Broker, target: Broker, clock: Clock) -> None:
     fill(broker, target, clock)
     here = target.put([job("mine"), job("mine")])
-    before = {r.envelope.id: r for r in everything(broker)}
+    before = {r.envelope.id: r for r in whole(broker, everything(broker))}
     # when
     assert all(move(broker, target))
     # then
-    after = {r.envelope.id: r for r in everything(target)}
+    after = {r.envelope.id: r for r in whole(target, everything(target))}
     mine = {put.id: after.pop(put.id) for put in here}
     base = max(record.seq for record in mine.values())
     same(after, before, base)
@@ -230,9 +230,9 @@ def test_adopting_again_doubles_nothing(broker: Broker, target: Broker, clock: C
     # killed between a step and the next: the step is done again
     fill(broker, target, clock)
     assert all(move(broker, target))
-    before = {r.envelope.id: r for r in everything(target)}
+    before = {r.envelope.id: r for r in whole(target, everything(target))}
     assert not any(move(broker, target))
-    same({r.envelope.id: r for r in everything(target)}, before)
+    same({r.envelope.id: r for r in whole(target, everything(target))}, before)
 
 
 def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move: None) -> None:

@@ -47,8 +47,10 @@ def connect(server: JobServer, request: bytes, buffer: int = 0) -> socket.socket
 
 
 def memory(server: JobServer) -> int:
+    """The memory of a server in bytes, without the mapped file of its store."""
     assert server.pid
-    return int(psutil.Process(server.pid).memory_info().rss)
+    info = psutil.Process(server.pid).memory_info()
+    return int(info.rss - info.shared)
 
 
 def fill(server: JobServer, queue: str, count: int, **more: Any) -> None:
@@ -174,6 +176,33 @@ def test_a_list_with_bodies_has_a_bound(start: Callable[..., JobServer]) -> None
         cursor = answer.json["cursor"]
     assert sum(sizes) == 12
     assert len(sizes) < 4
+
+
+@pytest.mark.everyday
+def test_a_list_is_cut_by_what_it_shows(start: Callable[..., JobServer]) -> None:  # case M10
+    # given 30 jobs whose arguments and results have a megabyte each
+    server = start()
+    pages = "/jobs", "/jobs.json?q=", "/flows"
+    for look in pages:
+        assert server.get(look).status == 200
+    fill(server, "a", 30, task="js.part", args=["x" * 1_000_000])
+    wish = {"tasks": ["js.part"], "queues": ["a"], "count": 1, "timeout": 10}
+    for _ in range(30):
+        (job,) = server.post("/v1/tasks/reserve", wish).json["jobs"]
+        path = f"/v1/reservations/{job['receipt']}/complete"
+        assert server.post(path, {"result": "y" * 1_000_000}).status == 204
+    before = memory(server)
+    # when all are listed, then one small page has all of them
+    for look in ("/v1/jobs", "/v1/jobs?task=js.part&state=succeeded"):
+        answer = server.get(look)
+        assert (len(answer.json["jobs"]), answer.json["cursor"]) == (30, None)
+        assert len(answer.data) < 100_000
+        assert not {"log", "body", "result"} & set(answer.json["jobs"][0])
+    for look in pages:
+        assert len(server.get(look).data) < 200_000
+    with Tidemill(server.url) as mill:
+        assert len(mill.find().records) == 30
+    assert memory(server) - before < 20 * MB
 
 
 def test_a_list_of_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:

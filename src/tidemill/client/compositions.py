@@ -50,6 +50,7 @@ __all__ = [
 
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
 _HOOKS_MOST = 3  # the most hooks of one job
+_WHOLE = 20  # the most jobs that are read at once with their results, which may be large
 _PARTS = re.compile(rf"(\.(\d{{4}}|\d{{7}}|on_[a-z]+\d*|{MEMBER_COUNT}))+")
 
 
@@ -234,8 +235,8 @@ def retry_jobs(
     ids, store = list(ids), mill.job_store
     if not _has_flows(mill):
         return store.kick(ids, force=force)
-    pages = (store.wait_for(ids[at : at + PAGE], 0) for at in range(0, len(ids), PAGE))
-    records = [record for page in pages for record in page if record is not None]
+    pages = (store.wait_for(ids[at : at + _WHOLE], 0) for at in range(0, len(ids), _WHOLE))
+    records = (record for page in pages for record in page if record is not None)
     found = {record.envelope.id for record in records if _is_whole(mill, record)}
     wholes = set(filter(may, found))
     alone = [job_id for job_id in ids if job_id not in wholes]

@@ -72,7 +72,8 @@ class InlineJobs:
         with self._lock:
             records = [*reversed(self._records.values())]
         found = [record for record in records if record.seq < below and matches(record, what)]
-        return Page(found[:limit], str(found[limit - 1].seq) if len(found) > limit else "")
+        page = [record.for_list() for record in found[:limit]]
+        return Page(page, str(found[limit - 1].seq) if len(found) > limit else "")
 
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         """False for each job: it has finished."""

@@ -76,7 +76,8 @@ class Job(JobInNotebook, Generic[R]):
 
     Each use of ``state``, ``progress``, ``error``, ``attempts`` or ``trail`` reads the store again.
     To show several of them, read once: ``record = job.refresh()``. The handle of a finished job
-    that a search or ``as_completed`` has found uses the record that was just read, for a second.
+    that a search or ``as_completed`` has found uses the record that was just read, for a second. A
+    search reads no results, logs and arguments.
 
     Attributes:
         id: the job's id.
@@ -143,11 +144,15 @@ class Job(JobInNotebook, Generic[R]):
         """Read anew next time: a call has changed the job."""
         self._fresh = 0.0
 
-    def _just_read(self) -> Record | None:
-        """The record of a finished job that was just read elsewhere, or None."""
+    def _just_read(self, *, listed: bool = False) -> Record | None:
+        """The record of a finished job that was just read elsewhere, or None.
+
+        With ``listed`` also the record of a list, which has no result, log and body.
+        """
         record = self._record
-        is_fresh = record is not None and record.state.finished and time.monotonic() < self._fresh
-        return record if is_fresh else None
+        if record is None or not record.state.finished or time.monotonic() >= self._fresh:
+            return None
+        return None if record.listed and not listed else record
 
     @property
     def record(self) -> Record:
@@ -155,19 +160,24 @@ class Job(JobInNotebook, Generic[R]):
         return self._just_read() or self.refresh()
 
     @property
+    def _facts(self) -> Record:
+        """The record of the job, read now; it may be the record of a list."""
+        return self._just_read(listed=True) or self.refresh()
+
+    @property
     def state(self) -> State:
         """The state of the job."""
-        return self.record.state
+        return self._facts.state
 
     @property
     def attempts(self) -> list[Attempt]:
         """All ended attempts: number, worker, times, outcome, error, traceback."""
-        return self.record.attempts
+        return self._facts.attempts
 
     @property
     def error(self) -> str:
         """The error of the job or of its latest attempt; empty without an error."""
-        return self.record.latest_error
+        return self._facts.latest_error
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -175,12 +185,12 @@ class Job(JobInNotebook, Generic[R]):
 
         The total is 0 when it is unknown.
         """
-        return self.record.progress
+        return self._facts.progress
 
     @property
     def progress_text(self) -> str:
         """The text of the task's last report of progress; empty without a text."""
-        return self.record.progress_text
+        return self._facts.progress_text
 
     @property
     def trail(self) -> list[Event]:
@@ -387,18 +397,18 @@ class Job(JobInNotebook, Generic[R]):
 
     async def astate(self) -> State:
         """As ``state``."""
-        return (await self._arecord()).state
+        return (await self._afacts()).state
 
     async def aprogress(self) -> tuple[int, int] | None:
         """As ``progress``."""
-        return (await self._arecord()).progress
+        return (await self._afacts()).progress
 
     async def aerror(self) -> str:
         """As ``error``."""
-        return (await self._arecord()).latest_error
+        return (await self._afacts()).latest_error
 
-    async def _arecord(self) -> Record:
-        return await self._mill.threaded(lambda: self.record)
+    async def _afacts(self) -> Record:
+        return await self._mill.threaded(lambda: self._facts)
 
     if not TYPE_CHECKING:  # type checkers would then accept any name
 

@@ -16,6 +16,7 @@ __all__ = [
     "Ref",
     "Unique",
     "decode_envelope",
+    "decode_listed",
     "encode_envelope",
 ]
 
@@ -123,7 +124,27 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         return self.ttr == 0 and not self.task
 
 
+class _Unread(Envelope, array_like=True, gc=False, kw_only=True):
+    """An envelope whose body stays where it is."""
+
+    body: msgspec.Raw = msgspec.Raw()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+_SMALL = 4096
+"""The bytes of an envelope below which a copy of its body costs less than leaving the body out."""
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
+_UNREAD = msgspec.msgpack.Decoder(_Unread)
 encode_envelope = _ENCODER.encode
 decode_envelope = _DECODER.decode
+
+
+def decode_listed(data: bytes | memoryview) -> Envelope:
+    """An envelope without its body, for lists. A large body is not read."""
+    if len(data) < _SMALL:
+        envelope = decode_envelope(data)
+        envelope.body = b""
+        return envelope
+    unread = _UNREAD.decode(data)
+    return Envelope(**{**msgspec.structs.asdict(unread), "body": b""})

@@ -31,6 +31,7 @@ from tidemill.core.envelope import (
     decode_envelope,
     encode_envelope,
 )
+from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import RELAY, Command, Owner
 from tidemill.core.priority import priority_of, rank_of
 
@@ -289,6 +290,8 @@ class Record(msgspec.Struct, kw_only=True):
         token: the number of the lease of a running job.
         lease_ends: when the lease of a message ends, unless its consumer renews the lease; 0 for
             none.
+        listed: True for a record of a list. Lists leave out the result, the log and the body of
+            the envelope, because these may be large.
         log: the lines that the task has logged, each as (time, text).
         unknown: True when no worker knew the task of the job. The job is scheduled until a worker
             with this task starts. Without such a worker the job fails at ``due``.
@@ -318,6 +321,12 @@ class Record(msgspec.Struct, kw_only=True):
     unknown: bool = False
     token: int = 0
     lease_ends: float = 0.0
+    listed: bool = False
+
+    def for_list(self) -> Record:
+        """A copy as a list shows it: see ``listed``."""
+        envelope = msgspec.structs.replace(self.envelope, body=b"")
+        return msgspec.structs.replace(self, envelope=envelope, raw_result=b"", log=[], listed=True)
 
     @property
     def result(self) -> Any:
@@ -326,9 +335,13 @@ class Record(msgspec.Struct, kw_only=True):
         ``Job.result`` also restores dataclasses, by the annotation of the task.
 
         Raises:
+            InvalidOption: the record is from a list.
             ResultNotKept: the job succeeded, and the store had no room for its result.
             CodecError: another version wrote the result.
         """
+        if self.listed and self.state is State.SUCCEEDED:
+            job_id = self.envelope.id
+            raise InvalidOption(f"a list has no results; read it by job({job_id!r}).result()")
         return unpack(self.raw_result) if self.raw_result else None
 
     @property
@@ -382,9 +395,12 @@ class Record(msgspec.Struct, kw_only=True):
         return Outcome.FAIL if is_failure else Outcome(attempt.outcome)
 
     def public(self) -> dict[str, Any]:
-        """The record as plain data for programs: no body, times as epoch seconds."""
+        """The record as plain data for programs: no body, times as epoch seconds.
+
+        The record of a list has no ``log``.
+        """
         e = self.envelope
-        return {
+        shown = {
             "id": e.id,
             "queue": e.queue,
             "task": e.task or None,
@@ -417,8 +433,9 @@ class Record(msgspec.Struct, kw_only=True):
             "progress": list(self.progress) if self.progress else None,
             "progress_text": self.progress_text or None,
             "attempts": [self._public_attempt(attempt) for attempt in self.attempts],
-            "log": [{"time": when, "line": line} for when, line in self.log],
         }
+        log = [{"time": when, "line": line} for when, line in self.log]
+        return shown if self.listed else {**shown, "log": log}
 
     def _public_attempt(self, attempt: Attempt) -> dict[str, Any]:
         return {

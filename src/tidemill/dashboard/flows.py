@@ -12,7 +12,7 @@ from tidemill.client.compositions import cancel_all, is_hook, is_hook_id, retry_
 from tidemill.client.results import member_id, size_of
 from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, RetryRefused
-from tidemill.core.job import GROUP, Links, Record, State
+from tidemill.core.job import GROUP, Envelope, Links, Record, State
 from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
 from tidemill.dashboard.formats import ICONS, duration, percent
 from tidemill.dashboard.job_list import page_of
@@ -48,7 +48,7 @@ def flows(page: Page) -> Response:
     for record in sorted([*listed.records, *chains], key=lambda one: -one.seq):
         root = root_of(page.mill, record.envelope.id)
         if root not in groups:
-            found = page.mill.broker.get(root)
+            found = _small(page.mill, root)
             if found is not None:
                 groups[root] = found
     rows = list(groups.values())
@@ -76,25 +76,30 @@ def root_of(mill: Tidemill, job_id: str) -> str:
 def _first_tasks(mill: Tidemill, rows: Sequence[Record]) -> dict[str, str]:
     """The task of the first job of each flow; empty when the store no longer keeps this job.
 
-    The first job of a flow may itself stand for a chain or a group. So the page makes ``_DEPTH``
-    reads, each of at most two jobs for each row.
+    The first job of a flow may itself stand for a chain or a group. So the page makes up to
+    ``_DEPTH`` reads for each row.
     """
     found = {record.envelope.id: record for record in rows}
-    for _ in range(_DEPTH):
-        ids = {root: _first_ids(record.envelope.id) for root, record in found.items()}
-        wanted = [job_id for some in ids.values() for job_id in some]
-        records = dict(zip(wanted, mill.broker.wait_for(wanted, 0) if wanted else (), strict=True))
-        for root, some in ids.items():
-            first = records[some[0]] or records[some[1]]
-            found[root] = found[root] if first is None else first
+    for root in found:
+        for _ in range(_DEPTH):
+            first = _small(mill, _first_id(found[root].envelope))
+            if first is None:
+                break
+            found[root] = first
     tasks = {root: record.envelope.task for root, record in found.items()}
     own = {record.envelope.id for record in found.values()}
     return {root: "" if root in own or task == GROUP else task for root, task in tasks.items()}
 
 
-def _first_ids(job_id: str) -> tuple[str, str]:
-    """The ids of the first step of a chain, and of the first member of a group."""
-    return step_id(job_id, 0, 2), member_id(job_id, 0)
+def _small(mill: Tidemill, job_id: str) -> Record | None:
+    """A job as lists show it. Large results are read one at a time, and dropped at once."""
+    record = mill.broker.get(job_id)
+    return None if record is None else record.for_list()
+
+
+def _first_id(whole: Envelope) -> str:
+    """The id of the first member of a group, or of the first step of a chain."""
+    return member_id(whole.id, 0) if whole.task == GROUP else step_id(whole.id, 0, 2)
 
 
 def _progress(mill: Tidemill, record: Record) -> tuple[int | None, int | None]:
@@ -137,7 +142,7 @@ def jobs_of(mill: Tidemill, root: str) -> tuple[list[Record], bool]:
     """The jobs of a flow in the order of acceptance, and whether these are all of them."""
     found: list[Record] = []
     cursor = ""
-    own = mill.broker.get(root)
+    own = _small(mill, root)
     while len(found) < _JOBS_MOST:
         page = mill.broker.find(Filter(id_prefix=f"{root}."), 500, cursor)
         found += [record for record in page.records if record.envelope.links is not None]

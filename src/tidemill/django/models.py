@@ -57,6 +57,7 @@ class Job(models.Model):
         linked: for a finished job: 1 for a job of a flow, 2 for a success without a result, 3 for a
             purged job.
         fresh: 1 until the job is counted in the total of its queue.
+        large: the result and the log, which lists do not read.
     """
 
     seq = models.BigAutoField(primary_key=True)
@@ -80,6 +81,7 @@ class Job(models.Model):
     finished = models.FloatField(default=0)
     envelope = models.BinaryField(default=b"")
     facts = models.BinaryField(default=b"")
+    large = models.BinaryField(default=b"")
 
     class Meta:
         db_table = "tidemill_job"

@@ -221,7 +221,9 @@ def _copy(
             cursor = page.cursor
             mark = f"{number}:{cursor}" if cursor else f"{number + 1}:"
             point("move.adopting")
-            records = [as_adopted(record) for record in page.records if goes(record)]
+            ids = [record.envelope.id for record in page.records if goes(record)]
+            found = source.wait_for(ids, 0) if ids else []  # a list lacks results and bodies
+            records = [as_adopted(record) for record in found if record is not None]
             if any(record.envelope.links for record in records):
                 need(target, Feature.FLOWS, "a job that waits for others")
             taken = target.adopt(departure, records, mark)

@@ -104,7 +104,8 @@ def test_a_job_is_shown_as_it_is_described() -> None:
     record = Record(envelope=Envelope(id="1"), state=State.READY, seq=1, rank=0)
     assert set(record.public()) == set(shapes.JobOut.__struct_fields__)
     msgspec.json.decode(msgspec.json.encode(shapes.JobOut(**record.public())), type=shapes.JobOut)
-    assert set(typing.get_args(shapes.JobOut.__annotations__["state"])) <= set(State)
+    assert set(record.for_list().public()) == set(shapes.JobFacts.__struct_fields__)
+    assert set(typing.get_args(shapes.JobFacts.__annotations__["state"])) <= set(State)
     assert set(shapes.JobQuery.__struct_fields__) - {"state", "group", "search", "limit", "cursor"}
     assert set(Filter.__struct_fields__) >= {"queue", "task", "key", "tag"}
 

@@ -159,6 +159,8 @@ class Filter(msgspec.Struct, kw_only=True, frozen=True):
 class Page(msgspec.Struct):
     """Some records, the latest accepted first, and the cursor of the next page.
 
+    Each record is ``listed``: the result, the log and the arguments are left out.
+
     An empty cursor means that no more records match. Some brokers refuse a cursor that did not come
     from one of their pages.
     """
@@ -229,7 +231,10 @@ class Inspection(Protocol):
         ...
 
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
-        """Records that match, newest first; a page may be short although more pages follow."""
+        """Records that match, newest first; a page may be short although more pages follow.
+
+        The records are ``listed``: the store reads no results, logs and bodies for them.
+        """
         ...
 
     def stats(self) -> list[QueueStats]:

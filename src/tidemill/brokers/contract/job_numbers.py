@@ -31,7 +31,7 @@ class JobNumbers(Protocol):
 
         Ready jobs are in the order of leasing, scheduled jobs by due time, failed jobs by the time
         of their end. Of the ready jobs under a limit, a broker may list only the next job of each
-        key. Jobs that lie with a carrier (RabbitMQ) are not listed.
+        key. Jobs that lie with a carrier (RabbitMQ) are left out. The records are ``listed``.
         """
         ...
 

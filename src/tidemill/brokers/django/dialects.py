@@ -18,7 +18,7 @@ _NEW_JOB = ("text", "text", "int", "bigint", *["float8"] * 3, "text", "text", "b
 _TYPES = {
     **dict.fromkeys(("rank", "token", "seq"), "bigint"),
     **dict.fromkeys(("due", "expires", "alarm", "prune", "finished"), "float8"),
-    **dict.fromkeys(("holder", "facts"), "text"),
+    **dict.fromkeys(("holder", "facts", "large"), "text"),
 }
 """The types of columns of jobs on PostgreSQL, other than ``int``."""
 
@@ -297,7 +297,7 @@ class Postgres:
         names = [*columns, "seq"]
         listed = ", ".join(f"{name} {_TYPES.get(name, 'int')}" for name in names)
         sets = ", ".join(
-            f"{name} = " + (self.blob.format("v.facts") if name == "facts" else f"v.{name}")
+            f"{name} = " + (self.blob if name in ("facts", "large") else "{}").format(f"v.{name}")
             for name in columns
         )
         text = (

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.inspection import (
     number_of,
 )
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
-from tidemill.brokers.django.rows import SELECT, STATES, item_of
+from tidemill.brokers.django.rows import SELECT, SELECT_LISTED, STATES, item_of, listed_row
 from tidemill.brokers.django.tables import Rows
 from tidemill.core.job import Record, State, decode_envelope
 
@@ -26,15 +26,30 @@ _SCAN = 1000
 """Jobs that one query reads when the filter looks inside envelopes."""
 
 
-def _record(row: Sequence[Any]) -> Record:
+def _record(row: Sequence[Any], *, listed: bool = False) -> Record:
     item = item_of(row).item
     running = item.record.state is State.RUNNING
     return msgspec.structs.replace(
         item.record,
         max_attempts=item.limit,
+        listed=listed,
         token=item.token if running else 0,
         lease_ends=item.deadline if running else 0.0,
     )
+
+
+def _listed(rows: Rows, text: str, parameters: Sequence[Any]) -> list[Record]:
+    """The records of a list, by the conditions that follow ``SELECT_LISTED``."""
+
+    def read(seq: int, at: int) -> bytes:
+        part = "SELECT substr(envelope, %s) FROM tidemill_job WHERE seq = %s"
+        return bytes(rows.execute(part, [at + 1, seq])[0][0])
+
+    found = [listed_row(row, read) for row in rows.execute(SELECT_LISTED + text, parameters)]
+    for_list = [_record(row, listed=True) for row in found]
+    for record in for_list:
+        record.envelope.body = b""
+    return for_list
 
 
 def records(rows: Rows, ids: Sequence[str]) -> dict[str, Record]:
@@ -61,8 +76,8 @@ def find(rows: Rows, what: Filter, limit: int, cursor: str) -> Page:
     found: list[Record] = []
     while True:
         some = _SCAN if inside else limit - len(found) + 1
-        text = f"{SELECT}{where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
-        page = [_record(row) for row in rows.execute(text, [*parameters, below, above, some])]
+        text = f"{where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
+        page = _listed(rows, text, [*parameters, below, above, some])
         for record in page:
             if len(found) == limit:
                 return Page(found, str(below))
@@ -133,8 +148,7 @@ _ORDER = {
 
 def head(rows: Rows, queue: str, state: State, count: int) -> list[Record]:
     """The first jobs of a state, in order."""
-    text = f"{SELECT}queue = %s AND {_ORDER[state]} LIMIT %s"
-    return [_record(row) for row in rows.execute(text, [queue, count])]
+    return _listed(rows, f"queue = %s AND {_ORDER[state]} LIMIT %s", [queue, count])
 
 
 def last_number(rows: Rows) -> int:

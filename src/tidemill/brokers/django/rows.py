@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,10 +18,12 @@ __all__ = [
     "LIMITED",
     "PLAIN",
     "SELECT",
+    "SELECT_LISTED",
     "STATES",
     "Stored",
     "item_of",
     "kind_of",
+    "listed_row",
     "share_of",
     "values_of",
 ]
@@ -39,7 +41,7 @@ _NUMBERS = {state: number for number, state in enumerate(STATES)}
 
 CHANGING = (
     *("kind", "state", "rank", "due", "expires", "alarm", "prune", "token", "holder"),
-    *("unknown", "linked", "fresh", "finished", "facts"),
+    *("unknown", "linked", "fresh", "finished", "facts", "large"),
 )
 """The columns that change, in the order of :func:`values_of`."""
 
@@ -47,29 +49,34 @@ FIXED = ("seq", "id", "queue", "task", "key", "share", "envelope")
 COLUMNS = (*CHANGING, *FIXED)
 """All columns of a job."""
 
-SELECT = (
-    "SELECT "
-    + ", ".join(f'"{name}"' for name in (*CHANGING, "seq", "envelope"))
-    + " FROM tidemill_job WHERE "
-)
+_READ = ", ".join(f'"{name}"' for name in (*CHANGING, "seq", "envelope"))
+SELECT = f"SELECT {_READ} FROM tidemill_job WHERE "
+
+_LARGE, _NAMES_MOST = 4096, 1000
+"""Of an envelope of more than ``_LARGE`` bytes, a list reads the part before the body, which has
+id, queue and task, and then the part behind the body."""
+
+_SIZE = f"CASE WHEN length(envelope) > {_LARGE} THEN {_NAMES_MOST} ELSE {_LARGE} END"
+_CUT = f"substr(envelope, 1, {_SIZE}), length(envelope)"
+_LISTED = _READ.replace('"large"', "NULL").replace('"envelope"', _CUT)
+SELECT_LISTED = f"SELECT {_LISTED} FROM tidemill_job WHERE "
+"""Selects the rows of a list: see :func:`listed_row`."""
 
 
 class Facts(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """All facts of an item without a column of their own."""
+    """All facts of an item without a column of their own, except those that may be large."""
 
     limit: int = 0
     attempt: int = 0
     losses: int = 0
     pending: int = 0
     failures: int = 0
-    result: bytes = b""
     error: str = ""
     worker: str = ""
     leased: float = 0.0
     cancelling: bool = False
     attempts: list[Attempt] = []
     progress: tuple[int, int] | None = None
-    log: list[tuple[float, str]] = []
     charged: float = 0.0
     deadline: float = 0.0
     until: float = 0.0
@@ -80,6 +87,7 @@ class Facts(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Facts).decode
+_decode_large = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[float, str]]]).decode
 
 
 class Stored:
@@ -99,7 +107,7 @@ class Stored:
 def item_of(row: Sequence[Any]) -> Stored:
     """The item of a row."""
     (_, state, rank, due, expires, _, prune, token, holder) = row[:9]
-    (unknown, linked, fresh, finished, facts, seq, encoded) = row[9:]
+    (unknown, linked, fresh, finished, facts, large, seq, encoded) = row[9:]
     encoded = bytes(encoded)
     envelope = decode_envelope(encoded)
     item = Item(envelope, seq)
@@ -109,12 +117,44 @@ def item_of(row: Sequence[Any]) -> Stored:
     record.finished = item.finished_machine = finished
     item.due_machine, item.expires_machine = due, expires
     item.token, item.holder = token, holder
-    raw = bytes(facts)
+    raw, raw_large = bytes(facts), bytes(large or b"")
     if raw:
         _apply(item, _decode(raw))
-    stored = Stored(item, encoded, (*row[:13], raw))
+    if raw_large:
+        record.raw_result, record.log = _decode_large(raw_large)
+    stored = Stored(item, encoded, (*row[:13], raw, raw_large))
     stored.prune, stored.linked, stored.fresh = prune, linked == IN_FLOW, fresh
     return stored
+
+
+def listed_row(row: Sequence[Any], read: Callable[[int, int], bytes]) -> Sequence[Any]:
+    """A row of :data:`SELECT_LISTED` as a row of :data:`SELECT`, without the body of the job.
+
+    ``read`` reads the envelope of a job, by its number, from an offset on.
+    """
+    *others, seq, encoded, size = row
+    encoded = bytes(encoded)
+    if size > _LARGE:
+        at = 3 if encoded[0] == _ARRAY_16 else 1
+        for _ in range(3):
+            at = _behind_text(encoded, at)
+        behind = at + 1 + _SIZES[encoded[at]]
+        behind += int.from_bytes(encoded[at + 1 : behind], "big")
+        encoded = encoded[:at] + _NO_BODY + read(seq, behind)
+    return *others, seq, encoded
+
+
+_ARRAY_16, _TEXT_8 = 0xDC, 0xD9
+_SIZES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_NO_BODY = msgspec.msgpack.encode(b"")
+"""The codes of msgpack for an array, for a text, for bytes with the number of bytes of their size,
+and for no bytes."""
+
+
+def _behind_text(data: bytes, at: int) -> int:
+    """The offset behind a short text in msgpack."""
+    code = data[at]
+    return at + 2 + data[at + 1] if code == _TEXT_8 else at + 1 + (code & 0x1F)
 
 
 def _apply(item: Item, facts: Facts) -> None:
@@ -122,11 +162,10 @@ def _apply(item: Item, facts: Facts) -> None:
     item.limit = facts.limit
     record.attempt, record.losses = facts.attempt, facts.losses
     record.pending, record.failures = facts.pending, facts.failures
-    record.raw_result, record.error = facts.result, facts.error
+    record.error = facts.error
     record.worker, record.leased = facts.worker, facts.leased
     record.cancelling, record.attempts = facts.cancelling, facts.attempts
-    record.progress, record.log = facts.progress, facts.log
-    record.progress_text = facts.progress_text
+    record.progress, record.progress_text = facts.progress, facts.progress_text
     item.charged, item.deadline = facts.charged, facts.deadline
     item.until, item.since, item.dropped = facts.until, facts.since, facts.dropped
 
@@ -142,7 +181,6 @@ def values_of(stored: Stored) -> tuple[Any, ...]:
         losses=record.losses,
         pending=record.pending,
         failures=record.failures,
-        result=record.raw_result,
         error=record.error,
         worker=record.worker,
         leased=record.leased,
@@ -150,7 +188,6 @@ def values_of(stored: Stored) -> tuple[Any, ...]:
         attempts=record.attempts,
         progress=record.progress,
         progress_text=record.progress_text,
-        log=record.log,
         charged=item.charged,
         deadline=item.deadline,
         until=item.until,
@@ -172,6 +209,7 @@ def values_of(stored: Stored) -> tuple[Any, ...]:
         stored.fresh,
         record.finished,
         _encode(facts),
+        _encode((record.raw_result, record.log)) if record.raw_result or record.log else b"",
     )
 
 

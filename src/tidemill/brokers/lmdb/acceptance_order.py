@@ -23,6 +23,7 @@ import functools
 import heapq
 import struct
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import lmdb
 import msgspec
@@ -56,6 +57,7 @@ _SCANNED = 5000  # ids that one pass over all jobs finds
 _ENTRY = struct.Struct(">cQ")  # i, number
 _I = b"i"
 
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Rows = Iterator[tuple[int, bytes, bytes, bool]]
 """Number, id and record of jobs, and whether each is in order."""
 
@@ -252,28 +254,28 @@ def _sweep(order: Order, most: int) -> None:
 # -- looking -------------------------------------------------------------------------------------
 
 
-def newest(store: Store, txn: lmdb.Transaction[bytes], below: int, at: bytes) -> Rows:
+def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Rows:
     """All jobs with numbers below ``below``, the highest first; no entry may be missing.
+
+    The records are views (:meth:`.Store.reading_views`).
 
     ``at`` is the id of a job in order with at least the number ``below``, or empty.
     """
     mark = read_mark(store, txn) or Mark()
-    walks = _in_order(store, txn, mark, below, at), _apart(store, txn, below)
+    walks = _in_order(store, txn, views, mark, below, at), _apart(store, txn, views, below)
     return heapq.merge(*walks, key=lambda row: row[0], reverse=True)
 
 
-def _in_order(
-    store: Store, txn: lmdb.Transaction[bytes], mark: Mark, below: int, at: bytes
-) -> Rows:
+def _in_order(store: Store, txn: Txn, views: Txn, mark: Mark, below: int, at: bytes) -> Rows:
     """The jobs in order, the highest id first; with ``at``, only jobs with lower ids."""
-    cursor = txn.cursor(store.tables.job)
+    cursor = views.cursor(store.tables.job)
     start = min(at or mark.top, mark.top)
     if start == at:
         found = cursor.prev() if cursor.set_range(at) else cursor.last()
     else:
         found = cursor.prev() if cursor.set_range(start + b"\0") else cursor.last()
-    while found and cursor.key() >= mark.bottom:
-        job_id, data = cursor.item()
+    while found and (job_id := bytes(cursor.key())) >= mark.bottom:
+        data = cursor.value()
         number = number_in(data)
         maybe = mark.strays or len(job_id) != OURS
         entry = maybe and txn.get(_ENTRY.pack(_I, number), db=store.tables.said)
@@ -282,14 +284,14 @@ def _in_order(
         found = cursor.prev()
 
 
-def _apart(store: Store, txn: lmdb.Transaction[bytes], below: int) -> Rows:
+def _apart(store: Store, txn: Txn, views: Txn, below: int) -> Rows:
     """The jobs that are apart, with numbers below ``below``, the highest first."""
     cursor = txn.cursor(store.tables.said)
     bound = _ENTRY.pack(_I, below) if below < FIRST else b"j"
     found = cursor.prev() if cursor.set_range(bound) else cursor.last()
     while found and cursor.key()[:1] == _I:
         number, job_id = _ENTRY.unpack(cursor.key())[1], cursor.value()
-        data = txn.get(job_id, db=store.tables.job)
+        data = views.get(job_id, db=store.tables.job)
         if data is not None and number_in(data) == number:
             yield number, job_id, data, False
         found = cursor.prev()

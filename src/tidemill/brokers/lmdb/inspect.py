@@ -37,12 +37,13 @@ from tidemill.brokers.lmdb.limits import (
 from tidemill.brokers.lmdb.owner_table import name_of
 from tidemill.brokers.lmdb.partitions import is_parked, partition_held, partitions_of
 from tidemill.brokers.lmdb.queue_heads import first_ids
-from tidemill.brokers.lmdb.record import NOTES, READY, STATES, Flag, Header, Stored
+from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
 from tidemill.brokers.lmdb.search import Finding, queue_rows
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.store_clock import StoreTime
 from tidemill.brokers.lmdb.transfer import departure_in
 from tidemill.brokers.lmdb.workflows import counts_of
+from tidemill.core.envelope import decode_listed
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State, decode_envelope
 from tidemill.core.progress import whole_progress
@@ -79,10 +80,19 @@ class Inspection:
         data = txn.get(job_id, db=self._store.tables.job)
         return self._shown(txn, Stored(job_id, data), holders) if data else None
 
-    def _shown(self, txn: lmdb.Transaction[bytes], stored: Stored, holders: Holders) -> Record:
-        head, tail = stored.head, stored.tail
+    def _shown(
+        self,
+        txn: lmdb.Transaction[bytes],
+        stored: Stored,
+        holders: Holders,
+        views: lmdb.Transaction[Any] | None = None,
+    ) -> Record:
+        """The record of a stored job; with ``views`` the record for a list."""
+        head, listed = stored.head, views is not None
+        tail = stored.tail_without_result if listed else stored.tail
         record = Record(
-            envelope=decode_envelope(stored.envelope),
+            envelope=(decode_listed if listed else decode_envelope)(stored.envelope),
+            listed=listed,
             state=STATES[head.state],
             seq=head.seq,
             rank=head.rank,
@@ -106,9 +116,9 @@ class Inspection:
         if head.flags & Flag.LINKED:
             record.pending, record.failures = counts_of(txn, self._store.tables, stored.id)
         if head.flags & Flag.NOTED:
-            data = txn.get(stored.id, db=self._store.tables.note)
+            data = (views or txn).get(stored.id, db=self._store.tables.note)
             if data:
-                notes = NOTES.decode(data)
+                notes = notes_of(data, listed=listed)
                 record.log, record.progress_text = notes.log, notes.text
                 record.progress = whole_progress(*notes.progress) if notes.progress else None
         return record
@@ -133,17 +143,17 @@ class Inspection:
     def find(self, what: Filter, limit: int, cursor: str) -> Page:
         """The jobs that match, newest first, by number."""
         found = list[Record]()
-        with self._store.reading_txn() as txn:
-            finding = Finding(self._store, txn, what, cursor)
+        with self._store.reading_views() as (txn, views):
+            finding = Finding(self._store, txn, views, what, cursor)
         total = 0
         while len(found) < limit and total < what.look_most:
-            with self._store.reading_txn() as txn:
+            with self._store.reading_views() as (txn, views):
                 holders = Holders(txn, self._store.tables)
                 looked = 0
-                for job_id, data in finding.rows(txn, _SCAN):
+                for job_id, data in finding.rows(txn, views, _SCAN):
                     looked += 1
                     if data:
-                        record = self._shown(txn, Stored(job_id, data), holders)
+                        record = self._shown(txn, Stored(job_id, data), holders, views)
                         if matches(record, what):
                             found.append(record)
                             if len(found) >= limit:
@@ -162,15 +172,16 @@ class Inspection:
         """The first jobs of a queue in a state."""
         store, found = self._store, list[Record]()
         now, wall = self._time.micros()
-        with store.reading_txn() as txn:
+        with store.reading_views() as (txn, views):
             data = txn.get(store.key("q/" + queue))
             if data is None:
                 return found
             row, holders = Row(queue, 0, data), Holders(txn, store.tables)
-            for job_id in first_ids(txn, store.tables, row, state, wall - now):
+            for job_id in first_ids(txn, views, store.tables, row, state, wall - now):
                 if len(found) >= count:
                     break
-                record = self._record(txn, job_id, holders)
+                data = views.get(job_id, db=store.tables.job)
+                record = self._shown(txn, Stored(job_id, data), holders, views) if data else None
                 if record is not None and record.state is state:
                     found.append(record)
         return found

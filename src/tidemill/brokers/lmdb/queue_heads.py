@@ -19,7 +19,9 @@ __all__ = ["first_ids"]
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
-def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> Iterator[bytes]:
+def first_ids(
+    txn: Txn, views: Txn, tables: Tables, row: Row, state: State, ahead: int
+) -> Iterator[bytes]:
     """Ids of a queue's jobs in this state, in order. The caller must check each job's state.
 
     ``ahead``: wall time minus the store's time.
@@ -33,7 +35,7 @@ def first_ids(txn: Txn, tables: Tables, row: Row, state: State, ahead: int) -> I
     else:
         classes = (_ended(txn, tables, kept) for kept in (KEPT_OTHER, KEPT_LINKED))
         ids = itertools.chain(*classes) if row.failed else iter(())
-    return (job_id for job_id in ids if _is_of(txn, tables, job_id, lines))
+    return (job_id for job_id in ids if _is_of(views, tables, job_id, lines))
 
 
 def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
@@ -74,6 +76,6 @@ def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
         more = cursor.next()
 
 
-def _is_of(txn: Txn, tables: Tables, job_id: bytes, lines: Sequence[int]) -> bool:
-    data = txn.get(job_id, db=tables.job)
+def _is_of(views: Txn, tables: Tables, job_id: bytes, lines: Sequence[int]) -> bool:
+    data = views.get(job_id, db=tables.job)
     return data is not None and state_and_line(data)[1] in lines

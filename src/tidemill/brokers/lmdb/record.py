@@ -20,7 +20,6 @@ __all__ = [
     "EXPIRED",
     "FAILED",
     "HEADER",
-    "NOTES",
     "READY",
     "RUNNING",
     "SCHEDULED",
@@ -38,6 +37,7 @@ __all__ = [
     "envelope_of",
     "flags_of",
     "key_of",
+    "notes_of",
     "result_ttl_of",
     "state_and_line",
     "task_of",
@@ -124,8 +124,19 @@ class Tail(msgspec.Struct, array_like=True, gc=False):
     attempts: list[Attempt] = []
 
 
+class _TailUnread(msgspec.Struct, array_like=True, gc=False):
+    """A tail whose result stays where it is."""
+
+    error: str = ""
+    result: msgspec.Raw = msgspec.Raw()
+    attempts: list[Attempt] = []
+
+
 class Stored:
-    """One job read for a change: its header, and the bytes of its envelope and tail."""
+    """One job: its header, and the bytes of its envelope and tail.
+
+    ``data`` are bytes, or a view of the store, which is valid during its transaction.
+    """
 
     __slots__ = ("data", "head", "id")
 
@@ -144,6 +155,15 @@ class Stored:
         """The tail, decoded; an empty tail when none is stored."""
         rest = self.data[_HEAD + self.head.size :]
         return _TAIL.decode(rest) if rest else Tail()
+
+    @property
+    def tail_without_result(self) -> Tail:
+        """The tail with an empty result. A large result is not read."""
+        rest = self.data[_HEAD + self.head.size :]
+        if not rest:
+            return Tail()
+        unread = _TAIL_UNREAD.decode(rest)
+        return Tail(unread.error, b"", unread.attempts)
 
     def move_to(self, line: int, queue: str) -> None:
         """Write another queue, with its line, into the header and the envelope."""
@@ -165,6 +185,22 @@ class Notes(msgspec.Struct, array_like=True):
     progress: tuple[float, float] | None = None
     log: list[tuple[float, str]] = []
     text: str = ""
+
+
+class _NotesUnread(msgspec.Struct, array_like=True):
+    """Notes whose log stays where it is."""
+
+    progress: tuple[float, float] | None = None
+    log: msgspec.Raw = msgspec.Raw()
+    text: str = ""
+
+
+def notes_of(data: bytes, *, listed: bool = False) -> Notes:
+    """Notes, decoded; with ``listed`` without the log, which is not read."""
+    if not listed:
+        return _NOTES.decode(data)
+    unread = _NOTES_UNREAD.decode(data)
+    return Notes(unread.progress, [], unread.text)
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
@@ -247,5 +283,7 @@ _HEAD = HEADER.size
 _TAIL = msgspec.msgpack.Decoder(Tail)
 _PART = msgspec.msgpack.Decoder(_Part)
 _LIMITED = msgspec.msgpack.Decoder(_Limited)
-NOTES = msgspec.msgpack.Decoder(Notes)
+_TAIL_UNREAD = msgspec.msgpack.Decoder(_TailUnread)
+_NOTES = msgspec.msgpack.Decoder(Notes)
+_NOTES_UNREAD = msgspec.msgpack.Decoder(_NotesUnread)
 encode = msgspec.msgpack.Encoder().encode

@@ -61,9 +61,12 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Finding:
-    """One search, newest first, through as many read transactions as it needs."""
+    """One search, newest first, through as many read transactions as it needs.
 
-    def __init__(self, store: Store, txn: Txn, what: Filter, cursor: str) -> None:
+    ``views`` reads the jobs (:meth:`.Store.reading_views`).
+    """
+
+    def __init__(self, store: Store, txn: Txn, views: Txn, what: Filter, cursor: str) -> None:
         self._prefix, self._suffix = what.id_prefix.encode(), what.id_suffix.encode()
         self._number, self._at = _where(cursor)
         self._store = store
@@ -81,11 +84,11 @@ class Finding:
         if not is_whole(store, txn, sum(row.accepted for row in every)):
             self._gathered = scanned(store, self._number)
         if self._is_better_gathered(txn):
-            self._gathered = self._sorted(txn, self._gather(txn))
+            self._gathered = self._sorted(views, self._gather(txn))
         elif self._prefix:
             ids = list(itertools.islice(_ids_below(txn, self._t.job, self._prefix), _LOOK))
             if len(ids) < _LOOK:
-                self._gathered = self._sorted(txn, ids)
+                self._gathered = self._sorted(views, ids)
 
     @property
     def cursor(self) -> str:
@@ -114,13 +117,15 @@ class Finding:
         aside = self._scheduled if state is State.SCHEDULED else 0
         return txn.stat(table)["entries"] + more + aside
 
-    def rows(self, txn: Txn, most: int) -> Rows:
-        """(id, data) of up to ``most`` jobs. A job that cannot match has empty data."""
+    def rows(self, txn: Txn, views: Txn, most: int) -> Rows:
+        """(id, view) of up to ``most`` jobs. A job that cannot match has empty data."""
         if self._none:
             return
         if self._looked >= _LOOK and self._is_better_gathered(txn):
-            self._gathered, self._looked = self._sorted(txn, self._gather(txn)), -(1 << 62)
-        walk = self._walk(txn) if self._gathered is None else self._fetch(txn, self._gathered)
+            self._gathered, self._looked = self._sorted(views, self._gather(txn)), -(1 << 62)
+        walk = self._walk(txn, views)
+        if self._gathered is not None:
+            walk = self._fetch(views, self._gathered)
         for job_id, data in itertools.islice(walk, most):
             self._looked += 1
             if number_in(data) < self._number:
@@ -148,22 +153,22 @@ class Finding:
             self._looked >= _LOOK and size * 4 < txn.stat(self._t.job)["entries"]
         )
 
-    def _walk(self, txn: Txn) -> Rows:
+    def _walk(self, txn: Txn, views: Txn) -> Rows:
         """All jobs below the number that the search has reached, the newest first."""
-        for _, job_id, data, in_order in newest(self._store, txn, self._number, self._at):
+        for _, job_id, data, in_order in newest(self._store, txn, views, self._number, self._at):
             if in_order:
                 self._at = job_id
             yield job_id, data
 
-    def _fetch(self, txn: Txn, ids: Iterable[bytes]) -> Rows:
+    def _fetch(self, views: Txn, ids: Iterable[bytes]) -> Rows:
         for job_id in ids:
-            data = txn.get(job_id, db=self._t.job)
+            data = views.get(job_id, db=self._t.job)
             if data is not None:
                 yield job_id, data
 
-    def _sorted(self, txn: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
+    def _sorted(self, views: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
         """Ids of jobs below the number that the search has reached, the newest first."""
-        rows = ((number_in(data), job_id) for job_id, data in self._fetch(txn, ids))
+        rows = ((number_in(data), job_id) for job_id, data in self._fetch(views, ids))
         below = sorted((row for row in rows if row[0] < self._number), reverse=True)
         return iter([job_id for _, job_id in below])
 

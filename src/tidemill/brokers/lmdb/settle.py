@@ -19,7 +19,6 @@ from tidemill.brokers.lmdb.record import (
     CANCELLED,
     EXPIRED,
     FAILED,
-    NOTES,
     RUNNING,
     SUCCEEDED,
     TOO_LATE,
@@ -30,6 +29,7 @@ from tidemill.brokers.lmdb.record import (
     Tail,
     encode,
     envelope_of,
+    notes_of,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
@@ -242,7 +242,7 @@ def log(commit: Transitions, stored: Stored, line: str, time: float) -> None:
 
 def _notes_of(commit: Transitions, stored: Stored) -> Notes:
     data = commit.txn.get(stored.id, db=commit.t.note)
-    return NOTES.decode(data) if data else Notes()
+    return notes_of(data) if data else Notes()
 
 
 def _keep_notes(commit: Transitions, stored: Stored, notes: Notes) -> None:

@@ -210,6 +210,20 @@ class Store:
         return Reading(self.env, self._translated)
 
     @contextlib.contextmanager
+    def reading_views(self) -> Iterator[tuple[lmdb.Transaction[bytes], lmdb.Transaction[Any]]]:
+        """Two read transactions of the same moment. The values of the second are views.
+
+        A view copies nothing: only the parts of a job that the caller looks at are read. After the
+        end of the transaction its views are invalid.
+        """
+        env = self.env
+        while True:
+            with self.translating(), self.reading_txn() as txn, env.begin(buffers=True) as views:
+                if views.id() == txn.id():
+                    yield txn, views
+                    return
+
+    @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
         """Raise an error of LMDB as an error of tidemill."""
         try:

@@ -37,7 +37,8 @@ def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
     records = [item.record for item in jobs.items.values()]
     found = [record for record in records if record.seq < below and matches(record, what)]
     found.sort(key=lambda record: -record.seq)
-    page = [shown for record in found[:limit] if (shown := get(jobs, record.envelope.id))]
+    shown = [get(jobs, record.envelope.id) for record in found[:limit]]
+    page = [record.for_list() for record in shown if record is not None]
     return Page(page, str(found[limit - 1].seq) if len(found) > limit else "")
 
 

@@ -41,7 +41,7 @@ def head(jobs: Jobs, queue: str, state: State, count: int) -> list[Record]:
         mine = {record.envelope.id for record in _in_state(jobs, queue, state)}
         order = [job_id for _, job_id in (*jobs.finished, *jobs.linked)]
         ids = [job_id for job_id in order if job_id in mine]
-    return [shown for job_id in ids[:count] if (shown := get(jobs, job_id))]
+    return [shown.for_list() for job_id in ids[:count] if (shown := get(jobs, job_id))]
 
 
 def _in_state(jobs: Jobs, queue: str, state: State) -> list[Record]:

@@ -22,6 +22,7 @@ from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.schema import VERSION
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
+from tidemill.core.envelope import decode_listed
 from tidemill.core.job import Attempt, Outcome, Record, State, decode_envelope, run_of
 from tidemill.core.progress import whole_progress
 
@@ -77,8 +78,8 @@ class _Row(msgspec.Struct):
     token: int | None
     deadline: float | None
 
-    def record(self) -> Record:
-        """Return the record of the job."""
+    def record(self, *, listed: bool = False) -> Record:
+        """Return the record of the job; with ``listed`` as lists show it."""
         attempts = [msgspec.convert(row, Attempt) for row in self.trail or ()]
         if self.last is not None:
             times = self.last_leased, self.started, self.ended
@@ -87,7 +88,8 @@ class _Row(msgspec.Struct):
             attempts.append(last)
         done, total = self.progress, self.total or 0.0
         return Record(
-            envelope=decode_envelope(self.envelope),
+            envelope=(decode_listed if listed else decode_envelope)(self.envelope),
+            listed=listed,
             state=_STATES[self.state],
             seq=self.seq,
             rank=self.rank,
@@ -114,13 +116,22 @@ class _Row(msgspec.Struct):
         )
 
 
-def _select(session: Session) -> str:
+_LARGE = 4096
+"""The bytes of an envelope above which the server leaves its body out of a list."""
+
+
+def _select(session: Session, *, listed: bool = False) -> str:
+    """Select records; with ``listed`` as lists show them."""
     schema = session.address.schema
+    columns = dict(zip(_COLUMNS, _COLUMNS, strict=True))
+    if listed:
+        cut = f'WHEN length(envelope) > {_LARGE} THEN "{schema}".without_body(envelope)'
+        columns |= {"envelope": f"CASE {cut} ELSE envelope END", "result": "NULL", "log": "NULL"}
     of_lease = ", ".join(
         f'(SELECT {column} FROM "{schema}".lease WHERE lease.seq = shown.seq)'
         for column in ("token", "deadline")
     )
-    return f'SELECT {", ".join(_COLUMNS)}, {of_lease} FROM "{schema}".shown WHERE '
+    return f'SELECT {", ".join(columns.values())}, {of_lease} FROM "{schema}".shown WHERE '
 
 
 def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
@@ -143,13 +154,14 @@ def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
     found: list[Record] = []
     while True:
         some = _SCAN if inside else limit - len(found) + 1
-        text = f"{_select(session)} {where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
+        select = _select(session, listed=True)
+        text = f"{select} {where} AND seq < %s AND seq > %s ORDER BY seq DESC LIMIT %s"
         rows = [_Row(*row) for row in session.query(text, [*arguments, below, above, some])]
         for row in rows:
             if len(found) == limit:
                 return Page(found, str(below))
             below = row.seq
-            record = row.record()
+            record = row.record(listed=True)
             if matches(record, what):
                 found.append(record)
         if len(rows) < some:
@@ -207,8 +219,8 @@ def head(session: Session, queue: str, state: State, count: int) -> list[Record]
         State.SCHEDULED: "NOT x.waiting AND x.task IS NULL",
         State.FAILED: "x.state = 5",
     }.get(state, "true")
-    rows = session.query(_select(session) + where.format(condition), [queue, count])
-    records = [_Row(*row).record() for row in rows]
+    text = _select(session, listed=True) + where.format(condition)
+    records = [_Row(*row).record(listed=True) for row in session.query(text, [queue, count])]
     return sorted((r for r in records if r.state is state), key=_PLACE[state])
 
 

@@ -149,7 +149,10 @@ class DeadLetters:
     def _look(self) -> list[Record]:
         with short_connection(self._settings) as server:
             seen = server.walk(self._writer.failed, SHOWN_MOST)
-            records = [_record(self._writer, properties, body) for _, properties, body, _ in seen]
+            records = [
+                _record(self._writer, properties, body).for_list()
+                for _, properties, body, _ in seen
+            ]
         return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:

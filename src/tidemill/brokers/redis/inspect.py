@@ -66,7 +66,7 @@ class Inspection:
             )
             looked += most
             for one in shown:
-                record = read_record(one)
+                record = read_record(one, listed=True)
                 if matches(record, what):
                     found.append(record)
                     if len(found) == limit:
@@ -86,7 +86,7 @@ class Inspection:
             place, *shown = self._lines.call(
                 "inspect", b"head", queue.encode(), kind, wanted, place
             )
-            found += [read_record(one) for one in shown]
+            found += [read_record(one, listed=True) for one in shown]
             if not place or len(found) >= count:
                 return found
 

@@ -246,7 +246,7 @@ def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) 
     return Input(job_id.decode(), shown, result, error.decode())
 
 
-def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
+def read_record(shown: Sequence[bytes | list[bytes]], *, listed: bool = False) -> Record:
     """Read the record that ``inspect.lua`` returns for one job."""
     _, data, envelope, worker, progress, lines, result, wait, until = shown
     assert isinstance(data, bytes)
@@ -266,6 +266,7 @@ def read_record(shown: Sequence[bytes | list[bytes]]) -> Record:
         attempt=attempt,
         losses=losses,
         raw_result=result,
+        listed=listed,
         worker=worker.decode(),
         cancelling=bool(flags & _CANCELLING),
         progress=whole_progress(*_PAIR.unpack_from(progress)) if progress else None,

@@ -65,6 +65,7 @@ class Migration(migrations.Migration):
                 ("finished", models.FloatField(default=0)),
                 ("envelope", models.BinaryField(default=b"")),
                 ("facts", models.BinaryField(default=b"")),
+                ("large", models.BinaryField(default=b"")),
             ],
             options={
                 "db_table": "tidemill_job",

@@ -203,7 +203,7 @@ def split_group(group_id: str) -> tuple[list[Task], list[str]]:
     """The ended tasks of a group, and the ids of its unfinished tasks, oldest first."""
     mill = project_mill()
     gone = _ungrouped(mill, group_id)
-    found = [job.record for job in mill.jobs(tag=group_tag(group_id))]
+    found = _records(mill, group_tag(group_id))
     records = sorted((each for each in found if each.envelope.id not in gone), key=_place)
     ended = [Task.of_record(mill, record) for record in records if record.state.finished]
     return ended, [record.envelope.id for record in records if not record.state.finished]
@@ -211,8 +211,14 @@ def split_group(group_id: str) -> tuple[list[Task], list[str]]:
 
 def _ungrouped(mill: DjangoMill, group_id: str) -> set[str]:
     """The ids of the tasks that have left a group."""
-    jobs = mill.jobs(tag=ungrouped_tag(group_id))
-    return {task_id for job in jobs for task_id in _arguments(job.record.envelope)[0]}
+    found = _records(mill, ungrouped_tag(group_id))
+    return {task_id for record in found for task_id in _arguments(record.envelope)[0]}
+
+
+def _records(mill: DjangoMill, tag: str) -> list[Record]:
+    """The records of the jobs with a tag."""
+    ids = [job.id for job in mill.jobs(tag=tag)]
+    return [record for record in mill.job_store.wait_for(ids, 0) if record is not None]
 
 
 def _arguments(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:

@@ -216,7 +216,9 @@ def _peek_first(state: State) -> Callable[[PortState, Client], Answer]:
 
 def _first(port: PortState, tube: str, state: State) -> Sequence[Record]:
     port.come_due()
-    return port.store_numbers.head(tube, state, 1)
+    first = port.store_numbers.head(tube, state, 1)
+    found = [port.broker.get(record.envelope.id) for record in first]
+    return [record for record in found if record is not None]
 
 
 async def _found(port: PortState, records: Sequence[Record]) -> bytes:

@@ -1,7 +1,7 @@
 """Lists of jobs, with a bound on their number and a bound on their bytes.
 
-A job may have 1 MiB, so a list of 1,000 jobs could take a gigabyte. The server asks the broker for
-some jobs at a time. A list of large jobs ends early, and its cursor continues the list.
+Headers, tags and errors of a job may have a megabyte. The server asks the broker for some jobs at a
+time. A list of such jobs ends early, and its cursor continues the list.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidemill.brokers.contract.inspection import Filter, Page
+from tidemill.brokers.contract.store import Store
+from tidemill.client.search import find_shown
 from tidemill.core.job import Record
 from tidemill.server.waiters import ANSWER_BYTES
 
-__all__ = ["AT_ONCE", "find_some", "size_of_record"]
+__all__ = ["AT_ONCE", "find_some", "find_with_bodies", "size_of_record"]
 
 AT_ONCE = 100
 """Jobs that the broker is asked for at a time."""
@@ -40,6 +42,15 @@ def find_some(
             return Page(records, cursor)
 
 
+def find_with_bodies(store: Store, what: Filter, limit: int, cursor: str) -> Page:
+    """A page of jobs with their bodies. Whole jobs are read one at a time: results may be large."""
+    page = find_shown(store, what, limit, cursor)
+    for record in page.records:
+        whole = store.get(record.envelope.id)
+        record.envelope = whole.envelope if whole is not None else record.envelope
+    return page
+
+
 def _how_many_fit(records: list[Record], left: int) -> int:
     for n, record in enumerate(records):
         left -= size_of_record(record)
@@ -51,6 +62,7 @@ def _how_many_fit(records: list[Record], left: int) -> int:
 def size_of_record(record: Record) -> int:
     """The approximate number of bytes of a record."""
     envelope = record.envelope
-    texts = [*envelope.headers, *envelope.headers.values(), *envelope.tags]
-    texts += [attempt.traceback for attempt in record.attempts]
+    texts = [*envelope.headers, *envelope.headers.values(), *envelope.tags, envelope.text]
+    texts += [text for attempt in record.attempts for text in (attempt.error, attempt.traceback)]
+    texts += [record.error, *(line for _, line in record.log)]
     return len(envelope.body) + len(record.raw_result) + sum(map(len, texts))

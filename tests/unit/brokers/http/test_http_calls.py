@@ -388,9 +388,7 @@ def test_a_put_that_is_too_large_is_refused_before_it_is_sent(broker: Broker) ->
     with pytest.raises(InvalidOption, match="bytes"):
         broker.put(jobs)
     broker.put(jobs[:10])
-    page = broker.find(Filter(), 100)
-    rest = broker.find(Filter(), 100, page.cursor)  # a page of large jobs is short
-    assert len(page.records) + len(rest.records) == 10
+    assert len(broker.find(Filter(), 100).records) == 10
 
 
 def test_names_and_numbers_that_a_store_cannot_keep_are_refused(broker: Broker) -> None:

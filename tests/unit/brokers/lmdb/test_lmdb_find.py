@@ -73,9 +73,9 @@ def test_a_rare_state_is_found_without_looking_at_all(
     looked: list[bytes] = []
     real = Inspection._shown
 
-    def shown(self: Inspection, txn: Any, stored: Any, holders: Any) -> Record:
+    def shown(self: Inspection, txn: Any, stored: Any, *others: Any) -> Record:
         looked.append(stored.id)
-        return real(self, txn, stored, holders)
+        return real(self, txn, stored, *others)
 
     monkeypatch.setattr(Inspection, "_shown", shown)
     broker.put([job(queue="c") for _ in range(3000)])

@@ -46,9 +46,9 @@ def by_number(broker: LmdbBroker) -> list[str]:
 def walked(broker: LmdbBroker) -> list[str]:
     """All ids, from the index; every entry is there, and none too many."""
     store = broker._store
-    with store.env.begin() as txn:
+    with store.reading_views() as (txn, views):
         assert is_whole(store, txn, accepted_in(store, txn))
-        rows = list(newest(store, txn, acceptance_order.FIRST, b""))
+        rows = list(newest(store, txn, views, acceptance_order.FIRST, b""))
         entries = [key for key, _ in txn.cursor(store.tables.said) if key[:1] == b"i"]
         apart = [row for row in rows if not row[3]]
         assert len(entries) == len(apart)

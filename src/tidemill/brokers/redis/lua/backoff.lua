@@ -1,4 +1,5 @@
--- The delay of a job after a failed attempt: the function `backoff` of retry.py, in Lua.
+-- The delay of a job after a failed attempt: the function `backoff` of retry.py, in Lua. Also the other function that
+-- reads an envelope field by field.
 
 local Backoff = {ATTEMPT = '>I4dddBI2c0I4c0I4c0'} -- then the number of the run, except for the first run
 do -- the library is one Lua function, with at most 200 local names
@@ -35,6 +36,16 @@ do -- the library is one Lua function, with at most 200 local names
     count, at = read_value(envelope, at)
     for field = 1, count do policy[field], at = read_value(envelope, at) end
     return policy
+  end
+
+  -- An envelope with an empty body, which is its fourth field.
+  function Backoff.without_body(envelope)
+    local at, from, _ = byte(envelope) == 0xdc and 4 or 2, 0, nil
+    for _ = 1, 4 do
+      from = at
+      _, at = read_value(envelope, from)
+    end
+    return sub(envelope, 1, from - 1) .. '\196\0' .. sub(envelope, at)
   end
 
   -- A number from 0 to 1 out of a seed. The server's own generator begins with the same number in each script.

@@ -12,7 +12,8 @@
 --       head    6 queue, 7 state, 8 number of jobs, 9 '' or the place that the last call returned
 --       schedules  names        schedules_after  6 name, 7 number of schedules
 -- A job is shown as {id, record, envelope, name of its worker, progress, log, result, counts of B:wait or '', time at
---       which it fails if it is set aside or ''}, or 0 when there is none.
+--       which it fails if it is set aside or ''}, or 0 when there is none. The jobs of find and head have no log, no
+--       result, and an empty body in the envelope.
 -- Returns for get a job for each id; for find {seq to go on below or '', {jobs}}; for head {place to go on from or '',
 --       jobs}; for stats {queue, its row, envelope of its oldest ready job or '', …}; for unknown see Unknown.show; for
 --       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: not by time),
@@ -27,17 +28,18 @@ local function name_of(owner)
   return worker_names[owner]
 end
 
-local function shown(id, data)
+local function shown(id, data, listed)
   if not data then return 0 end
   local envelope = call('HGET', K_ENV, id)
+  if listed then envelope = Backoff.without_body(envelope) end
   local worker, progress, lines, result = '', '', {}, ''
   local state, flags = byte(data, 9, 10)
   if state == RUNNING then worker = name_of(parse_job(id, data).owner) end
   if flagged(flags, NOTED) then
     progress = call('GET', B .. ':p:' .. id) or ''
-    lines = call('LRANGE', B .. ':g:' .. id, 0, -1)
+    if not listed then lines = call('LRANGE', B .. ':g:' .. id, 0, -1) end
   end
-  if flagged(flags, RESULT) then result = call('HGET', K_RESULT, id) end
+  if flagged(flags, RESULT) and not listed then result = call('HGET', K_RESULT, id) end
   local wait = flagged(flags, LINKED) and call('HGET', K_WAIT, id) or ''
   local until_ = state == SCHEDULED and call('ZSCORE', K_DUE, 'u' .. id) or ''
   return {id, data, envelope, worker, progress, lines, result, wait, until_}
@@ -72,7 +74,7 @@ local function find(below, most, states, first, last)
   local found, datas = {}, fetch_all(K_JOB, ids)
   for i, id in ipairs(ids) do
     if states == '' or string.find(states, string.char(48 + byte(datas[i], 9)), 1, true) then
-      found[#found + 1] = shown(id, datas[i])
+      found[#found + 1] = shown(id, datas[i], true)
     end
   end
   local on = #all == most and string.format('%.0f', (unpk('>I8', call('HGET', K_JOB, all[#all])))) or ''
@@ -189,7 +191,7 @@ local function head(queue, state, most, place)
     ids, on = next_in({B .. ':fin:2', B .. ':fin:3'}, '', queue, state, most, place)
   end
   all[1] = on
-  for i, id in ipairs(ids) do all[i + 1] = shown(id, call('HGET', K_JOB, id)) end
+  for i, id in ipairs(ids) do all[i + 1] = shown(id, call('HGET', K_JOB, id), true) end
   return all
 end
 

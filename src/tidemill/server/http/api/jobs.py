@@ -27,7 +27,7 @@ from tidemill.server.http.batch_bodies import decode_batch, decode_job
 from tidemill.server.http.bodies import as_json, body_out, bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.job_lists import find_some
+from tidemill.server.http.job_lists import find_some, find_with_bodies
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas.jobs import (
@@ -195,12 +195,15 @@ def _options_in(kind: type[MessageOptions]) -> tuple[list[str], Any, tuple[None,
 async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     """List matching jobs, newest first.
 
-    A list of large jobs may end before ``limit``. Continue the list with its cursor.
+    A list of jobs with large headers or errors may end before ``limit``. Continue the list with its
+    cursor. A list has no logs and no results: read single jobs for these.
     """
     what, mill = filter_of(call, query), call.backend.mill
     mill.features.need(Feature.FAILED, "a list of jobs")
-    limit, find = int(query.limit), functools.partial(find_shown, mill.broker)
+    limit = int(query.limit)
+    find = functools.partial(find_with_bodies if query.bodies else find_shown, mill.broker)
     if query.bodies:
+        mill.features.need(Feature.INSPECT, "a list of jobs with bodies")
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
     if not query.bodies:

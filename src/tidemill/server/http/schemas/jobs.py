@@ -123,8 +123,8 @@ class EventOut(Struct):
     traceback: str | None
 
 
-class JobOut(Struct, kw_only=True):
-    """The state of a job. A message has no task. ``max_attempts`` 0 means no limit.
+class JobFacts(Struct, kw_only=True):
+    """A job without its log. A message has no task. ``max_attempts`` 0 means no limit.
 
     ``progress`` is the amount done and the total, which is 0 when unknown; ``progress_text`` is
     the text of that report. A job that is ``unknown`` waits until a worker knows its task.
@@ -162,6 +162,11 @@ class JobOut(Struct, kw_only=True):
     progress: list[int] | None
     progress_text: str | None
     attempts: list[AttemptOut]
+
+
+class JobOut(JobFacts, kw_only=True):
+    """A job with its log."""
+
     log: list[LogLine]
 
 
@@ -174,8 +179,8 @@ class JobTrail(JobOut, kw_only=True):
     encoding: OutEncoding
 
 
-class JobListed(JobOut, kw_only=True):
-    """A job in a list, with its body or arguments if the query has ``bodies``."""
+class JobListed(JobFacts, kw_only=True):
+    """A job in a list: no log, and its body or arguments only if the query has ``bodies``."""
 
     body: Any = UNSET
     encoding: OutEncoding | UnsetType = UNSET
