@@ -147,12 +147,16 @@ class Job(JobInNotebook, Generic[R]):
     def _just_read(self, *, listed: bool = False) -> Record | None:
         """The record of a finished job that was just read elsewhere, or None.
 
-        With ``listed`` also the record of a list, which has no result, log and body.
+        With ``listed`` also the record of a list, which has no result, log and body. If the broker
+        cannot look into its queues, any record of a finished job.
         """
         record = self._record
-        if record is None or not record.state.finished or time.monotonic() >= self._fresh:
+        if record is None or not record.state.finished:
             return None
-        return None if record.listed and not listed else record
+        if not self._mill.sync and Feature.INSPECT not in self._mill.broker.features:
+            return record
+        is_fresh = time.monotonic() < self._fresh
+        return record if is_fresh and (listed or not record.listed) else None
 
     @property
     def record(self) -> Record:

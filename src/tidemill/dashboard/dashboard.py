@@ -174,6 +174,8 @@ class Dashboard:
             return Response(f"{title}: {text}", status, "text/plain; charset=utf-8")
 
     def _flashes(self, request: Request) -> list[Flash]:
+        if "x-live" in request.headers:  # an update of a page: the message is for the next page
+            return []
         found = self.signer.unpack(request.cookies.get(FLASH_COOKIE, ""))
         pairs = found if isinstance(found, list) else []
         return [(str(kind), str(text)) for kind, text in pairs]

@@ -14,6 +14,7 @@ import pytest
 from servers import STORES, new_store
 
 from tidemill import JobExpired, JobNotFound, JobPruned, Tidemill, as_completed
+from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import State
 from tidemill.testing import run_all
 
@@ -170,3 +171,17 @@ def _raises(kind: type[Exception], look: Callable[[], object]) -> bool:
     with pytest.raises(kind):
         look()
     return True
+
+
+@pytest.mark.parametrize("mill", ["memory"], indirect=True)
+def test_the_end_counts_where_the_broker_cannot_look_into_its_queues(
+    mill: Tidemill, task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = task.enqueue()
+    run_all(mill)
+    job.wait(timeout=60)
+    monkeypatch.setattr("tidemill.client.job_handle.FRESH", 0.0)
+    features = mill.broker.features - {Feature.INSPECT}
+    monkeypatch.setattr(type(mill.broker), "features", features)
+    job.remember(job._record)
+    assert (job.state, job.wait(timeout=0), job.result(timeout=0)) == ("succeeded",) * 2 + (1,)

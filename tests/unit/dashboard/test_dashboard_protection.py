@@ -181,6 +181,13 @@ def test_a_message_shows_once_and_cannot_be_forged(anna: Visitor) -> None:
     assert "forged" not in anna.get("/queues")
 
 
+def test_an_update_of_a_page_leaves_the_message_to_the_next_page(anna: Visitor) -> None:
+    anna.post(PAUSE)
+    update = anna.send("GET", "/queues", headers={"x-live": "1"})
+    assert b"is paused: running" not in update.read()
+    assert "is paused: running" in anna.get("/queues")
+
+
 def test_a_purge_needs_the_name_typed(anna: Visitor) -> None:
     assert anna.act("/queues/mail/purge", confirm="mial", back="/queues") == (
         "error: to confirm, type 'mail' exactly; nothing was changed"
