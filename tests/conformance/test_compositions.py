@@ -350,7 +350,7 @@ def test_each_part_of_a_signed_composition_gets_its_results(signed: Tasks) -> No
 @pytest.mark.parametrize("by", [None, "another key", "the old key"])
 def test_a_step_gets_only_results_that_are_signed(
     signed: Tasks, by: str | None
-) -> None:  # case M12
+) -> None:  # case M12, case S4
     # given a chain whose first step somebody completes who writes to the store
     handle = signed.mill.enqueue(chain(signed.ok, signed.ok.call(name="then")))
     owner = hands(signed)
@@ -369,7 +369,7 @@ def test_a_step_gets_only_results_that_are_signed(
             handle.result(0)
 
 
-def test_the_signed_result_of_another_job_is_refused(signed: Tasks) -> None:  # case M12
+def test_the_signed_result_of_another_job_is_refused(signed: Tasks) -> None:  # case M12, case S4
     handle = signed.mill.enqueue(chain(group([signed.ok, signed.ok]), signed.ok.call(name="then")))
     owner = hands(signed)
     for lease in owner.take(2):

@@ -182,6 +182,7 @@ def test_a_webhook_that_refuses_is_logged(desk: Desk, caplog: pytest.LogCaptureF
 @pytest.mark.everyday("302")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_of_a_webhook_is_not_followed(status: int, receiver: Receiver) -> None:
+    # case S12
     """Case M12: the headers may hold a password, which is for no other host."""
     # given a webhook that redirects to another host
     moved = Receiver(status=status, location=receiver.url)

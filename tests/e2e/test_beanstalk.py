@@ -518,7 +518,7 @@ def test_the_port_signs_the_end_of_a_step_for_the_next_step() -> None:  # case M
         assert got == [None]
 
 
-def test_other_machines_need_trust(mill: Tidemill) -> None:
+def test_other_machines_need_trust(mill: Tidemill) -> None:  # case S15
     with pytest.raises(InvalidOption, match="has no auth"):
         BeanstalkListener(mill, "0.0.0.0")
 
@@ -636,7 +636,7 @@ def test_a_jobs_life_on_every_store(kind: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/" + "x" * 435])
 def test_a_web_page_cannot_drive_the_port(mill: Tidemill, port: PortHere, path: str) -> None:
-    # given the POST of a page on another site, whose body holds commands
+    # case S15: given the POST of a page on another site, whose body holds commands
     body = b"put 0 0 60 4\r\nevil\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port.number}\r\nContent-Type: text/plain\r\n"
     # when a browser sends it to the port

@@ -269,7 +269,7 @@ def test_java_puts_the_whole_message(start: Callable[..., JobServer], tmp_path: 
 
 def test_a_revoked_token_loses_its_polls_and_streams(
     start: Callable[..., JobServer], tmp_path: Path
-) -> None:
+) -> None:  # case S9
     # given a token that polls and follows events, and another that does as well
     auth = tmp_path / "tokens.json"
     secrets = {name: tokens.create(auth, name, Role.OPERATOR) for name in ("old", "other")}

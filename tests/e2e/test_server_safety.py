@@ -181,7 +181,7 @@ def test_a_receipt_is_valid_at_every_server_of_a_store(start: Any) -> None:
     assert [job["body"] for job in one.post("/v1/reserve", asked).json["jobs"]] == [1, 3]
 
 
-def test_no_receipt_settles_a_job_of_a_worker(start: Any) -> None:
+def test_no_receipt_settles_a_job_of_a_worker(start: Any) -> None:  # case S7
     # its jobs are its own
     server = start("--quiet")
     broker = open_broker(server.url)
@@ -242,7 +242,7 @@ def test_nothing_is_open_by_mistake(start: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.everyday
-def test_fields_behind_the_body_are_no_headers(start: Any, tmp_path: Path) -> None:
+def test_fields_behind_the_body_are_no_headers(start: Any, tmp_path: Path) -> None:  # case S11
     """Case M12: a proxy in front does not check the trailer of a chunked body."""
     path = tmp_path / "tokens.json"
     token = tokens.create(path, "o", Role.OPERATOR)
@@ -337,7 +337,7 @@ def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
 # -- too much, too slow ---------------------------------------------------------------------------
 
 
-def test_bodies_are_bounded(start: Any) -> None:
+def test_bodies_are_bounded(start: Any) -> None:  # case S14
     server = start("--max-request", "2000")
     fits = server.post("/v1/jobs", {"queue": "a", "body": "x" * 1000})
     assert fits.status == 201
@@ -370,7 +370,7 @@ def test_a_client_that_sends_too_much_gets_its_answer(start: Any) -> None:
         assert time.monotonic() < until
 
 
-def test_heads_are_bounded(start: Any) -> None:
+def test_heads_are_bounded(start: Any) -> None:  # case S14
     server = start()
     with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
@@ -432,7 +432,7 @@ def test_slow_clients_are_cut_off_and_do_not_disturb_others(start: Any) -> None:
             assert answers.read().rpartition(b"HTTP/1.1 ")[2].startswith(b"408")
 
 
-def test_connections_are_bounded(start: Any) -> None:
+def test_connections_are_bounded(start: Any) -> None:  # case S14
     server = start("--max-connections", "5")
     with socket.create_connection(("127.0.0.1", server.port), 30) as first:
         others = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(10)]
@@ -454,7 +454,7 @@ def test_connections_are_bounded(start: Any) -> None:
     eventually(is_served, "room again")
 
 
-def test_requests_are_bounded(start: Any) -> None:
+def test_requests_are_bounded(start: Any) -> None:  # case S14
     server = start("--rate", "1")
     statuses = [server.get("/v1/queues").status for _ in range(8)]
     assert statuses[:2] == [200, 200]

@@ -155,7 +155,7 @@ def test_files_that_root_once_made_are_given_back_by_root(place: Place) -> None:
     assert job.result(timeout=60) == 10
 
 
-def test_a_group_shares_a_store_whose_folder_it_may_write(folder: Path) -> None:
+def test_a_group_shares_a_store_whose_folder_it_may_write(folder: Path) -> None:  # case S16
     # given a folder of a group
     own(folder / "store", SERVICE, SHARED, 0o2770)
     with open_place(folder) as place:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from harness import eventually
+from http_desk import HttpOwner
 
 from tidemill import (
     Fail,
@@ -33,7 +34,9 @@ from tidemill import (
     TidemillError,
     current_job,
 )
-from tidemill.core.codec import MAX_RESULT
+from tidemill.brokers.contract.exchange import Want
+from tidemill.core.codec import MAX_RESULT, pack
+from tidemill.core.job import Outcome, Verdict
 from tidemill.testing import run_all, worker
 
 
@@ -142,7 +145,7 @@ def test_results_keep_their_type(value: Any) -> None:
 
 
 def test_an_importable_callable_runs_once_allowed(make_mill: Any) -> None:
-    # case T1
+    # case T1, case S2
     mill = make_mill(allow_imports=["math.*", "os.path.*", "tidemill.*"])
     good = mill.enqueue("math.copysign", 2, -2)
     path = mill.enqueue("os.path.join", "a", "b")
@@ -318,6 +321,40 @@ def test_signed_jobs(make_mill: Any) -> None:
     else:
         run_all(new)
     assert mine.result(0) == 2
+
+
+def test_a_copy_of_a_signed_job_can_be_put_again(make_mill: Any) -> None:
+    # case S3: what the signature does not cover
+    mill, ran = make_mill(secret_keys=["k"]), list[int]()
+    task = mill.task(name="note")(ran.append)
+    job = mill.enqueue(task.call(1))
+    mill.schedules.add("s", task.call(2), every=60)
+    fired = mill.schedules.run("s")
+    run_all(mill)
+    copies = [one.refresh().envelope for one in (job, fired)]
+    # given a deleted job and a removed schedule
+    mill.schedules.remove("s")
+    mill.broker.delete([copy.id for copy in copies])
+    # when somebody without the key puts the copies into the store
+    mill.broker.put(copies)
+    run_all(mill)
+    # then they run again, until the key is removed
+    assert ran == [1, 2, 1, 2]
+    mill.keys[:] = [b"new"]
+    mill.broker.delete([copy.id for copy in copies])
+    mill.broker.put(copies)
+    run_all(mill)
+    assert ran == [1, 2, 1, 2]
+
+
+def test_a_client_reads_a_result_that_nobody_signed(make_mill: Any) -> None:
+    # case S4: what the signature does not cover
+    mill = make_mill(secret_keys=["k"])
+    job = mill.enqueue(mill.task(name="id")(lambda_free).call(1))
+    owner = HttpOwner(mill.broker)
+    [lease] = owner.exchange(want=Want(1)).leases
+    owner.exchange(verdicts=[Verdict(lease.token, Outcome.SUCCESS, pack("forged"))])
+    assert job.result(0) == "forged"
 
 
 def lambda_free(value: Any) -> Any:

@@ -213,7 +213,7 @@ class Bomb:
 
 
 def test_a_pickle_bomb_does_nothing() -> None:
-    # case T15, law 18
+    # case T15, law 18, case S1
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         try:
             unpack(pickle.dumps(Bomb(), protocol))
@@ -243,7 +243,7 @@ def signed(key: bytes, **fields: Any) -> Envelope:
 
 
 def test_a_signature_holds_for_id_task_and_body() -> None:
-    # case T15, law 18
+    # case T15, law 18, case S3
     envelope = signed(b"key")
     verify(envelope, [b"key"])
     for field, other in (("id", "other"), ("task", "other"), ("body", b"other"), ("pickled", True)):

@@ -36,6 +36,7 @@ def is_paused(anna: Visitor) -> bool:
 
 
 def test_each_answer_forbids_scripts_of_others_frames_and_sniffing(anna: Visitor) -> None:
+    # case S13
     for path in ("/", "/nowhere", "/static/dashboard.js", "/static/nothing"):
         response = anna.send("GET", path)
         policy = response.header("content-security-policy")
@@ -64,7 +65,7 @@ def test_a_form_with_its_token_acts(anna: Visitor) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é"])
-def test_a_form_without_its_token_changes_nothing(anna: Visitor, token: str) -> None:
+def test_a_form_without_its_token_changes_nothing(anna: Visitor, token: str) -> None:  # case S13
     anna.get("/queues")
     assert anna.send("POST", PAUSE, {"csrf": token}).status == 403
     assert not is_paused(anna)
@@ -90,7 +91,7 @@ def test_the_token_of_another_user_or_browser_is_refused(anna: Visitor) -> None:
 )
 def test_a_form_of_another_site_is_refused_even_with_the_token(
     anna: Visitor, headers: dict[str, str]
-) -> None:
+) -> None:  # case S13
     anna.get("/queues")
     token = anna.dashboard.signer.token(anna.cookies["tidemill_csrf"], "anna")
     assert anna.send("POST", PAUSE, {"csrf": token}, headers).status == 403
@@ -116,7 +117,7 @@ def test_two_processes_with_one_secret_accept_each_others_tokens(mill: Tidemill)
         ("/workers/nobody/stop", Role.ADMIN),
     ],
 )
-def test_an_action_needs_its_role(mill: Tidemill, path: str, least: Role) -> None:
+def test_an_action_needs_its_role(mill: Tidemill, path: str, least: Role) -> None:  # case S5
     for role in Role:
         visitor = Visitor(mill, User("anna", role))
         status = 303 if role >= least else 403

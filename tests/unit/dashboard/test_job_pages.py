@@ -369,7 +369,7 @@ def test_hostile_names_are_text_on_every_page(mill: Tidemill) -> None:
 
 def test_a_role_that_does_not_see_arguments_finds_them_nowhere(
     mill: Tidemill, anna: Visitor
-) -> None:
+) -> None:  # case S8
     task = mill.tasks["shop.pay"]
     job = mill.enqueue(task.call(-12_345, note="secret-note").using(headers={"h": "secret-head"}))
     mill.schedules.add("nightly", task.call(1, note="secret-note"), "0 3 * * *")

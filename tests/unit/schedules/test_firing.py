@@ -319,7 +319,7 @@ def test_an_unreadable_record_is_left_unchanged(
 # -- signatures ----------------------------------------------------------------------------------
 
 
-def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # case T15
+def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # case T15, case S3
     from tidemill.core.codec import verify
 
     mill = Tidemill("memory://", secret_keys=["new", "old"])

@@ -23,7 +23,7 @@ from tidemill.server.settings import Settings, check
 from tidemill.server.tokens import Role, Tokens
 
 
-def test_the_file_holds_no_token(tmp_path: Path) -> None:
+def test_the_file_holds_no_token(tmp_path: Path) -> None:  # case S9
     path = tmp_path / "tokens.json"
     secret = tokens.create(path, "ci", Role.OPERATOR)
     assert secret not in path.read_text()
@@ -37,7 +37,7 @@ def test_the_file_holds_no_token(tmp_path: Path) -> None:
 
 def test_a_revoked_token_is_refused_with_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # case S9
     path = tmp_path / "tokens.json"
     first = tokens.create(path, "first", Role.ADMIN)
     known = Tokens(str(path))
@@ -221,7 +221,7 @@ def test_a_certificate_of_a_client_is_of_a_role() -> None:
             check(Settings(**options, tls_role="viewer"))
 
 
-def test_a_token_expires(tmp_path: Path) -> None:
+def test_a_token_expires(tmp_path: Path) -> None:  # case S9
     path = tmp_path / "tokens.json"
     over = tokens.create(path, "over", Role.ADMIN, expires=1.0)
     still = tokens.create(path, "still", Role.ADMIN, expires=4e9)
@@ -261,7 +261,7 @@ def test_all_tokens_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org", ""])
-def test_other_machines_need_tokens(host: str) -> None:
+def test_other_machines_need_tokens(host: str) -> None:  # case S10
     with pytest.raises(InvalidOption, match="give --auth FILE"):
         check(Settings(host=host))
     check(Settings(host=host, auth="tokens.json"))
@@ -294,7 +294,7 @@ def test_tls_needs_a_certificate_and_a_key() -> None:
         ("", False),
     ],
 )
-def test_only_hosts_of_this_machine_are_accepted(host: str, good: bool) -> None:
+def test_only_hosts_of_this_machine_are_accepted(host: str, good: bool) -> None:  # case S10
     door = Access(Settings(allow_hosts=("Jobs.Internal",)))
     if good:
         door.check_origin("GET", host, "", "")
@@ -317,6 +317,7 @@ def test_only_hosts_of_this_machine_are_accepted(host: str, good: bool) -> None:
     ],
 )
 def test_only_pages_of_this_server_may_change_anything(origin: str, site: str, good: bool) -> None:
+    # case S10
     door = Access(Settings())
     door.check_origin("GET", "localhost:8333", origin, site)  # nothing is changed
     if good:
@@ -327,6 +328,7 @@ def test_only_pages_of_this_server_may_change_anything(origin: str, site: str, g
 
 
 def test_a_client_may_send_so_many_requests_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    # case S14
     clock = MovedClock(monkeypatch, speed=0.0)
     rate = RateLimiter(10, burst=2)
     assert [rate.take("a"), rate.take("a")] == [0, 0]

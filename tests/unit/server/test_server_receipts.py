@@ -30,7 +30,7 @@ def test_a_receipt_names_a_shared_owner() -> None:
             parse(forged)
 
 
-def test_a_sealed_receipt_is_valid_only_for_its_token() -> None:
+def test_a_sealed_receipt_is_valid_only_for_its_token() -> None:  # case S7
     plain = receipt_of(new_owner_id(), 17)
     receipt = sealed(plain, "hash of a token")
     assert parse(receipt, "hash of a token") == parse(receipt) == parse(plain)

@@ -171,7 +171,7 @@ def refusals(server: Server, role: Role, below: bool) -> dict[str, int]:
 
 @pytest.mark.parametrize("role", list(Role))
 def test_each_endpoint_and_call_refuses_the_role_below(server: Server, role: Role) -> None:
-    # case M12, case W1
+    # case M12, case W1, case S5
     expected = 401 if role is Role.VIEWER else 403
     found = refusals(server, role, below=True)
     assert {what: status for what, status in found.items() if status != expected} == {}
@@ -182,7 +182,7 @@ def test_each_endpoint_and_call_refuses_the_role_below(server: Server, role: Rol
 
 @pytest.mark.parametrize("name", [b"host", b"authorization", b"origin", b"content-type"])
 def test_a_request_that_repeats_a_header_is_refused(server: Server, name: bytes) -> None:
-    # case M12: a proxy in front may have checked the first value
+    # case M12, case S11: a proxy in front may have checked the first value
     lines = [(b"host", b"localhost"), (b"authorization", b"Bearer nix"), (b"origin", b"http://a")]
     lines += [(b"content-type", b"text/plain"), (name, dict(lines).get(name, b"application/json"))]
     for path in ("/v1/queues", "/health", "/v1/broker/hello"):
@@ -206,6 +206,7 @@ def test_a_request_may_repeat_a_header_that_is_a_list(server: Server) -> None:
 
 
 def test_a_token_for_a_queue_opens_no_call_beyond_the_queue(server: Server) -> None:  # case M12
+    # case S6
     server.mill.queue("theirs").put(1, id="their-job")
     server.token = "admin mine"
     narrow = {"{job_id}": "their-job", "{queue}": "theirs"}
@@ -234,7 +235,7 @@ def test_a_token_for_a_queue_opens_no_call_beyond_the_queue(server: Server) -> N
 )
 def test_a_token_for_a_queue_changes_no_limit(
     server: Server, method: str, path: str, body: Any
-) -> None:  # case M12
+) -> None:  # case M12, case S6
     # given a task with a limit, which all queues share
     @server.mill.task(name="shop.pay", limit="5/s", queue="theirs")
     def pay() -> None: ...
@@ -281,7 +282,7 @@ def groups(server: Server) -> Groups:
 
 def test_a_token_for_a_queue_acts_on_the_groups_whose_members_lie_there(
     server: Server, groups: Groups
-) -> None:  # case M12
+) -> None:  # case M12, case S6
     server.token = "operator mine"
     job = f"/v1/jobs/{groups.mine}"
     assert server.get(job).json["state"] == "failed"
@@ -296,7 +297,7 @@ def test_a_token_for_a_queue_acts_on_the_groups_whose_members_lie_there(
 @pytest.mark.parametrize("which", ["theirs", "both"])
 def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
     server: Server, groups: Groups, which: str
-) -> None:  # case M12
+) -> None:  # case M12, case S6
     server.token = "admin mine"
     job = f"/v1/jobs/{getattr(groups, which)}"
     answers = [server.get(job), server.get(f"{job}/result"), server.get(f"{job}/events")]
@@ -309,6 +310,22 @@ def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
     server.token = "admin"
     members = server.get("/v1/jobs?queue=theirs").json["jobs"]
     assert {it["state"] for it in members} == {"succeeded", "failed"}
+
+
+def test_jobs_before_and_after_a_job_are_beyond_the_protection(server: Server) -> None:
+    # case S6: what a token for a queue does not cover
+    @server.mill.task(name="shop.step")
+    def step(before: Any = None) -> None: ...
+
+    first, last = (step.call().using(queue=name) for name in ("theirs", "mine"))
+    handle = server.mill.enqueue(chain(first, last))
+    server.token = "operator mine"
+    # a token sees what its job waits for
+    job = server.get(f"/v1/jobs/{handle.id}").json
+    assert handle.steps[0].id in job["explanation"]
+    # and that an id is taken
+    server.mill.queue("theirs").put(1, id="taken")
+    assert server.post("/v1/jobs", {"queue": "mine", "body": 1, "id": "taken"}).status == 409
 
 
 # -- arguments and results -------------------------------------------------------------------------
@@ -349,7 +366,7 @@ READS = (
 
 @pytest.mark.parametrize("path", READS)
 def test_a_role_that_sees_no_arguments_finds_none_over_http(shop: Server, path: str) -> None:
-    # case M12: one rule for the dashboard and for the API
+    # case M12, case S8: one rule for the dashboard and for the API
     shop.token = "viewer"
     answer = shop.get(path)
     assert (answer.status, b"secret" in answer.data) == (200, False)
@@ -374,7 +391,27 @@ def test_hidden_values_are_named_hidden(shop: Server) -> None:
     assert "for key 'hidden'" in shop.get("/v1/jobs/waits").json["explanation"]
 
 
-def test_a_role_that_sees_no_arguments_searches_for_none(shop: Server) -> None:  # case M12
+def test_errors_and_the_jobs_that_an_operator_takes_are_not_hidden(tmp_path: Path) -> None:
+    # case S8: what the protection does not cover
+    with Tidemill("memory://") as mill:
+
+        @mill.task(retries=0)
+        def fail(text: str) -> None:
+            raise ValueError(f"no {text}")
+
+        job = mill.enqueue(fail.call("secret"))
+        run_all(mill)
+        mill.queue("mail").put("secret")
+        server = Server(mill, tmp_path, see_arguments="admin")
+        server.token = "viewer"
+        assert "no secret" in server.get(f"/v1/jobs/{job.id}").json["error"]
+        server.token = "operator"
+        assert b"secret" not in server.get("/v1/jobs?queue=mail&bodies=true").data
+        assert b"secret" in server.post("/v1/reserve", {"queues": ["mail"]}).data
+        server.close()
+
+
+def test_a_role_that_sees_no_arguments_searches_for_none(shop: Server) -> None:  # case M12, case S8
     shop.token = "viewer"
     for search in ("search=secret", "key=secret-key"):
         answer = shop.get(f"/v1/jobs?{search}")
@@ -383,7 +420,7 @@ def test_a_role_that_sees_no_arguments_searches_for_none(shop: Server) -> None: 
 
 
 def test_a_role_that_sees_no_arguments_makes_no_call_that_shows_some(shop: Server) -> None:
-    # case M12
+    # case M12, case S8
     calls = {
         "get": {"job_id": "ended"}, "find": {"what": {}}, "wait_for": {"ids": [], "timeout": 0},
         "held": {"job_id": "waits"}, "schedules": {"names": ["nightly"]},

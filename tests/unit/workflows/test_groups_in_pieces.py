@@ -126,7 +126,7 @@ class Forged:
 @pytest.mark.parametrize("count", [2, PIECE + 2])
 def test_the_number_of_members_of_a_group_is_signed(
     make_mill: Any, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:  # case M12
+) -> None:  # case M12, case S4
     # given a group that is an argument, put at once or in pieces
     monkeypatch.setattr(enqueue, "JOBS_PER_PUT", PIECE)
     producer = Producer(make_mill(secret_keys=["k"]))

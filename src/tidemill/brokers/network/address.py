@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import InvalidOption
 
@@ -39,7 +39,7 @@ def opener_without_redirects(
     import urllib.request  # here, since most processes never open a URL
 
     class Refusing(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: object) -> None:
+        def redirect_request(self, *_: Any, **__: Any) -> None:
             return None
 
     return urllib.request.build_opener(Refusing, *handlers)

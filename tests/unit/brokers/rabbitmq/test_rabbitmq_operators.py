@@ -315,7 +315,7 @@ def test_the_harm_of_each_policy_is_named(
 
 def test_the_password_of_the_plugin_follows_no_redirect(
     server: RabbitMQ, prefix: str
-) -> None:  # case M12
+) -> None:  # case M12, case S12
     asked: list[str] = []
 
     class Redirecting(BaseHTTPRequestHandler):

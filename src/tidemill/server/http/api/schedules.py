@@ -21,8 +21,10 @@ _OF_JOBS = ("queue", "priority", "key", "retries", "timeout", "tags")
 
 
 def _out(call: Call, schedule: Schedule) -> ScheduleOut:
-    hidden = {} if call.sees_arguments else {"arguments": HIDDEN}
-    return ScheduleOut(**schedule.public() | hidden)
+    out = ScheduleOut(**schedule.public())
+    if not call.sees_arguments:
+        out.arguments = HIDDEN
+    return out
 
 
 async def list_schedules(call: Call) -> Schedules:
