@@ -365,11 +365,14 @@ def pages_of_parts(
             return
 
 
-def lies_in(mill: Runtime, whole_id: str, queues: Collection[str]) -> bool:
-    """True when all jobs of a chain or group lie in these queues, hooks left out."""
-    pages = pages_of_parts(mill, whole_id)
-    parts = (r for page in pages for r in page if not (is_hook(r) or r.envelope.task == GROUP))
-    return all(record.envelope.queue in queues for record in parts)
+def lies_in(mill: Runtime, whole_id: str, queues: Collection[str], *, hooks: bool = False) -> bool:
+    """True when all jobs of a chain or group lie in these queues; with ``hooks`` its hooks, too."""
+    parts = (record for page in pages_of_parts(mill, whole_id) for record in page)
+    return all(
+        record.envelope.queue in queues
+        for record in parts
+        if record.envelope.task != GROUP and (hooks or not is_hook(record))
+    )
 
 
 def is_hook(record: Record) -> bool:

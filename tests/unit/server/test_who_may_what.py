@@ -312,6 +312,28 @@ def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
     assert {it["state"] for it in members} == {"succeeded", "failed"}
 
 
+@pytest.mark.parametrize("act", ["alter", "delete"])
+@pytest.mark.parametrize("shape", [chain, lambda *calls: group(calls)], ids=["chain", "group"])
+def test_a_token_for_a_queue_leaves_hooks_in_other_queues_alone(
+    server: Server, act: str, shape: Any
+) -> None:  # case M12, case S6
+    # given a chain or group in the token's queue, with a hook in another queue
+    @server.mill.task(name="shop.step")
+    def step(before: Any = None) -> None: ...
+
+    mine = [step.call().using(queue="mine") for _ in range(2)]
+    made = shape(*mine).on_complete(step.call().using(queue="theirs"))
+    job = f"/v1/jobs/{server.mill.enqueue(made).id}"
+    # when the token alters or deletes all of it
+    server.token = "operator mine"
+    if act == "alter":
+        server.post(f"{job}/alter", {"to_queue": "mine"})
+    else:
+        server.ask("DELETE", job)
+    # then the hook stays
+    assert [hook.record.envelope.queue for hook in server.mill.jobs(queue="theirs")] == ["theirs"]
+
+
 def test_jobs_before_and_after_a_job_are_beyond_the_protection(server: Server) -> None:
     # case S6: what a token for a queue does not cover
     @server.mill.task(name="shop.step")

@@ -363,10 +363,13 @@ def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     return compositions.retry_jobs(call.backend.mill, ids, force=force, may=_may(call))
 
 
-def _may(call: Call) -> Callable[[str], bool]:
-    """Tells whether a chain or group lies in the queues of the token of a call."""
+def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
+    """Tells whether a chain or group lies in the queues of the token of a call.
+
+    ``hooks``: the call acts on the hooks, too.
+    """
     mill, queues = call.backend.mill, allowed_queues(call.exchange)
-    return lambda whole_id: not queues or compositions.lies_in(mill, whole_id, queues)
+    return lambda whole: not queues or compositions.lies_in(mill, whole, queues, hooks=hooks)
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
@@ -380,7 +383,9 @@ async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
     def alter(ids: list[str]) -> list[bool]:
         mill = call.backend.mill
         mill.features.need(Feature.ALTER, "alter")
-        return compositions.alter_jobs(mill, ids, rank=rank, queue=target, may=_may(call))
+        return compositions.alter_jobs(
+            mill, ids, rank=rank, queue=target, may=_may(call, hooks=True)
+        )
 
     await _act(call, job_id, alter, lambda record: why_not_altered(record, target))
 
@@ -392,7 +397,7 @@ async def delete_job(call: Call, job_id: str) -> None:
     """
 
     def delete(ids: list[str]) -> list[bool]:
-        return compositions.delete_jobs(call.backend.mill, ids, may=_may(call))
+        return compositions.delete_jobs(call.backend.mill, ids, may=_may(call, hooks=True))
 
     await _act(call, job_id, delete, lambda _: "it cannot be deleted")
 
@@ -428,14 +433,14 @@ async def alter_jobs(call: Call, body: AlterMany) -> Done:
     """Give many jobs that wait another priority, or move them to another queue."""
     rank, queue = check_alter(body.to_priority, body.to_queue)
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.ALTER, "alter")
-    act = functools.partial(compositions.alter_jobs, mill, ids, may=_may(call))
+    act = functools.partial(compositions.alter_jobs, mill, ids, may=_may(call, hooks=True))
     return Done(await call.backend.run(lambda: act(rank=rank, queue=queue)))
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.FAILED, "delete")
-    act = functools.partial(compositions.delete_jobs, mill, ids, may=_may(call))
+    act = functools.partial(compositions.delete_jobs, mill, ids, may=_may(call, hooks=True))
     return Done(await call.backend.run(act))
 
 
