@@ -118,6 +118,18 @@ def test_quiet_from_the_store_has_no_limit(sim: Simulation) -> None:
     assert not any(process.killed for process in sim.processes)
 
 
+def test_a_worker_that_its_store_has_outgrown_ends_its_jobs_and_exits_with_3(
+    sim: Simulation,
+) -> None:
+    # case M13
+    job = sim.task("long", seconds=50.0).enqueue()
+    worker = sim.worker()
+    worker.command("quiet")
+    worker.command("outgrown")
+    assert worker.until_ended() == 3
+    assert job.state is State.SUCCEEDED
+
+
 def test_term_after_quiet_has_the_shutdown_timeout(sim: Simulation) -> None:
     # case T11
     job = sim.task("long", seconds=FOREVER, ignores=True).enqueue()

@@ -101,6 +101,7 @@ class Supervisor:
         self._scheduling = Scheduling(settings.app, self.owner.id)
         self._declarations = TaskDeclarations()
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
+        self._outgrown = False  # True when the store no longer serves this version
         self._leaving = StalledExit(CLEAN, INTERRUPTED, self._machine.exit)
         self._lock = threading.RLock()
         self._snapshots = QueueSnapshots()
@@ -117,7 +118,8 @@ class Supervisor:
         """Serve until told to stop; returns the exit code.
 
         The code is 0 for a clean end, and 1 when jobs were interrupted. Code 2 says that the app
-        could not be loaded. Code 3 says that the broker is away, has no room, or has moved.
+        could not be loaded. Code 3 says that the broker is away, has no room, has moved, or has
+        another version.
         """
         try:
             return self._run()
@@ -182,6 +184,8 @@ class Supervisor:
                     self._snapshots.keep(broker, ending=True)
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
+        if self._outgrown:
+            return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
 
     def _begin_history(self, broker: Store) -> None:
@@ -350,6 +354,8 @@ class Supervisor:
             elif command.verb == "quiet":
                 self._stopping = self._stopping or float("inf")
                 self.pool.be_quiet()
+            elif command.verb == "outgrown":
+                self._outgrown = True
             elif command.verb == "stop":
                 self._stop_softly()
             elif command.verb == "dump":

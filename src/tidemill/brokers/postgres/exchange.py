@@ -28,6 +28,7 @@ __all__ = ["send"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _NOTHING = Want(0, sleep=False)
+_LEAVE = (Command("quiet"), Command("outgrown"))
 
 
 class _Answer(msgspec.Struct):
@@ -88,7 +89,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
         _go_on(session, attached, step, answer, reply, told)
         if unserved is not None:
             _leaves(attached, unserved)
-            reply.commands.append(Command("quiet"))
+            reply.commands += _LEAVE
     return reply
 
 
@@ -205,7 +206,7 @@ def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
     """Tell a worker to leave an outgrown store, so that other workers run its jobs."""
     _leaves(attached, error)
     lost = [False] * len(step.verdicts), [False] * len(step.touch)
-    return Reply(*lost, commands=[Command("quiet")], next_due=float("inf"))
+    return Reply(*lost, commands=[*_LEAVE], next_due=float("inf"))
 
 
 def _leaves(attached: AttachedOwner, error: Exception) -> None:

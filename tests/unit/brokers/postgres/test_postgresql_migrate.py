@@ -152,7 +152,7 @@ def old(url: str) -> Iterator[Broker]:
 def test_a_worker_that_the_store_has_outgrown_leaves(
     name: str, url: str, old: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # laws 3, 5: else it would keep its jobs as long as it lives
+    # case M13, laws 3, 5: else it would keep its jobs as long as it lives
     [lease] = take(old, "old")
     with connect(url, autocommit=True) as conn:
         conn.execute(f"ALTER TYPE {name}.want ADD ATTRIBUTE more int".encode())
@@ -163,7 +163,7 @@ def test_a_worker_that_the_store_has_outgrown_leaves(
     for _ in range(2):
         reply = old.exchange(step)
         assert reply.settled == [False]
-        assert {command.verb for command in reply.commands} == {"quiet"}
+        assert {command.verb for command in reply.commands} == {"quiet", "outgrown"}
     assert caplog.text.count("this worker stops") == 1
     old.detach("old")
     record = old.get("a")
@@ -183,5 +183,5 @@ def test_a_worker_that_came_to_a_newer_store_leaves_when_it_is_not_understood(
         late.attach(Owner(id="late"))
         conn.execute(f"ALTER TYPE {name}.want ADD ATTRIBUTE more int".encode())
     reply = late.exchange(Step("late", want=Want(1)))
-    assert [command.verb for command in reply.commands] == ["quiet"]
+    assert [command.verb for command in reply.commands] == ["quiet", "outgrown"]
     late.close()
