@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 
 from tidemill.core.errors import BrokerUnavailable
@@ -75,18 +76,29 @@ def keep_from_children(identity: tuple[int, int]) -> None:
                 os.set_inheritable(int(name), False)
 
 
-def private_folder(path: str) -> str:
-    """Make a folder for this user alone, at a path where all users may make folders.
+def private_folder() -> str:
+    """The folder of this user's processes among the temporary files of this machine.
 
-    Raises:
-        BrokerUnavailable: another user's folder is there, or a link.
+    Its name has the number of the user. If another user has made a folder or link of this name, the
+    processes of this user find each other in a folder with a longer name.
     """
+    above, name = tempfile.gettempdir(), f"tidemill-{os.geteuid()}"
+    path = os.path.join(above, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise BrokerUnavailable(f"{path} is not a folder of this user; remove it, or set TMPDIR")
-    return path
+    if _is_mine(path):
+        return path
+    others = sorted(entry for entry in os.listdir(above) if entry.startswith(f"{name}."))
+    paths = (os.path.join(above, entry) for entry in others)
+    return next(filter(_is_mine, paths), "") or tempfile.mkdtemp(prefix=f"{name}.")
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def folder_mode(mode: int) -> int:

@@ -6,12 +6,13 @@ import errno
 import os
 import select
 import shutil
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tidemill.brokers.shared.liveness import Liveness
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import private_folder
 
 
@@ -56,14 +57,25 @@ def test_an_owner_can_come_when_the_folder_is_gone(folder: Path) -> None:
     assert Liveness(str(folder)).alive(2)
 
 
-def test_a_folder_among_temporary_files_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    # given what another user may have put there
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BrokerUnavailable, match="is not a folder of this user"):
-        private_folder(str(tmp_path / "link"))
-    # and what is ours is used again
-    assert private_folder(str(tmp_path / "mine")) == private_folder(str(tmp_path / "mine"))
+@pytest.mark.parametrize("taken", ["", "link", "file"])
+def test_the_processes_of_a_user_share_a_folder_that_no_other_user_can_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    # case M13
+    # given what another user may have put there first
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    usual = tmp_path / f"tidemill-{os.geteuid()}"
+    if taken == "link":
+        (tmp_path / "elsewhere").mkdir()
+        usual.symlink_to(tmp_path / "elsewhere")
+    elif taken:
+        usual.write_text("")
+    # then each process finds the same folder, which is the user's
+    found = private_folder()
+    assert private_folder() == found
+    assert (found == str(usual)) == (not taken)
+    facts = os.lstat(found)
+    assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o700, os.geteuid())
 
 
 def test_an_owner_is_not_dead_because_its_fifo_cannot_be_opened(

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
@@ -117,8 +116,7 @@ class Owners:
         self._list = list_owners
         self._give_up = give_up
         self._by_id: dict[str, AttachedOwner] = {}
-        mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
-        self.folder = os.path.join(mine, store)
+        self.folder = os.path.join(private_folder(), store)
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self.wakes = os.path.join(self.folder, "wake")
         self._liveness = Liveness(os.path.join(self.folder, "owners"))

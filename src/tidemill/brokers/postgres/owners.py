@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -80,8 +79,7 @@ class Owners:
         self._send = functools.partial(send, session)
         self._by_number: dict[int, AttachedOwner] = {}
         self._by_id: dict[str, AttachedOwner] = {}
-        mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
-        self._folder = os.path.join(mine, session.installed.store)
+        self._folder = os.path.join(private_folder(), session.installed.store)
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         self._liveness = Liveness(os.path.join(self._folder, "owners"))
         self._watching, self._joining = Lock(), LongLock()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -280,8 +279,7 @@ def release_args(
 
 def folder_here() -> str:
     """The folder of all owners of this user on this machine, for all Redis stores."""
-    mine = private_folder(os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}"))
-    folder = os.path.join(mine, "redis")
+    folder = os.path.join(private_folder(), "redis")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder
 
