@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
 import shutil
 import signal
@@ -34,11 +35,10 @@ from tidemill.alerts.watch import Watch
 from tidemill.core.job import Owner
 
 LONELY = Rule(name="lonely", when="no-worker")
-
-
-def a_message() -> Message:
-    texts = dict.fromkeys(("event", "text", "rule", "when", "queue", "store", "host"), "x")
-    return Message(**texts, **dict.fromkeys(("value", "above", "began", "at"), 1.0))
+MESSAGE = Message(
+    **dict.fromkeys(("event", "text", "rule", "when", "queue", "store", "host"), "x"),
+    **dict.fromkeys(("value", "above", "began", "at"), 1.0),
+)
 
 
 class Receiver:
@@ -191,7 +191,7 @@ def test_a_redirect_of_a_webhook_is_not_followed(status: int, receiver: Receiver
     try:
         # when a message is sent, then it counts as not sent, and the error says what to do
         with pytest.raises(SendFailed, match=f"answered {status} .*; write the address that"):
-            send(target, a_message(), threading.Event())
+            send(target, MESSAGE, threading.Event())
     finally:
         moved.close()
     assert receiver.got.empty()
@@ -226,6 +226,23 @@ def test_a_command_is_told_without_a_shell(desk: Desk, tmp_path: Path) -> None:
         eventually(lambda: told.exists() and told.read_text() == "begin sums", "it was told")
     finally:
         watch.close()
+
+
+def test_a_command_may_leave_a_child_that_keeps_its_descriptors(tmp_path: Path) -> None:
+    # case M13
+    sent, child = tmp_path / "sent", tmp_path / "child"
+    script = f"echo told >> {sent}; sleep 600 & echo $! > {child}"
+    try:
+        send(Target(command=("sh", "-c", script), timeout=5, tries=2), MESSAGE, threading.Event())
+        assert sent.read_text() == "told\n"
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
+
+
+def test_a_command_that_fails_is_named_with_its_last_line() -> None:
+    target = Target(command=("sh", "-c", "echo first >&2; echo last >&2; exit 3"), tries=1)
+    with pytest.raises(SendFailed, match=r"^the command ended with 3: last$"):
+        send(target, MESSAGE, threading.Event())
 
 
 def values(mill: Tidemill, **rule: Any) -> dict[str, float]:
@@ -377,6 +394,6 @@ def test_a_secret_with_a_line_break_is_not_logged() -> None:
     headers = {"Authorization": "Bearer SECRET\n"}
     target = Target(webhook="http://127.0.0.1:1/", headers=headers, tries=1)
     with pytest.raises(SendFailed) as caught:
-        send(target, a_message(), threading.Event())
+        send(target, MESSAGE, threading.Event())
     assert "SECRET" not in str(caught.value)
     assert "header" in str(caught.value)

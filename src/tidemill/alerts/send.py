@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import subprocess
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +17,7 @@ from tidemill.brokers.network.address import opener_without_redirects
 
 __all__ = ["Message", "SendFailed", "send"]
 
+_LAST_LINES = 10_000  # bytes
 _PAUSES = (1.0, 4.0, 16.0)  # seconds before the next tries
 
 
@@ -89,22 +91,28 @@ def _post(target: Target, message: Message) -> None:
 def _run(target: Target, message: Message) -> None:
     values = msgspec.to_builtins(message)
     env = {f"TIDEMILL_ALERT_{name.upper()}": str(value) for name, value in values.items()}
-    try:
-        done = subprocess.run(
-            target.command,
-            input=msgspec.json.encode(message),
-            env={**os.environ, **env},
-            timeout=target.timeout,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SendFailed(f"the command did not end within {target.timeout:g} s") from None
-    except OSError as error:
-        raise SendFailed(f"the command {target.command[0]} cannot run: {error.strerror}") from error
+    # A pipe would stay open for as long as a child of the command lives.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                target.command,
+                input=msgspec.json.encode(message),
+                env={**os.environ, **env},
+                timeout=target.timeout,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SendFailed(f"the command did not end within {target.timeout:g} s") from None
+        except OSError as error:
+            raise SendFailed(
+                f"the command {target.command[0]} cannot run: {error.strerror}"
+            ) from error
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_LINES))
+        said = errors.read(_LAST_LINES)
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = said.decode(errors="replace").strip().splitlines()
         raise SendFailed(
             f"the command ended with {done.returncode}{f': {lines[-1]}' if lines else ''}"
         )
