@@ -28,7 +28,7 @@ from tidemill.client.threads import cancel_later
 from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import clock, new_id
 from tidemill.core.config import Seconds, check_count, check_name, check_seconds
-from tidemill.core.errors import CodecError, InvalidOption, TidemillError
+from tidemill.core.errors import CodecError, InvalidOption, StoreBusy, TidemillError
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.signatures import refusal, trusted
@@ -49,6 +49,11 @@ YOUNG_LEASE = 30.0
 
 SHORT_PATIENCE = 1.0
 """The shortest time in seconds for which a step of ``get`` waits for other writers."""
+
+BUSY_MOST = 30.0
+"""Seconds of a busy store after which ``get`` raises. Before that, it returns no message."""
+
+_PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
 
 PATIENCE = 5.0
 """Seconds that a close waits for running calls of ``get`` to end."""
@@ -144,6 +149,7 @@ class Consumers:
     def __init__(self, mill: Runtime) -> None:
         self.mill = mill
         self._session = Session()
+        self._busy_since = 0.0  # monotonic time since which the store has been busy; 0 if it is not
 
     @property
     def session(self) -> Session:
@@ -207,8 +213,14 @@ class Consumers:
                 # The last exchange asks for no wake-up, because this call ends after it.
                 asleep = sleeps and left > 0
                 asked = msgspec.structs.replace(want, sleep=asleep)
-                reply = self.exchange(Step(owner, want=asked, patience=max(SHORT_PATIENCE, left)))
-                if reply.leases:
+                step = Step(owner, want=asked, patience=max(SHORT_PATIENCE, left))
+                reply = self._exchange_unless_busy(step)
+                if reply is None:
+                    asleep = False
+                    if deadline <= time.monotonic():
+                        return []
+                    self.mill.broker.wait(owner, _PAUSE)
+                elif reply.leases:
                     leases, taken = reply.leases, time.monotonic()
                     if asleep and len(leases) < count:
                         self._sleep_no_more(owner, want)
@@ -232,6 +244,19 @@ class Consumers:
             if asleep:  # the store counts the owner as waiting, but the wait was cut short
                 self._sleep_no_more(owner, want)
         return []
+
+    def _exchange_unless_busy(self, step: Step) -> Reply | None:
+        """The reply; None if another process writes to the store, and has not done so for long."""
+        began = time.monotonic()
+        try:
+            reply = self.exchange(step)
+        except StoreBusy:
+            self._busy_since = self._busy_since or began
+            if time.monotonic() - self._busy_since >= BUSY_MOST:
+                raise
+            return None
+        self._busy_since = 0.0
+        return reply
 
     def _sleep_no_more(self, owner: str, want: Want) -> None:
         """Tell the store that this owner does not wait: another owner must get the wake-up."""

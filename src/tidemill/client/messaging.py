@@ -91,8 +91,8 @@ class Messaging:
         Returns None after ``timeout`` seconds without a message; waits for ever without a timeout.
 
         Raises:
-            BrokerUnavailable: the store cannot be reached, or the write lock of an LMDB store did
-                not become free in time.
+            BrokerUnavailable: the store cannot be reached, or another process has been writing to
+                it for 30 s.
         """
         return self.consumers.get(queues, timeout)
 

@@ -6,6 +6,7 @@
     │   └── TaskNotFound (also LookupError) a call by name of a task that nobody has declared
     ├── FeatureMissing                      the broker cannot do what was asked for
     ├── BrokerUnavailable                   the store cannot be opened or reached
+    │   ├── StoreBusy                       other writers held the store for too long
     │   ├── StoreGone                       the store was deleted or replaced while it was open
     │   └── NotReplicated                   stored, but too few replicas had it in time
     ├── StoreMoved                          the store moves, or has moved, to another url
@@ -57,6 +58,7 @@ __all__ = [
     "ScheduleExists",
     "ScheduleNotFound",
     "ScheduleOver",
+    "StoreBusy",
     "StoreFull",
     "StoreGone",
     "StoreMoved",
@@ -88,6 +90,10 @@ class FeatureMissing(TidemillError):
 
 class BrokerUnavailable(TidemillError):
     """The store cannot be opened or reached; ``__cause__`` is the error of the driver."""
+
+
+class StoreBusy(BrokerUnavailable):
+    """Another process wrote to the store for longer than the call could wait; nothing was done."""
 
 
 class StoreGone(BrokerUnavailable):

@@ -39,7 +39,7 @@ from tidemill.brokers.lmdb.write_lock_waiter import Writer
 from tidemill.brokers.lmdb.write_transaction import Plain, Writing
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.crash_points import point
-from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.core.errors import StoreBusy, TidemillError
 from tidemill.core.shield import lower_shield, raise_shield
 from tidemill.core.signals import (
     begin_interruptible_wait,
@@ -141,7 +141,7 @@ class GroupCommit:
         Raises:
             Exception: an error of ``apply``; nothing was changed.
             StoreFull: the disk or the map has no room.
-            BrokerUnavailable: the write lock was not free in time.
+            StoreBusy: the write lock was not free in time.
         """
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
@@ -217,7 +217,7 @@ class GroupCommit:
             holder = self.lock.holder()
             self._leave(request)
             if not request.done:
-                raise BrokerUnavailable(
+                raise StoreBusy(
                     f"the store{self.place} was not free for {patience:g} s: its write lock is "
                     f"held {holder}"
                 )
