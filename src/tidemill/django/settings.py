@@ -13,11 +13,12 @@ TIDEMILL = {
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from django.conf import settings
+from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
@@ -74,6 +75,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ImproperlyConfigured(f"TIDEMILL['MIDDLEWARE']: {error}") from error
 
 
+def _refuse_half_of_the_settings() -> None:
+    """Refuse an import of tasks in the settings module above ``TIDEMILL``."""
+    name = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    module = sys.modules.get(name)
+    is_loading = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    if is_loading and not hasattr(module, "TIDEMILL"):
+        raise ImproperlyConfigured(
+            f"the settings module {name} imports tasks before it sets TIDEMILL, so TIDEMILL would "
+            "have no effect; import them below TIDEMILL, or give dotted paths instead"
+        )
+
+
 def read_settings(given: Mapping[str, Any] | None = None, where: str = "TIDEMILL") -> Settings:
     """The settings in ``given``, or in the setting ``TIDEMILL``.
 
@@ -81,6 +94,7 @@ def read_settings(given: Mapping[str, Any] | None = None, where: str = "TIDEMILL
         ImproperlyConfigured: a key is unknown, or a value cannot be used.
     """
     if given is None:
+        _refuse_half_of_the_settings()
         given = getattr(settings, "TIDEMILL", {})
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured(f"{where} must be a dict, not {type(given).__name__}")

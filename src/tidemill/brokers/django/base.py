@@ -17,18 +17,16 @@ from tidemill.brokers.django.jobs import Facts
 from tidemill.brokers.django.owners import OwnerFacts, Owners, listed
 from tidemill.brokers.django.settings import Address
 from tidemill.brokers.django.tables import Rows
-from tidemill.brokers.django.transaction import Transaction, begin
+from tidemill.brokers.django.transaction import Transaction, begin, create_store
 from tidemill.brokers.django.waits import Waits
 from tidemill.brokers.django.wakeup import OWNERS, WAITERS, ring
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
 
 __all__ = ["ServerCalls"]
 
 T = TypeVar("T")
 _facts = msgspec.msgpack.Decoder(Facts)
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class ServerCalls:
@@ -48,7 +46,7 @@ class ServerCalls:
         self._next_tick = 0.0
         self._last_queue = ""
         self._database = Database(self._address)
-        self._store = self._facts().store or self._found()
+        self._store = self._database.store = self._facts().store or self._found()
         self._owners = Owners(f"django-{self._store}", self._send, self._list_owners, self._release)
         wakes = self._owners.wakes
         self.waits = Waits(self._read, self._look, wakes, self._address.poll)
@@ -166,12 +164,7 @@ class ServerCalls:
 
         def work(connection: Connection) -> None:
             if not connection.execute("SELECT id FROM tidemill_store WHERE id = 1"):
-                now = self._database.now_of(connection.execute)
-                facts = Facts(store=new_id(), born=now)
-                connection.execute(
-                    "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)",
-                    [_encode(facts)],
-                )
+                create_store(connection.execute, self._database)
 
         with (
             contextlib.suppress(BrokerUnavailable),

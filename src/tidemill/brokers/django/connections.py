@@ -214,10 +214,15 @@ class Borrowed:
 
 
 class Database:
-    """The database of one alias."""
+    """The database of one alias.
+
+    Attributes:
+        store: the name of the store, once the broker knows the name.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.store = ""
         self.spares: Spares[Connection] = Spares(self._connection)
         self.since = time.monotonic()  # since this time the database has answered every call
         wrapper = self._connection()

@@ -188,7 +188,10 @@ def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
     facts_now = _FACTS.format(now=rows.dialect.now or "0"), ()
     ready = _asking_ready(step.want)
     asked = [facts_now, _asking_owner(step.owner), (_TIMES, ()), NEXT_SCHEDULE, *ready]
-    [[(now, raw)], owner, [times], schedule, *found] = rows.execute_all(asked)
+    opened, owner, [times], schedule, *found = rows.execute_all(asked)
+    if not opened:  # ``flush`` has emptied the tables
+        return None
+    [(now, raw)] = opened
     row, facts, now = _owner_of(owner), decode_facts(bytes(raw)), time_of(rows.dialect, now)
     if row is None or row.commands or row.until - now < alive * 2 / 3:
         return None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from tidemill.brokers.django.connections import Borrowed, Connection, Database
 from tidemill.brokers.django.dialects import Dialect, Statement
 from tidemill.brokers.django.due import come_due
-from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.jobs import Facts, StoredJobs
 from tidemill.brokers.django.tables import Rows
-from tidemill.core.clock import clock
+from tidemill.core.clock import clock, new_id
 
-__all__ = ["Transaction", "begin", "begin_on", "time_of"]
+__all__ = ["Transaction", "begin", "begin_on", "create_store", "time_of"]
 
 _FIRST = "(SELECT min({0}) FROM tidemill_job WHERE {0} IS NOT NULL)"
 _OPEN = (
@@ -39,7 +42,11 @@ class Transaction:
 
     def __init__(self, rows: Rows, database: Database, also: Sequence[Statement] = ()) -> None:
         opening = _OPEN.format(now=database.dialect.now or "0")
-        [[(now, facts, alarm, self.prune)], *self.also] = rows.execute_all([(opening, []), *also])
+        opened, *self.also = rows.execute_all([(opening, []), *also])
+        if not opened:  # ``flush`` has emptied the tables: the store begins anew, with its name
+            create_store(rows.execute, database)
+            opened, *self.also = rows.execute_all([(opening, []), *also])
+        [(now, facts, alarm, self.prune)] = opened
         self.rows = rows
         now = time_of(rows.dialect, now)
         self.jobs = StoredJobs(rows, database.address.retention, now, bytes(facts))
@@ -53,6 +60,13 @@ class Transaction:
     def come_due(self) -> bool:
         """Move some of the jobs whose time has come; True when more such jobs may be left."""
         return come_due(self.rows, self.jobs, self.alarm)
+
+
+def create_store(execute: Callable[..., list[Any]], database: Database) -> None:
+    """Add the row of the store."""
+    facts = Facts(store=database.store or new_id(), born=database.now_of(execute))
+    text = "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)"
+    execute(text, [msgspec.msgpack.encode(facts)])
 
 
 def begin(
