@@ -26,6 +26,7 @@ from tidemill.server.http.call import LARGE, Call
 from tidemill.server.http.exchange import Exchange, require
 from tidemill.server.http.problems import Problem, not_allowed
 from tidemill.server.http.queue_permissions import allowed_queues, check_path
+from tidemill.server.http.schemas.rules import needs_fields
 from tidemill.server.http.validation_errors import lone_surrogate, validation_message
 from tidemill.server.tokens import Role
 
@@ -93,7 +94,9 @@ class Endpoint:
         """Whether a request may have no body; never when it creates or changes something."""
         if self.status == 201 or self.method == "PATCH":
             return False
-        return not any(field.required for field in msgspec.structs.fields(self.body or Raw))
+        body = self.body or Raw
+        needed = any(field.required for field in msgspec.structs.fields(body))
+        return not needed and not needs_fields(body.__name__)
 
     async def read(self, call: Call, values: Sequence[str]) -> dict[str, Any]:
         """The arguments of the handler, from the path, the query and the body.
