@@ -107,7 +107,9 @@ class Task:
         task.stopped = moment_of(record.finished)
         task.success = record.state is State.SUCCEEDED
         if task.success:
-            task.result = mill.job(envelope.id).result(timeout=0)
+            job: Job[Any] = mill.job(envelope.id)
+            job.remember(record)
+            task.result = job.result(timeout=0)
         else:
             trace = ended.traceback if ended else ""
             task.result = f"{record.error} : {trace}" if trace else record.error
@@ -146,6 +148,8 @@ def result(task_id: str, wait: int = 0, cached: bool = False) -> Any:
 def fetch(task_id: str, wait: int = 0, cached: bool = False) -> Task | None:
     """A task that has ended, by its id or its name; None before its end."""
     mill = project_mill()
+    if (record := mill.inline_jobs.get(task_id)) is not None:  # it ran with sync=True
+        return Task.of_record(mill, record)
     found = _job(task_id)
     if found is None:
         return None

@@ -112,6 +112,12 @@ class Calls(Case):
         self.assertEqual(len(hooks.seen), 1)
         self.assertEqual(list(mill.jobs()), [])
         self.assertEqual(mill.inline_jobs.get(task_id).state, State.SUCCEEDED)
+        self.assertEqual((result(task_id), fetch(task_id).success), (8, True))  # case M15
+
+    def test_sync_keeps_the_error_of_a_failure(self):
+        task_id = async_task("shop.hooks.fail", sync=True)
+        self.assertFalse(fetch(task_id).success)
+        self.assertIn("ValueError", result(task_id))
 
     def test_save_false_keeps_nothing(self):
         task_id = async_task("shop.hooks.multiply", 4, save=False, hook=hooks.remember)
