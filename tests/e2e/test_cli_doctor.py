@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +25,10 @@ import tidemill.cli.worker_checks
 from tidemill import Limit, State, StoreFull, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import HOLDS
+from tidemill.brokers.lmdb import inspect, search
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.cli import main
+from tidemill.cli.doctor import examine
 from tidemill.cli.worker_checks import clocks
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
@@ -354,6 +356,34 @@ def test_a_schedule_whose_next_time_is_days_too_late(
         desk.mill.schedules.add("s", desk.add.call(1), "0 3 * * *")
     message = "1 of 2 have a next time that is later than their rule says: s"
     assert findings(desk, "warn")["schedules"] == message
+
+
+def test_a_store_with_many_queues(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # case M13
+    # given queues of messages, and queues of tasks that no worker serves
+    for n in range(40):
+        desk.mill.queue(f"messages{n}").put(n)
+    for n in range(15):
+        desk.add.using(queue=f"q{n}").enqueue(1)
+    looks: list[object] = []
+    for module in (inspect, search):
+        monkeypatch.setattr(module, "queue_rows", noting(looks, module.queue_rows))
+    # when the doctor looks
+    found = [finding for finding in examine(desk.mill) if finding.check == "queues"]
+    # then it lists some of these queues, counts the others, and does not read all for each
+    assert len(found) == 11
+    assert found[-1].message == "5 more queues are paused or have no worker"
+    assert len(looks) < 15
+
+
+def noting(calls: list[object], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which notes its calls."""
+
+    def call(*args: object) -> object:
+        calls.append(args)
+        return function(*args)
+
+    return call
 
 
 def test_a_full_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.policies import with_policies
 from tidemill.brokers.contract.schedules import LAST_DECLARATION
@@ -37,6 +38,7 @@ OLD = 300.0
 """Seconds after which a ready job counts as old."""
 
 _SAMPLE = 50
+_QUEUES_MOST = 10  # the most queues without a worker that the report lists
 _UNKNOWN_MOST = 10  # the most unknown tasks that the report lists
 
 
@@ -259,18 +261,24 @@ def _backlog(broker: Store) -> Iterator[Finding]:
     """Find jobs that no worker will take, and jobs that have been ready for long."""
     from tidemill.cli.console import span
 
-    worst, where = 0.0, ""
-    for row in _queues(broker):
+    worst, where, rows, owners = 0.0, "", _queues(broker), broker.owners()
+    problems: list[tuple[str, str]] = []
+    for row in rows:
         if row.paused and row.ready:
             text = f"queue {row.name} is paused with {row.ready:,} ready jobs"
-            yield Finding("queues", "warn", text, f"tidemill resume {row.name}")
-        elif row.ready and not serving(broker, row.name) and _has_tasks(broker, row.name):
+            problems.append((text, f"tidemill resume {row.name}"))
+        elif row.ready and not serving(owners, row.name) and _has_tasks(broker, row.name):
             text = f"queue {row.name} has {row.ready:,} ready jobs and no worker"
-            yield Finding("queues", "warn", text, _start(row.name))
+            problems.append((text, _start(row.name)))
         age = clock.wall() - row.oldest if row.oldest else 0.0
         if age > worst and not row.paused:
             worst, where = age, row.name
-    ready = sum(row.ready for row in _queues(broker) if not row.paused)
+    for text, advice in problems[:_QUEUES_MOST]:
+        yield Finding("queues", "warn", text, advice)
+    if len(problems) > _QUEUES_MOST:
+        text = f"{len(problems) - _QUEUES_MOST:,} more queues are paused or have no worker"
+        yield Finding("queues", "warn", text, "tidemill queues")
+    ready = sum(row.ready for row in rows if not row.paused)
     text = f"{ready:,} ready jobs wait for limits" if ready else "no job is ready"
     text = f"the oldest ready job of {where} is {span(worst)} old" if where else text
     old = worst > OLD
@@ -322,5 +330,9 @@ def _limits(broker: Store) -> Iterator[Finding]:
 
 def _has_tasks(broker: Store, queue: str) -> bool:
     """True when a sample of the queue's ready jobs has a job of a task, not only messages."""
+    if Feature.NAMED in broker.features:
+        head = with_job_numbers(broker, "doctor").head(queue, State.READY, _SAMPLE)
+        if head:  # it has no jobs that lie with a carrier
+            return any(not record.envelope.is_message for record in head)
     ready = Filter(states=frozenset({State.READY}), queue=queue)
     return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)

@@ -20,7 +20,8 @@ from tidemill.core.job import Owner
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+    from tidemill.cli.console import Table
 
 __all__ = ["backup", "info"]
 

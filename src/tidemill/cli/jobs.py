@@ -328,7 +328,7 @@ def explain(mill: Tidemill, id: str, as_json: bool) -> None:
     record = _read(mill, id)
     sentence = _explained(mill, record)
     if as_json:
-        workers = [owner.name for owner in serving(mill.broker, record.envelope.queue)]
+        workers = [owner.name for owner in serving(mill.broker.owners(), record.envelope.queue)]
         document = {"id": record.envelope.id, "state": str(record.state)}
         console.print_json(document | {"explanation": sentence, "workers": workers})
     else:

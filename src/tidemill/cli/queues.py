@@ -21,7 +21,8 @@ from tidemill.limits.declare import terms_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+    from tidemill.cli.console import Table
 
 __all__ = ["delete_queue", "pause", "public", "queues", "queues_table", "recall", "resume"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
@@ -30,7 +31,7 @@ def explain_in(broker: Store, record: Record) -> str:
     """
     queue = record.envelope.queue
     [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
-    workers = serving(broker, queue)
+    workers = serving(broker.owners(), queue)
     if record.state is State.RUNNING and not record.envelope.is_message and not is_stuck(record):
         return _run(record, broker.owners(), workers)
     text = explain(record, paused=row.paused, workers=len(workers))
@@ -64,11 +65,11 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
     return f"It {how}" + (f": {record.error}" if record.error else "")
 
 
-def serving(broker: Store, queue: str) -> list[Owner]:
-    """The live workers that take jobs of a queue."""
+def serving(owners: Iterable[Owner], queue: str) -> list[Owner]:
+    """The workers among the owners that take jobs of a queue."""
     return [
         owner
-        for owner in broker.owners()
+        for owner in owners
         if owner.kind == "worker" and (not owner.queues or queue in owner.queues)
     ]
 
@@ -82,7 +83,7 @@ def no_worker(mill: Runtime, record: Record) -> str:
     if envelope.is_message or envelope.task == GROUP or record.state is State.RUNNING:
         return ""
     try:
-        if serving(broker, envelope.queue):
+        if serving(broker.owners(), envelope.queue):
             return ""
     except TidemillError:
         return ""

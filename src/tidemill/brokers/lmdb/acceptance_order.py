@@ -175,11 +175,15 @@ def read_mark(store: Store, txn: lmdb.Transaction[bytes]) -> Mark | None:
     return _MARK.decode(data) if data is not None else None
 
 
-def is_whole(store: Store, txn: lmdb.Transaction[bytes], accepted: int) -> bool:
-    """True when no entry is missing. ``accepted``: the number of accepted jobs of all queues."""
-    mark = read_mark(store, txn)
-    working = txn.get(store.key("ordering")) is not None
-    return mark is not None and not working and mark.counted == accepted
+def is_whole(store: Store, txn: lmdb.Transaction[bytes]) -> bool:
+    """True when no entry is missing. One look counts for all reads of the same commit."""
+    commit, whole = store.whole
+    if commit != txn.id():
+        mark = read_mark(store, txn)
+        working = txn.get(store.key("ordering")) is not None
+        whole = mark is not None and not working and mark.counted == accepted_in(store, txn)
+        store.whole = txn.id(), whole
+    return whole
 
 
 def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: bytes) -> bytes:

@@ -72,8 +72,7 @@ class Finding:
         self._store = store
         self._t = store.tables
         self._states = {READY if s is State.RUNNING else STATES.index(s) for s in what.states}
-        every = list(queue_rows(store, txn))
-        rows = [row for row in every if what.queue in ("", row.name)]
+        rows = _row_of(store, txn, what.queue) if what.queue else list(queue_rows(store, txn))
         self._row = rows[0] if what.queue and rows else None
         self._scheduled = sum(row.scheduled for row in rows)
         # The rows of queues count unfinished jobs by state, and count all jobs that ever finished.
@@ -81,7 +80,7 @@ class Finding:
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
         self._looked = 0
-        if not is_whole(store, txn, sum(row.accepted for row in every)):
+        if not is_whole(store, txn):
             self._gathered = scanned(store, self._number)
         if self._is_better_gathered(txn):
             self._gathered = self._sorted(views, self._gather(txn))
@@ -240,6 +239,11 @@ def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
     while more and cursor.key()[:size] == prefix:
         yield cursor.value()
         more = cursor.next()
+
+
+def _row_of(store: Store, txn: Txn, queue: str) -> list[Row]:
+    data = txn.get(store.key("q/" + queue))
+    return [] if data is None else [Row(queue, 0, data)]
 
 
 def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:

@@ -11,8 +11,9 @@ from tidemill.core.clock import clock, short_id
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
+
+    from tidemill.cli.console import Table
 
 __all__ = ["SORTS", "headline", "jobs_table", "queues_table", "sorted_queues", "workers_table"]
 
