@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +56,12 @@ PATIENCE = 30.0
 
 BRISK = 1.0
 """Seconds that the steps of a supervisor, housekeeping and detaching wait for the write lock."""
+
+
+LONG = 5.0
+"""Seconds of a wait for the write lock after which the log names its holder."""
+
+log = logging.getLogger("tidemill")
 
 
 class Context(Protocol):
@@ -117,6 +124,7 @@ class GroupCommit:
         self._translated = translated
         self.place = place
         self._points = points
+        self._next_word = 0.0  # monotonic time of the next log line about a held lock
         self._make: Callable[[lmdb.Transaction[bytes]], Context] | None = None
         self._writer = Writer(self._write_for_others)
 
@@ -207,9 +215,10 @@ class GroupCommit:
         """Wait until a leader has applied the request; True when this caller gets the lead."""
         try:
             left = max(0.0, deadline - time.monotonic()) if deadline else patience
-            begin_interruptible_wait()
-            in_time = request.turn.acquire(timeout=min(left, threading.TIMEOUT_MAX))
-            end_interruptible_wait()
+            in_time = _await_turn(request, min(left, LONG))
+            if not in_time and left > LONG:
+                self._say_held()
+                in_time = _await_turn(request, left - LONG)
         except BaseException:
             self._leave(request)
             raise
@@ -226,6 +235,18 @@ class GroupCommit:
         request.leads = False
         self.pending.appendleft(request)
         return True
+
+    def _say_held(self) -> None:
+        """Log which other process has the write lock, once a minute."""
+        now = time.monotonic()
+        if now >= self._next_word and not self.leader:
+            self._next_word = now + 60.0
+            log.warning(
+                "the store%s has not been free for %g s: its write lock is held %s",
+                self.place,
+                LONG,
+                self.lock.holder(),
+            )
 
     def _leave(self, request: Request) -> None:
         """Take back a request whose caller stops waiting."""
@@ -277,7 +298,6 @@ class GroupCommit:
                     context.finish()
                     if self._points:
                         point("store.commit")
-                    writing.note()
                 locked = False
                 self.lock.free()
                 if self._points:
@@ -400,6 +420,13 @@ class GroupCommit:
                     self.pending.remove(other)
                     return other
         return None
+
+
+def _await_turn(request: Request, timeout: float) -> bool:
+    begin_interruptible_wait()
+    in_time = request.turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+    end_interruptible_wait()
+    return in_time
 
 
 def _is_last(request: Request) -> bool:

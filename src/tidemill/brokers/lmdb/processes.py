@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["described", "process_of"]
+__all__ = ["described", "named", "process_of"]
 
 _STOPPED = ("T", "t")
 
@@ -38,17 +38,25 @@ def described(pid: int) -> str:
             "by this process itself, for a large batch or for a transaction of your own; inside "
             "your own transaction pass it as txn="
         )
+    holder = f"by {named(pid)}"
+    try:
+        state = _status(pid)["State"][:1]
+    except (OSError, KeyError):
+        return holder
+    if state in _STOPPED:
+        return f"{holder}, which is stopped; let it go on with kill -CONT {pid}, or end it"
+    return holder
+
+
+def named(pid: int) -> str:
+    """A process with its number and the beginning of its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(500).decode("utf-8", "replace").replace("\0", " ").split()
-        state = _status(pid)["State"][:1]
-    except (OSError, KeyError):
-        return f"by process {pid}"
+    except OSError:
+        words = []
     name = "".join(c for c in " ".join(words) if c.isprintable())
-    named = f"by process {pid} ({name[:80]})" if name else f"by process {pid}"
-    if state in _STOPPED:
-        return f"{named}, which is stopped; let it go on with kill -CONT {pid}, or end it"
-    return named
+    return f"process {pid} ({name[:80]})" if name else f"process {pid}"
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import lmdb
 
+from tidemill.brokers.lmdb.processes import named
 from tidemill.brokers.lmdb.switch_interval import pace
 from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import InvalidOption
@@ -60,14 +62,15 @@ class Writing:
         self._begun = time.monotonic()
         return self._txn
 
-    def note(self) -> None:
+    def _note(self) -> None:
         """Log when the transaction took long: all other processes waited for its end."""
         took = time.monotonic() - self._begun
         if took > SLOW:
             log.warning(
-                "this process held the write lock of the store%s for %.1f s before its commit: "
-                "the batch was large, or another thread kept Python's interpreter lock (a long "
-                "call into C); every other process waited",
+                "%s held the write lock of the store%s for %.1f s: the batch was large, the disk "
+                "slow, or another thread kept Python's interpreter lock (a long call into C); "
+                "every other process waited",
+                named(os.getpid()),
                 self._place,
                 took,
             )
@@ -83,6 +86,7 @@ class Writing:
             if kind is None:
                 self._txn.commit()
                 self.committed = True
+                self._note()
             else:
                 self._txn.abort()
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import lmdb
 import pytest
@@ -22,7 +22,9 @@ from lmdb_desk import Process, ids, in_threads, job, join
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.write_transaction import Writing
 from tidemill.brokers.registry import open_broker
 from tidemill.cli.doctor import examine
 from tidemill.client import consumers
@@ -287,7 +289,35 @@ def test_a_long_transaction_is_said(
     monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
     broker._store.commits.run(broker._transitions, lambda _: time.sleep(0.02))
     assert "held the write lock" in caplog.text
+    assert f"process {os.getpid()} (" in caplog.text
     assert "interpreter lock" in caplog.text
+
+
+def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case M13
+    # given a commit in C that has to wait for the interpreter lock
+    monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
+    txn = SimpleNamespace(commit=lambda: time.sleep(0.02))
+    env = SimpleNamespace(begin=lambda write: txn)
+    with Writing(env, SimpleNamespace(looked=True), " in /store"):  # type: ignore[arg-type]
+        assert not caplog.text
+    assert "held the write lock of the store in /store" in caplog.text
+
+
+def test_a_long_wait_names_the_holder_once(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # case M13
+    monkeypatch.setattr(group_commit, "LONG", 0.1)
+    with Process(broker.url, IN_A_COMMIT) as holder:
+        holder.expect("inside")
+        threads, _ = in_threads([lambda: broker.put([job()])] * 3)
+        eventually(lambda: "has not been free" in caplog.text, "the log says so")
+        go_on(holder)
+        join(threads)
+    assert caplog.text.count(f"held by process {holder.popen.pid} (") == 1
 
 
 def test_opening_a_store_ends_with_a_sentence_when_the_lock_is_held(
