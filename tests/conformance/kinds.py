@@ -97,6 +97,7 @@ NOT_IF_CARRIED = frozenset(
         "exact turns",
         "the next in one step",  # it is carried, too
         "what was lost comes first",  # it has a place of its own there
+        "ready jobs stay",  # the carrier has them
         "what goes back keeps its place",  # it stands behind what is carried by then
         "no more at a time than may fail yet",  # what was carried by the first failure starts
     }

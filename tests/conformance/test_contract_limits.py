@@ -536,6 +536,46 @@ def test_a_changed_limit_applies_to_waiting_jobs(
     assert worker.take_ids() == ids[5:]
 
 
+@pytest.mark.needs("ready jobs stay")
+def test_a_ready_job_has_a_place_behind_the_jobs_of_its_key(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:  # case M17
+    # given jobs of two keys and without a limit, in two queues, and one with a higher priority
+    for key in ("k", "other"):
+        put(broker, 6, key, queue="a", limit=keyed(LimitSettings(concurrency=1), key))
+    put(broker, 3, "free", queue="b")
+    put(broker, 2, "far", queue="c", limit=keyed(LimitSettings(concurrency=1), "k"))
+    put(broker, 1, "soon", queue="a", limit=keyed(LimitSettings(concurrency=1), "k"), priority=9)
+    # then each has its place
+    ids = ["soon000", *(f"k{n:03}" for n in range(6))]
+    assert [broker.ahead(i, 100) for i in ids] == [*range(7)]
+    assert [broker.ahead(f"free{n:03}", 100) for n in range(3)] == [0, 1, 2]
+    assert broker.ahead("far001", 100) == 1
+    assert broker.ahead("k005", 4) == 4
+    assert broker.ahead("nothing", 100) == 0
+    # and leaves it when it starts
+    lease = worker.take(1, ["a"])[0]
+    assert lease.open().id == "soon000"
+    assert [broker.ahead(i, 100) for i in ids] == [0, *range(6)]
+
+
+@pytest.mark.needs("ready jobs stay")
+def test_an_open_limit_is_told_too(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:  # case M17
+    put(broker, 3, queue="a", limit=keyed(LimitSettings(rate=(1, 60), burst=2), "k"))
+    assert (held(limits, "j002").name, held(limits, "j002").until) == ("api", 0)
+    limits.set_limit("a", LimitSettings(concurrency=1), queue=True)
+    assert (held(limits, "j002").queue, held(limits, "j002").until) == (False, 0)
+    worker.take(1, ["a"])
+    assert (held(limits, "j002").queue, held(limits, "j002").until) == (True, NEVER)
+    limits.set_limit("a", LimitSettings(concurrency=9), queue=True)
+    worker.take(1, ["a"])
+    assert (held(limits, "j002").queue, held(limits, "j002").until > 0) == (False, True)
+    put(broker, 1, "free", queue="a")
+    assert (held(limits, "free000").queue, held(limits, "free000").until) == (True, 0)
+
+
 def test_limits_report_the_limit_of_a_job_and_its_opening_time(
     broker: Broker, limits: LimitCalls, worker: LiveOwner, clock: Clock
 ) -> None:

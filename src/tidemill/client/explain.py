@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
@@ -17,11 +18,24 @@ from tidemill.core.clock import clock
 from tidemill.core.config import main_module
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import GROUP, Owner, Record, RunOn, State
+from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
 
-__all__ = ["explain", "explain_in", "no_worker", "serving", "why_not_altered", "why_not_run"]
+__all__ = [
+    "Wait",
+    "explain",
+    "explain_in",
+    "no_worker",
+    "serving",
+    "why_not_altered",
+    "why_not_run",
+    "why_ready",
+]
+
+AHEAD_MOST = 10_000
+"""The most jobs that are counted before a ready job."""
 
 
 def explain_in(broker: Store, record: Record) -> str:
@@ -34,13 +48,9 @@ def explain_in(broker: Store, record: Record) -> str:
     workers = serving(broker.owners(), queue)
     if record.state is State.RUNNING and not record.envelope.is_message and not is_stuck(record):
         return _run(record, broker.owners(), workers)
+    if record.state is State.READY:
+        return why_ready(broker, record, row, len(workers)).text
     text = explain(record, paused=row.paused, workers=len(workers))
-    if record.state is State.READY and row.carried:
-        text = f"{text}; {_carried(broker, row)}"
-    if record.state is State.READY and not row.paused and Feature.LIMITS in broker.features:
-        held = with_limits(broker, "explain").held(record.envelope.id)
-        limit = record.envelope.limit
-        text = _limited(held, limit.key if limit is not None else "") if held is not None else text
     if record.state is State.WAITING:
         parents = [r for r in parents_of(broker, record) if r.state is not State.SUCCEEDED]
         named = ", ".join(f"{r.envelope.id} ({r.state})" for r in parents)
@@ -63,6 +73,52 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
         return _running(record)
     how = "was cancelled" if record.state is State.CANCELLED else str(record.state)
     return f"It {how}" + (f": {record.error}" if record.error else "")
+
+
+class Wait(NamedTuple):
+    """What a ready job waits for.
+
+    Attributes:
+        kind: ``paused``, ``limit``, ``no-worker`` or ``wait``.
+        label: a few words.
+        text: a sentence, with the place of the job and, under a rate, the time.
+    """
+
+    kind: str
+    label: str
+    text: str
+
+
+def why_ready(broker: Store, record: Record, row: QueueStats, workers: int) -> Wait:
+    """Why a ready job waits; ``row`` is its queue, ``workers`` the number of the queue's workers.
+
+    The text has no value that the record lacks (:meth:`Record.without_values`).
+    """
+    envelope, queue = record.envelope, record.envelope.queue
+    text = _ready(record, row.paused, workers)
+    if row.paused:
+        return Wait("paused", f"queue {queue} is paused", text)
+    held = None
+    if Feature.LIMITS in broker.features:
+        held = with_limits(broker, "explain").held(envelope.id)
+    before = broker.ahead(envelope.id, AHEAD_MOST + 1)
+    if held is not None and held.terms != LimitSettings():
+        name = _limit_name(held, record)
+        behind = _behind(before, held, envelope.limit.cost if envelope.limit else 1.0)
+        if held.until:
+            return Wait("limit", f"waits for {name}", _limited(held, name, behind))
+        if behind and workers and not envelope.is_message:
+            text = f"It is ready, under {name}, {terms_text(held.terms)}; {behind}"
+            return Wait("limit", f"waits under {name}", text)
+    if row.carried:
+        text = f"{text}; {_carried(broker, row)}"
+    behind = _behind(before)
+    text = f"{text}; {behind}" if behind else text
+    if envelope.is_message:
+        return Wait("wait", "ready for the next consumer", text)
+    if not workers:
+        return Wait("no-worker", f"no worker serves queue {queue}", text)
+    return Wait("wait", f"waits for a free slot of {_count(workers, 'worker')}", text)
 
 
 def serving(owners: Iterable[Owner], queue: str) -> list[Owner]:
@@ -148,7 +204,8 @@ def _ready(record: Record, paused: bool, workers: int) -> str:
         return f"It is ready for the next consumer of queue {queue!r}{_after(record)}"
     if not workers:
         return f"It is ready, but no worker serves queue {queue!r}: start one"
-    return f"It is ready and waits for a free slot among {workers} worker(s) of queue {queue!r}"
+    slots = f"a free slot of {_count(workers, 'worker')}"
+    return f"It is ready and waits for {slots} of queue {queue!r}"
 
 
 def _unknown_task(record: Record) -> str:
@@ -209,11 +266,19 @@ def _current(record: Record) -> str:
 
 def _moment(moment: float) -> str:
     """A time and its distance from now: ``18:37:38, in 42 s``."""
-    left = max(0.0, moment - clock.wall())
+    return f"{_clock(moment)}, in {_span(max(0.0, moment - clock.wall()))}"
+
+
+def _span(seconds: float) -> str:
+    """A length of time in one unit: ``22 min``."""
     for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if left >= 2 * unit:
-            return f"{_clock(moment)}, in {left / unit:.0f} {name}"
-    return f"{_clock(moment)}, in {left:.0f} s"
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _clock(moment: float) -> str:
@@ -250,23 +315,52 @@ def _carried(broker: Store, row: QueueStats) -> str:
     return f"{row.carried:,} of {row.ready:,} ready jobs of the queue lie with {where}"
 
 
-def _limited(held: Held, key: str) -> str:
-    """The limit that a ready job waits for, and the time of the next start.
+def _limit_name(held: Held, record: Record) -> str:
+    """The limit of a ready job, with the key as far as the reader may see the key."""
+    what = "breaker" if held.broken and held.until else "limit"
+    if held.queue:
+        return f"the {what} of queue {held.name!r}"
+    limit = record.envelope.limit
+    key = f" for key {limit.key!r}" if limit is not None and limit.key else ""
+    return f"the {what} of {held.name!r}{key}"
 
-    ``key`` is the job's key of the limit, as the reader may see it.
+
+def _behind(before: int, held: Held | None = None, cost: float = 1.0) -> str:
+    """The number of jobs before a ready job, and the earliest time of its start; empty for none.
+
+    ``cost`` is the cost of the job in its own limit. The other jobs count as if they cost as much.
     """
-    name = f"queue {held.name!r}" if held.queue else f"{held.name!r}"
-    name += f" for key {key!r}" if held.key else ""
-    settings = held.terms
-    when = "" if held.until == float("inf") else f"; the next job may start in {held.until:.3g} s"
+    if not before:
+        return ""
+    count = min(before, AHEAD_MOST)
+    more = "more than " if before > AHEAD_MOST else ""
+    text = f"{more}{_count(count, 'job')} {'is' if before == 1 else 'are'} before it"
+    if held is None:
+        return text
+    seconds = count * _apart(held.terms, 1.0 if held.queue else cost)
+    seconds += held.until if held.until < float("inf") else 0.0
+    return f"{text}, so it starts in {_span(seconds)} or later" if seconds >= 1 else text
+
+
+def _apart(settings: LimitSettings, cost: float) -> float:
+    """The seconds between the starts of two jobs of a cost, in the long run."""
+    by_rate = settings.every * cost / 1e6
+    most, seconds = settings.window or (0.0, 0.0)
+    return max(by_rate, seconds * cost / most if most else 0.0)
+
+
+def _limited(held: Held, name: str, behind: str) -> str:
+    """The closed limit that a ready job waits for, and when it starts, as far as that is known."""
+    settings, most = held.terms, held.terms.concurrency
+    when = f"the next job may start in {held.until:.3g} s" if held.until < float("inf") else ""
     if held.broken:
-        breaker = settings.breaker
-        assert breaker is not None
-        tried = when or "; one job is being tried now"
-        return f"It waits for the breaker of {name}: {breaker[0]} attempts failed in a row{tried}"
-    most = settings.concurrency
-    if most is not None and held.running >= most:
-        return f"It waits for the limit of {name}: {held.running} of {most} are running"
-    if settings.rate is not None and not settings.rate[0]:
-        return f"It waits for the limit of {name}, whose rate of 0 lets nothing start"
-    return f"It waits for the limit of {name}, {terms_text(settings)}{when}"
+        assert settings.breaker is not None
+        failed = f"{settings.breaker[0]} attempts failed in a row"
+        parts = [f"{name}: {failed}", when or "one job is being tried now", behind]
+    elif most is not None and held.running >= most:
+        parts = [f"{name}: {held.running} of {most} are running", behind]
+    elif settings.rate is not None and not settings.rate[0]:
+        parts = [f"{name}, whose rate of 0 lets nothing start"]
+    else:
+        parts = [f"{name}, {terms_text(settings)}", behind or when]
+    return f"It waits for {'; '.join(filter(None, parts))}"

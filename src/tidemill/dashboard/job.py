@@ -86,7 +86,7 @@ def facts(page: Page, record: Record) -> dict[str, Any]:
         "record": record,
         "envelope": envelope,
         "now": now,
-        "why": explain_in(mill.broker, record),
+        "why": known.cause.detail if known.cause else explain_in(mill.broker, record),
         "bars": bars_of(spans_of(record, known)),
         "width": WIDTH,
         "priority": priority_of(record.rank),

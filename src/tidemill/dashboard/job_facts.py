@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.compositions import jobs_before
+from tidemill.client.explain import why_ready
 from tidemill.core.codec import unpack
 from tidemill.core.errors import CodecError, ResultNotKept, TidemillError
 from tidemill.core.job import GROUP, Envelope, Owner, Record, State
@@ -126,28 +125,9 @@ def known_of(mill: Tidemill, record: Record, look: Look, now: float) -> Known:
 
 def cause_of(mill: Tidemill, record: Record, look: Look) -> Cause:
     """Why a ready job waits at this moment."""
-    queue, broker = record.envelope.queue, mill.broker
-    row = look.queue(queue)
-    if row is not None and row.paused:
-        return Cause("paused", f"queue {queue} is paused", "resume it, and the job may start")
-    held = None
-    if Feature.LIMITS in broker.features:
-        held = with_limits(broker, "explain").held(record.envelope.id)
-    if held is not None:
-        name = f"queue {held.name}" if held.queue else held.name
-        limit = record.envelope.limit
-        key = f" for key {limit.key}" if limit is not None and limit.key else ""
-        text = f"{held.running} under the limit run now"
-        return Cause("limit", f"waits for the limit {name}{key}", text)
-    if record.envelope.is_message:
-        return Cause("wait", "ready for the next consumer")
-    serving = look.serving(queue)
-    if not serving:
-        text = "start a worker that takes jobs of this queue"
-        return Cause("no-worker", f"no worker serves queue {queue}", text)
-    ahead = max(0, (row.ready if row else 1) - 1)
-    names = f"{len(serving)} worker{'' if len(serving) == 1 else 's'}"
-    return Cause("wait", f"waits for a free slot of {names}", f"{ahead:,} other jobs are ready")
+    queue = record.envelope.queue
+    row = look.queue(queue) or QueueStats(name=queue)
+    return Cause(*why_ready(mill.broker, record, row, len(look.serving(queue))))
 
 
 def started_at(record: Record, owners: Sequence[Owner]) -> float:

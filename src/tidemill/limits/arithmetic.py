@@ -12,6 +12,7 @@ length has more starts than allowed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -27,6 +28,7 @@ __all__ = [
     "change",
     "clear_at",
     "ended",
+    "first_closed",
     "give_back",
     "hold",
     "let_go",
@@ -64,10 +66,10 @@ class Limiter(msgspec.Struct, array_like=True, gc=False):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The limit that keeps a ready job waiting: a named limit, or the limit of its queue.
+    """The limit of a ready job: a named limit, or the limit of its queue.
 
     Attributes:
-        until: seconds until the limit opens; infinity when this time is not known.
+        until: seconds until the limit lets the job start: 0 for now, infinity when not known.
         running: the number of running jobs under the limit.
         broken: True when the breaker is open.
     """
@@ -79,6 +81,12 @@ class Held(msgspec.Struct, frozen=True):
     running: int = 0
     terms: LimitSettings = LimitSettings()
     broken: bool = False
+
+
+def first_closed(limits: Iterable[Held]) -> Held | None:
+    """The first limit that is closed; without a closed limit the first limit, or None."""
+    every = list(limits)
+    return next((held for held in every if held.until), every[0] if every else None)
 
 
 class LimitStats(msgspec.Struct, kw_only=True, frozen=True):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tidemill import Retries, Tidemill
+from tidemill import Limit, Retries, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.client import explain
 from tidemill.client.explain import explain_in
 from tidemill.core.job import Lease, Note, Outcome, Owner, Verdict
 from tidemill.core.scoreboard import Scoreboard
@@ -84,6 +85,60 @@ def test_a_backoff_names_its_end(mill: Tidemill) -> None:
         rf"It waits until .*{CLOCK}, in (4\d|50) s: attempt 1 of 4 failed \(ValueError: no\)",
         told(mill, job.id),
     )
+
+
+def test_a_job_behind_others_has_a_place_and_a_time(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case M17
+    @mill.task(name="api", limit=Limit("20/m", burst=5, concurrency=4, key="acme"))
+    def call_api() -> None: ...
+
+    jobs = mill.enqueue_many(call_api.call() for _ in range(100))
+    mill.broker.attach(Owner(id="w1", name="w1", pid=os.getpid(), host="here"))
+    limit = "the limit of 'api' for key 'acme'"
+    # while the limit lets jobs start
+    assert told(mill, jobs[-1].id) == (
+        f"It is ready, under {limit}, 20/m, burst 5, 4 at a time; 99 jobs are before it, so it "
+        "starts in 5 min or later"
+    )
+    # while the most jobs run
+    leases = mill.broker.exchange(Step("w1", want=Want(9))).leases
+    assert len(leases) == 4
+    assert told(mill, jobs[-1].id) == (
+        f"It waits for {limit}: 4 of 4 are running; 95 jobs are before it, so it starts in 5 min "
+        "or later"
+    )
+    # while the bucket is empty
+    done = [Verdict(lease.token, Outcome.SUCCESS) for lease in leases]
+    mill.broker.exchange(Step("w1", done, want=Want(1)))
+    assert told(mill, jobs[-1].id) == (
+        f"It waits for {limit}, 20/m, burst 5, 4 at a time; 94 jobs are before it, so it starts in "
+        "5 min or later"
+    )
+    second = "4 at a time; 1 job is before it, so it starts in [3-6] s or later"
+    assert re.search(second, told(mill, jobs[6].id))
+    assert "4 at a time; the next job may start in" in told(mill, jobs[5].id)
+    # and no more than some thousands are counted
+    monkeypatch.setattr(explain, "AHEAD_MOST", 20)
+    bounded = "; more than 20 jobs are before it, so it starts in 6[0-3] s or later"
+    assert re.search(bounded, told(mill, jobs[-1].id))
+
+
+def test_a_job_without_a_limit_has_a_place(mill: Tidemill) -> None:  # case M17
+    @mill.task
+    def work() -> None: ...
+
+    jobs = mill.enqueue_many(work.call() for _ in range(3))
+    assert told(mill, jobs[2].id) == (
+        "It is ready, but no worker serves queue 'default': start one; 2 jobs are before it"
+    )
+    mill.broker.attach(Owner(id="w1", name="w1", pid=os.getpid(), host="here"))
+    waits = "It is ready and waits for a free slot of 1 worker of queue 'default'"
+    assert [told(mill, job.id) for job in jobs] == [
+        waits,
+        f"{waits}; 1 job is before it",
+        f"{waits}; 2 jobs are before it",
+    ]
 
 
 @pytest.mark.parametrize("attempts", [1, 2])

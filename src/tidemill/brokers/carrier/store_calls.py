@@ -75,6 +75,9 @@ class StoreCalls(AdminCalls, TopicCalls, HistoryCalls):
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         return self.store.find(what, limit, cursor)
 
+    def ahead(self, job_id: str, most: int) -> int:
+        return self.store.ahead(job_id, most)
+
     def stats(self) -> list[QueueStats]:
         return self.store.stats()
 

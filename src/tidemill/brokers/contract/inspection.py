@@ -237,6 +237,14 @@ class Inspection(Protocol):
         """
         ...
 
+    def ahead(self, job_id: str, most: int) -> int:
+        """The number of ready jobs before a ready job, in the order of leasing; at most ``most``.
+
+        The counted jobs have the job's queue and kind, task or message. For a job under a limit
+        they also have its limit and key. 0 for a job that is not ready, or lies with a carrier.
+        """
+        ...
+
     def stats(self) -> list[QueueStats]:
         """Every queue in numbers, by name."""
         ...

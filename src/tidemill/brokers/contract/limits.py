@@ -38,7 +38,12 @@ class LimitCalls(Protocol):
         ...
 
     def held(self, job_id: str) -> Held | None:
-        """The limit that keeps a ready job from starting now; None when no limit does."""
+        """The limit of a ready job; ``until`` is 0 while the limit lets the job start.
+
+        A job may be under a limit of its own and under the limit of its queue. Then a closed limit
+        goes before an open limit, and the limit of its own before the limit of the queue. None for
+        a job without a limit.
+        """
         ...
 
 

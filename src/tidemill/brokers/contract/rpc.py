@@ -213,7 +213,8 @@ async def _present(owner_ids: list[str], timeout: float) -> bool:
 _present.__name__ = "present"
 
 _READ: tuple[Callable[..., Any], ...] = (
-    *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.stats),
+    *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.ahead),
+    Inspection.stats,
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
     *(Schedules.wall, LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
     *(Topics.bindings, History.history, History.history_kinds),

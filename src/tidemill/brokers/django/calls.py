@@ -77,6 +77,10 @@ class InspectionCalls(ServerCalls):
         self._check_open()
         return self._read(lambda rows: queries.find(rows, what, limit, cursor))
 
+    def ahead(self, job_id: str, most: int) -> int:
+        self._check_open()
+        return self._read(lambda rows: queries.ahead(rows, job_id, most))
+
     def stats(self) -> list[QueueStats]:
         self._check_open()
         return self._read(queries.stats)

@@ -16,11 +16,20 @@ from tidemill.brokers.contract.inspection import (
     number_of,
 )
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
-from tidemill.brokers.django.rows import SELECT, SELECT_LISTED, STATES, item_of, listed_row
+from tidemill.brokers.django.rows import (
+    SELECT,
+    SELECT_LISTED,
+    STATES,
+    item_of,
+    listed_row,
+)
 from tidemill.brokers.django.tables import Rows
 from tidemill.core.job import Record, State, decode_envelope
 
-__all__ = ["find", "get", "head", "last_number", "records", "stats", "unknown_tasks", "waiting"]
+__all__ = [
+    *("ahead", "find", "get", "head", "last_number", "records", "stats", "unknown_tasks"),
+    "waiting",
+]
 
 _SCAN = 1000
 """Jobs that one query reads when the filter looks inside envelopes."""
@@ -106,6 +115,21 @@ def _conditions(what: Filter) -> tuple[str, list[Any]]:
         parts.append(f"substr(id, 1, {len(what.id_prefix)}) = %s")
         parameters.append(what.id_prefix)
     return " AND ".join(parts), parameters
+
+
+_AHEAD = """
+SELECT count(*) FROM (
+  SELECT 1 AS one FROM tidemill_job AS job JOIN tidemill_job AS other
+    ON other.state = 2 AND other.state <= 3 AND other.queue = job.queue AND other.kind = job.kind
+    AND other.share = job.share
+    AND (other.rank < job.rank OR (other.rank = job.rank AND other.seq < job.seq))
+  WHERE job.id = %s AND job.state = 2 LIMIT %s
+) AS found"""
+
+
+def ahead(rows: Rows, job_id: str, most: int) -> int:
+    """The number of ready jobs before a ready job in its list."""
+    return int(rows.execute(_AHEAD, [job_id.replace("\0", ""), most])[0][0])
 
 
 _QUEUE = (

@@ -27,6 +27,10 @@ class Inspection(ServerCalls):
         page: Page = self._call("find", what=what, limit=limit, cursor=cursor)
         return page
 
+    def ahead(self, job_id: str, most: int) -> int:
+        number: int = self._call("ahead", job_id=job_id, most=most)
+        return number
+
     def stats(self) -> list[QueueStats]:
         rows: list[QueueStats] = self._call("stats")
         return rows

@@ -59,6 +59,10 @@ class InspectionCalls(StoreCalls):
         self._check_open()
         return self._inspection.find(what, limit, cursor)
 
+    def ahead(self, job_id: str, most: int) -> int:
+        self._check_open()
+        return self._inspection.ahead(job_id, most)
+
     def stats(self) -> list[QueueStats]:
         self._check_open()
         return self._inspection.stats()

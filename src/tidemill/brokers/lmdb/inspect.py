@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from tidemill.brokers.lmdb.limits import (
     read_limited,
 )
 from tidemill.brokers.lmdb.owner_table import name_of
-from tidemill.brokers.lmdb.partitions import is_parked, partition_held, partitions_of
+from tidemill.brokers.lmdb.partitions import is_parked, parked_key, partition_held, partitions_of
 from tidemill.brokers.lmdb.queue_heads import first_ids
 from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
 from tidemill.brokers.lmdb.search import Finding, queue_rows
@@ -47,7 +48,7 @@ from tidemill.core.envelope import decode_listed
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State, decode_envelope
 from tidemill.core.progress import whole_progress
-from tidemill.limits.arithmetic import Held, LimitStats
+from tidemill.limits.arithmetic import Held, LimitStats, first_closed
 
 __all__ = ["Holders", "Inspection"]
 
@@ -55,6 +56,7 @@ _SCAN = 2000
 """The most jobs that one read transaction looks at. A long read transaction makes the file grow,
 and a file never shrinks."""
 
+_BEHIND_LINE = READY_KEY.size - 4  # the bytes of a ready key behind its line
 _RANKS_MOST = 256  # the most priorities among which the oldest job is sought; tasks have 201
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
@@ -231,7 +233,24 @@ class Inspection:
             assert name is not None
             row = Row(name.decode(), 0, txn.get(store.key("q/" + name.decode())))
             limiter = read_limited(store, txn, QUEUE_LIMITS + row.name) if row.has_limit else None
-            return held or (queue_held(limiter, row, now) if limiter else None)
+            of_queue = queue_held(limiter, row, now) if limiter else None
+            return first_closed(each for each in (held, of_queue) if each is not None)
+
+    def ahead(self, job_id: str, most: int) -> int:
+        """The number of ready jobs before a ready job in its line."""
+        store = self._store
+        with store.reading_txn() as txn:
+            data = txn.get(job_id.encode(), db=store.tables.job) if job_id else None
+            stored = Stored(job_id.encode(), data) if data is not None else None
+            if stored is None or stored.head.state != READY or not self._is_ready(txn, stored):
+                return 0
+            table, place = store.tables.ready, stored.head.ready_key
+            if stored.head.flags & Flag.LIMITED:
+                table, place = store.tables.park, parked_key(txn, store.tables, stored)
+            cursor = txn.cursor(table)
+            cursor.set_range(place[: -_BEHIND_LINE])
+            line = itertools.islice(cursor.iternext(values=False), most)
+            return sum(1 for _ in itertools.takewhile(lambda key: key < place, line))
 
     def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest", "consumers"}

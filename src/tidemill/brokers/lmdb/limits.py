@@ -312,11 +312,9 @@ def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]
 # -- looking -------------------------------------------------------------------------------------
 
 
-def queue_held(limited: Limited, row: Row, now: int) -> Held | None:
-    """The limit that keeps the jobs of a queue waiting, or None."""
+def queue_held(limited: Limited, row: Row, now: int) -> Held:
+    """The limit of a queue, for its ready jobs."""
     when = opens(limited.terms, limited.limiter, row.running, now)
-    if not when:
-        return None
     breaker = limited.terms.breaker
     broken = breaker is not None and limited.limiter.failures >= breaker[0]
     seconds = seconds_until(when, now)
@@ -334,10 +332,12 @@ def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
         by_hand=limited.by_hand,
         running=row.running,
         failures=limited.limiter.failures,
-        until=seconds_until(when, now) if when else 0.0,
+        until=seconds_until(when, now),
     )
 
 
 def seconds_until(when: int, now: int) -> float:
-    """Seconds until a limiter opens; infinity when only the end of a job opens the limiter."""
+    """Seconds until a limiter opens: 0 for now, infinity when only the end of a job opens it."""
+    if not when:
+        return 0.0
     return (when - now) / MICRO if when < NEVER else float("inf")

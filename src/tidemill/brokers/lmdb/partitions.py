@@ -44,6 +44,7 @@ __all__ = [
     "Partition",
     "Partitions",
     "is_parked",
+    "parked_key",
     "partition_held",
     "partitions_of",
     "name_of",
@@ -369,11 +370,16 @@ def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
 ) -> bool:
     """True when a job whose header says ready neither runs nor lies with the carrier."""
+    key = parked_key(txn, tables, stored, partition)
+    return bool(key) and txn.get(key, db=tables.park) is not None
+
+
+def parked_key(
+    txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
+) -> bytes:
+    """The key of a ready job in the table of partitions; empty without its partition."""
     partition = partition or _read(txn, tables, _name_of(stored))
-    if partition is None:
-        return False
-    key = NUMBER.pack(partition.number) + stored.head.ready_key
-    return txn.get(key, db=tables.park) is not None
+    return b"" if partition is None else NUMBER.pack(partition.number) + stored.head.ready_key
 
 
 def parked_in(
@@ -388,7 +394,7 @@ def parked_in(
 def partition_held(
     store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int
 ) -> Held | None:
-    """The limit that keeps a job of a partition waiting, or None."""
+    """The limit of a job of a partition; None for a partition that is gone."""
     job_limit = job_limit_of(stored.envelope)
     limited, name = (
         read_limited(store, txn, LIMITS + job_limit.name),
@@ -400,7 +406,5 @@ def partition_held(
         return None
     terms = limited.terms_of(name)
     when = opens(terms, partition.limiter, partition.running, now, job_limit.cost)
-    if not when:
-        return None
     until = seconds_until(when, now)
     return Held(job_limit.name, job_limit.key, False, until, partition.running, terms)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import Any
 
 import msgspec
 
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
 from tidemill.core.clock import id_time
 from tidemill.core.job import Owner, Record, State
 
@@ -42,6 +44,22 @@ def find(jobs: Jobs, what: Filter, limit: int, cursor: str) -> Page:
     return Page(page, str(found[limit - 1].seq) if len(found) > limit else "")
 
 
+def ahead(jobs: Jobs, job_id: str, most: int) -> int:
+    """The number of ready jobs before a ready job, under the same limit and key or under none."""
+    item = jobs.items.get(job_id)
+    if item is None or item.ready is None:
+        return 0
+    entries, share = jobs.ready[ready_list_of(item.record)], _share_of(item)
+    before = entries[: bisect.bisect_left(entries, item.ready)]
+    same = (entry for entry in before if _share_of(jobs.items[entry[2]]) == share)
+    return sum(1 for _ in itertools.islice(same, most))
+
+
+def _share_of(item: Item) -> tuple[str, str] | None:
+    claim = item.record.envelope.limit
+    return None if claim is None else (claim.name, claim.key)
+
+
 def stats(jobs: Jobs) -> list[QueueStats]:
     """Every queue, by name."""
     oldest: dict[str, float] = {}
@@ -69,6 +87,10 @@ class Inspection(Part):
     def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         with self._lock:
             return find(self._jobs, what, limit, cursor)
+
+    def ahead(self, job_id: str, most: int) -> int:
+        with self._lock:
+            return ahead(self._jobs, job_id, most)
 
     def stats(self) -> list[QueueStats]:
         with self._lock:

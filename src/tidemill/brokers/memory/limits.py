@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import Item, Jobs, Limit, Ready, ReadyList
-from tidemill.core.job import State
+from tidemill.core.job import Envelope, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import (
     NEVER,
@@ -24,6 +24,7 @@ from tidemill.limits.arithmetic import (
     change,
     clear_at,
     ended,
+    first_closed,
     give_back,
     hold,
     let_go,
@@ -221,20 +222,23 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
 
 
 def held(jobs: Jobs, job_id: str) -> Held | None:
-    """The limit that keeps a ready job waiting; None when no limit does."""
+    """The limit of a ready job: see :class:`~tidemill.brokers.contract.limits.LimitCalls`."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.READY or item.is_carried:
         return None
-    claim, queue = item.record.envelope.limit, item.record.envelope.queue
-    when = _partition_opens(jobs, claim) if claim else 0
-    if claim and when:
+    return first_closed(_limits_of(jobs, item.record.envelope))
+
+
+def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[Held]:
+    claim, queue = envelope.limit, envelope.queue
+    if claim is not None:
         settings, running = jobs.limits[claim.name].terms, jobs.partition(claim).running
-        return Held(claim.name, claim.key, False, _seconds(jobs, when), running, settings)
-    when = _queue_opens(jobs, queue)
-    if not when:
-        return None
-    limited, running = jobs.queue_limits[queue], _running(jobs, queue)
-    return Held(queue, "", True, _seconds(jobs, when), running, limited.terms, limited.is_broken)
+        until = _seconds(jobs, _partition_opens(jobs, claim))
+        yield Held(claim.name, claim.key, False, until, running, settings)
+    limited = jobs.queue_limits.get(queue)
+    if limited is not None:
+        until, running = _seconds(jobs, _queue_opens(jobs, queue)), _running(jobs, queue)
+        yield Held(queue, "", True, until, running, limited.terms, limited.is_broken)
 
 
 def show(jobs: Jobs) -> list[LimitStats]:

@@ -59,6 +59,10 @@ class InspectionCalls(ServerCalls):
         self._check_open()
         return inspect.find(self._session, what, limit, cursor)
 
+    def ahead(self, job_id: str, most: int) -> int:
+        self._check_open()
+        return inspect.ahead(self._session, job_id, most)
+
     def unknown_tasks(self) -> list[UnknownTask]:
         self._check_open()
         return inspect.unknown_tasks(self._session)

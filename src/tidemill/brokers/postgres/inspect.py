@@ -26,7 +26,7 @@ from tidemill.core.envelope import decode_listed
 from tidemill.core.job import Attempt, Outcome, Record, State, decode_envelope, run_of
 from tidemill.core.progress import whole_progress
 
-__all__ = ["find", "get", "head", "info", "stats", "unknown_tasks"]
+__all__ = ["ahead", "find", "get", "head", "info", "stats", "unknown_tasks"]
 
 _STATES = tuple(State)
 _SCAN = 2000
@@ -229,6 +229,26 @@ _PLACE: dict[State, Callable[[Record], tuple[float, int]]] = {
     State.SCHEDULED: lambda r: (r.due, r.seq),
     State.FAILED: lambda r: (r.finished, r.seq),
 }
+
+
+def ahead(session: Session, job_id: str, most: int) -> int:
+    """Return the number of ready jobs before a ready job in its line."""
+    schema = session.address.schema
+    text = f"""
+        WITH one AS (
+            SELECT lane, line, rank, seq FROM "{schema}".job WHERE id = %s
+            AND NOT EXISTS (SELECT FROM "{schema}".lease WHERE lease.seq = job.seq)
+            AND NOT EXISTS (SELECT FROM "{schema}".later WHERE later.seq = job.seq)
+            AND NOT EXISTS (SELECT FROM "{schema}".done WHERE done.seq = job.seq))
+        SELECT count(*) FROM (
+            SELECT 1 FROM one, "{schema}".ready AS r WHERE one.lane IS NULL
+            AND r.line = one.line AND (r.rank, r.seq) < (one.rank, one.seq)
+            UNION ALL
+            SELECT 1 FROM one, "{schema}".parked AS p WHERE p.lane = one.lane
+            AND p.line = one.line AND (p.rank, p.seq) < (one.rank, one.seq)
+            LIMIT %s) AS before"""
+    [(number,)] = session.query(text, [job_id.replace("\0", ""), most])
+    return int(number)
 
 
 def stats(session: Session) -> list[QueueStats]:

@@ -64,7 +64,7 @@ def all_limits(session: Session) -> list[LimitStats]:
 
 
 def held(session: Session, job_id: str) -> Held | None:
-    """Return the limit that keeps a ready job waiting, or None."""
+    """Return the limit of a ready job, or None."""
     _empty_inbox(session)
     for name, key, queue, until, running, terms, broken in session.rows("held", [job_id], "text"):
         return Held(name, key, queue, until, running, _terms(terms), broken)

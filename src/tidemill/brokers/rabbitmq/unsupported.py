@@ -55,6 +55,9 @@ class Lacking:
     def get(self, job_id: str) -> Record | None:
         refuse("looking at a job", Feature.INSPECT)
 
+    def ahead(self, job_id: str, most: int) -> int:
+        refuse("looking at a job", Feature.INSPECT)
+
     def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
         refuse("cancel", Feature.CANCEL)
 

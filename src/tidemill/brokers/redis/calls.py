@@ -73,6 +73,10 @@ class InspectionCalls(ServerCalls):
         self._check_open()
         return self._inspection.find(what, limit, cursor)
 
+    def ahead(self, job_id: str, most: int) -> int:
+        self._check_open()
+        return self._inspection.ahead(job_id, most)
+
     def unknown_tasks(self) -> list[UnknownTask]:
         self._check_open()
         return self._inspection.unknown_tasks()

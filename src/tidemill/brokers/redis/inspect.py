@@ -90,6 +90,10 @@ class Inspection:
             if not place or len(found) >= count:
                 return found
 
+    def ahead(self, job_id: str, most: int) -> int:
+        """The number of ready jobs before a ready job in its line."""
+        return int(self._lines.call("inspect", b"ahead", job_id.encode(), b"%d" % most))
+
     def stats(self) -> list[QueueStats]:
         """The figures of every queue, by name."""
         found: list[QueueStats] = []

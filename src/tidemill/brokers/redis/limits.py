@@ -46,7 +46,7 @@ class Ledger:
                 return msgspec.structs.replace(row, running=running, keys=keys)
 
     def held(self, job_id: str) -> Held | None:
-        """The limit that keeps a ready job waiting, or None."""
+        """The limit of a ready job, or None."""
         facts = self._lines.call("inspect", b"held", job_id.encode())
         if not facts:
             return None

@@ -22,6 +22,7 @@ READS: dict[str, Callable[[LmdbBroker], Any]] = {
     "stats": lambda broker: broker.stats(),
     "owners": lambda broker: broker.owners(),
     "limits": lambda broker: broker.limits(),
+    "ahead": lambda broker: broker.ahead("a", 9),
     "held": lambda broker: broker.held("a"),
     "head": lambda broker: broker.head("default", State.READY, 1),
     "info": lambda broker: broker.info(),

@@ -195,20 +195,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    RETURN QUERY
-    SELECT substr(x.id, 2), split_part(g.id, chr(31), 2), false, seconds_until(o.at, now), g.running,
-           x.terms, false
-    FROM gate AS g JOIN terms AS x ON x.id = g.terms CROSS JOIN LATERAL (
-        SELECT gate_opens(x.terms, g, g.running, now, j.cost) AS at) AS o
-    WHERE g.id = j.lane AND o.at > 0;
-    IF NOT FOUND THEN
-        RETURN QUERY
+    RETURN QUERY SELECT * FROM (
+        SELECT substr(x.id, 2), split_part(g.id, chr(31), 2), false AS of_queue,
+               seconds_until(o.at, now) AS seconds, g.running, x.terms, false
+        FROM gate AS g JOIN terms AS x ON x.id = g.terms CROSS JOIN LATERAL (
+            SELECT gate_opens(x.terms, g, g.running, now, j.cost) AS at) AS o
+        WHERE g.id = j.lane
+        UNION ALL
         SELECT q.name, '', true, seconds_until(o.at, now), o.running, x.terms,
                coalesce(g.failures >= x.terms[7], false)
         FROM queue AS q JOIN gate AS g ON g.id = 'q' || q.number JOIN terms AS x ON x.id = g.id
         CROSS JOIN LATERAL (
             SELECT gate_opens(x.terms, with_held(x.terms, g), running_in(q.number), now, 1) AS at,
                    running_in(q.number) AS running) AS o
-        WHERE q.number = j.line / 4 AND o.at > 0;
-    END IF;
+        WHERE q.number = j.line / 4) AS every
+    ORDER BY every.seconds = 0, every.of_queue LIMIT 1;
 END $$;

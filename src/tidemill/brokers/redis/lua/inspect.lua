@@ -9,6 +9,7 @@
 --       limits
 --       partitions   6 limit by name, 7 partition to go on behind or '', 8 number of partitions
 --       held    6 id
+--       ahead   6 id, 7 most
 --       head    6 queue, 7 state, 8 number of jobs, 9 '' or the place that the last call returned
 --       schedules  names        schedules_after  6 name, 7 number of schedules
 -- A job is shown as {id, record, envelope, name of its worker, progress, log, result, counts of B:wait or '', time at
@@ -19,7 +20,7 @@
 --       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: not by time),
 --       1 if set by hand, …}; for partitions {number of running jobs, number of keys in use, partition to go on behind
 --       or ''}; for held 0, or {name, key, 1 if it is the queue's limit, until, running, settings, 1 if the breaker
---       holds the job}; for schedules a record or 0 for each name; for schedules_after {name, record, …}.
+--       is open}; for ahead the number of jobs before the job, 7 most; for schedules a record or 0 for each name; for schedules_after {name, record, …}.
 
 local worker_names = {} -- owner → name, kept for one call
 
@@ -137,20 +138,34 @@ local function partitions_shown(limit, behind, most)
   return {running, keys, #names == most and names[most] or ''}
 end
 
-local function held(id)
+local function ready_job(id)
   local j = load_job(id)
-  if not j or j.state ~= READY or call('HEXISTS', B .. ':carried', id) == 1 then return 0 end
+  if j and j.state == READY and call('HEXISTS', B .. ':carried', id) == 0 then return j end
+end
+
+local function held(id)
+  local j, own = ready_job(id), 0
+  if not j then return 0 end
   if j.partition then
     local partition, name, key = Partitions.of(j.partition), Partitions.split(j.partition)
     local when = Limiter.opens(Settings.of_partition(j.partition), partition.limiter, partition.running, j.cost)
-    if when > 0 then return {name, key, 0, until_(when), partition.running, Settings.known('n', name).packed, 0} end
+    own = {name, key, 0, until_(when), partition.running, Settings.known('n', name).packed, 0}
+    if when > 0 then return own end
   end
   local row = find_row(j.queue)
-  if not row.limiter then return 0 end
+  if not row.limiter then return own end
   local when = Limiter.opens(row.settings, row.limiter, row.base, 1)
+  if when == 0 and own ~= 0 then return own end
   local broken = row.settings.breaker and row.limiter.failures >= row.settings.breaker
-  if when == 0 then return 0 end
   return {j.queue, '', 1, until_(when), row.base, Settings.known('q', j.queue).packed, broken and 1 or 0}
+end
+
+local function ahead(id, most)
+  local j = ready_job(id)
+  if not j then return 0 end
+  local line = line_of(j)
+  local key = j.partition and Partitions.park_of(line, j.partition) or B .. ':r:' .. line
+  return math.min(call('ZRANK', key, pack('>I8', j.seq) .. id) or 0, most)
 end
 
 -- The first jobs in the lines of a queue, in order.
@@ -224,6 +239,7 @@ local INSPECT = {
   limits = limits_shown,
   partitions = function() return partitions_shown(ARGV[6], ARGV[7], tonumber(ARGV[8])) end,
   held = function() return held(ARGV[6]) end,
+  ahead = function() return ahead(ARGV[6], tonumber(ARGV[7])) end,
   find = function() return find(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]) end,
   stats = function() return stats(ARGV[6], ARGV[7]) end,
   unknown = Unknown.show,
