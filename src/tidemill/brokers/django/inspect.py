@@ -27,7 +27,14 @@ from tidemill.brokers.django.tables import Rows
 from tidemill.core.job import Record, State, decode_envelope
 
 __all__ = [
-    *("ahead", "find", "get", "head", "last_number", "records", "stats", "unknown_tasks"),
+    "ahead",
+    "find",
+    "get",
+    "head",
+    "last_number",
+    "records",
+    "stats",
+    "unknown_tasks",
     "waiting",
 ]
 
