@@ -20,7 +20,6 @@ protected by its shield (:mod:`tidemill.core.shield`).
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # far faster than signal.signal
 import functools
 import os
 import signal
@@ -30,6 +29,12 @@ from collections.abc import Callable
 from itertools import compress
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+_signal: Any
+try:
+    import _signal  # type: ignore[import-not-found]  # far faster than signal.signal
+except ImportError:
+    _signal = signal
 
 __all__ = [
     "InterruptibleWait",

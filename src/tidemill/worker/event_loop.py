@@ -266,7 +266,9 @@ def _job_of(error: BaseException) -> Any:
     while trace is not None:
         handle = trace.tb_frame.f_locals.get("self")
         if isinstance(handle, asyncio.Handle):
-            # asyncio has no public name for the context of a handle.
-            return handle._context.get(running_job)  # type: ignore[attr-defined]
+            # Before Python 3.12, asyncio has no public name for the context of a handle.
+            public = getattr(handle, "get_context", None)
+            context = public() if public else getattr(handle, "_context", None)
+            return context.get(running_job) if context is not None else None
         trace = trace.tb_next
     return None

@@ -31,6 +31,9 @@ def format_traceback(error: BaseException, trace: TracebackType | None) -> str:
     """
     try:
         whole = TracebackException(type(error), error, trace)
+        if not hasattr(whole, "_str"):  # another Python may lack this private part
+            text = f"{type(error).__qualname__}: {str(error)[:PART_MOST]}\n"
+            return "".join((*format_tb(trace), text))[-TRACEBACK_MOST:]
         for number, part in enumerate(_parts(whole)):
             _shorten(part, last=number >= LINKS_MOST)
         return "".join(whole.format())[-TRACEBACK_MOST:]
@@ -50,9 +53,8 @@ def _parts(whole: TracebackException) -> Iterator[TracebackException]:
 
 def _shorten(part: Any, *, last: bool) -> None:
     """Cut the message and notes of an exception; with ``last`` drop its links, too."""
-    text = getattr(part, "_str", None)
-    if isinstance(text, str):
-        part._str = text[:PART_MOST]
+    if isinstance(part._str, str):
+        part._str = part._str[:PART_MOST]
     notes = getattr(part, "__notes__", None)
     if isinstance(notes, str):
         part.__notes__ = notes[:PART_MOST]

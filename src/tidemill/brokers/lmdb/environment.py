@@ -14,15 +14,21 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import lmdb
-import lmdb._envid
 
 from tidemill.brokers.lmdb.files import Place
 from tidemill.brokers.lmdb.truncation import check_length
 from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.files import keep_from_children, take_standard_descriptors
+
+_envid: Any
+try:
+    from lmdb import _envid
+except ImportError:
+    _envid = None
 
 __all__ = ["Environment", "folder_of", "no_inode", "translated"]
 
@@ -279,12 +285,21 @@ def _beside_a_parents() -> Iterator[None]:
     """Let py-lmdb open files that a parent process had open before the fork.
 
     py-lmdb refuses to open an environment twice in one process. For py-lmdb, the parent's
-    environment is an environment of this process, although this process cannot use it.
+    environment is an environment of this process, although this process cannot use it. The module
+    that decides this is private: another release of py-lmdb may lack it.
     """
-    guard = lmdb._envid
-    keys = guard.env_keys
-    guard.env_keys = lambda path, subdir: ()
+    keys = getattr(_envid, "env_keys", None)
+    if keys is not None:
+        _envid.env_keys = lambda path, subdir: ()
     try:
         yield
+    except lmdb.Error as error:
+        if keys is not None or "already open" not in str(error):
+            raise
+        raise BrokerUnavailable(
+            "this process is a fork of a process that had the store open, and this release of "
+            "py-lmdb opens no store twice: open the store after the fork, or install lmdb 3.0.0"
+        ) from error
     finally:
-        guard.env_keys = keys
+        if keys is not None:
+            _envid.env_keys = keys

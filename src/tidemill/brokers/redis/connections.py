@@ -18,7 +18,7 @@ from redis.connection import Connection
 
 from tidemill.brokers.network.spare_connections import Spares
 from tidemill.brokers.redis.errors import Away, code_of, is_broken, translate
-from tidemill.brokers.redis.failover import SILENCE, Replaced, Server
+from tidemill.brokers.redis.failover import SILENCE, Replaced, Server, socket_of
 from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.core.clock import clock, new_id
@@ -174,7 +174,7 @@ class ServerConnection:
         self._connection = self._server.connect(left)
         self._reader = hiredis.Reader(replyError=redis.ResponseError)
         self._asking = False
-        self._socket = self._connection._sock
+        self._socket = socket_of(self._connection)
         self._socket.settimeout(SILENCE)
         self._wait = SILENCE
         # Another thread may have ended this session while this thread connected.

@@ -24,7 +24,7 @@ from tidemill.brokers.redis.address import Address
 from tidemill.brokers.redis.errors import Away, is_broken, translate
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-__all__ = ["CONNECT_TIMEOUT", "SILENCE", "Replaced", "Server"]
+__all__ = ["CONNECT_TIMEOUT", "SILENCE", "Replaced", "Server", "socket_of"]
 
 CONNECT_TIMEOUT = 2.0
 """Seconds in which a server must accept a connection."""
@@ -272,14 +272,25 @@ def _node(told: Sequence[Any], asked: _Node) -> _Node:
     return (asked[0] if host in ("", "?") else host), int(told[1])
 
 
+def socket_of(connection: Connection) -> socket.socket:
+    """The socket of a connection of redis-py, which has no public name for it.
+
+    Raises:
+        OSError: the connection has no socket.
+    """
+    for value in vars(connection).values():
+        if isinstance(value, socket.socket):
+            return value
+    raise OSError("the connection is closed")
+
+
 def _leads_to(connection: Connection, node: _Node) -> bool:
     """Whether a connection leads to a node, under any of the node's names."""
     if (connection.host, connection.port) == node:
         return True
-    sock: Any = connection._sock
     try:
-        peer = sock.getpeername()[:2]
+        peer = socket_of(connection).getpeername()[:2]
         found = socket.getaddrinfo(*node, type=socket.SOCK_STREAM)
-    except (OSError, AttributeError):
+    except OSError:
         return False
     return any(place[4][:2] == peer for place in found)

@@ -15,7 +15,7 @@ from redis.connection import Connection
 
 from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.redis.errors import Away, translate
-from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server
+from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server, socket_of
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
@@ -59,7 +59,7 @@ class Wakeup:
             if raised_by_handler(error):
                 raise
             raise translate(error, self._server.where) from error
-        _socket(connection).setblocking(False)
+        socket_of(connection).setblocking(False)
         self._connection = connection
         self._pinged = self._heard = time.monotonic()
         return False
@@ -83,7 +83,7 @@ class Wakeup:
             return []
         while True:
             assert self._connection is not None
-            sock = _socket(self._connection)
+            sock = socket_of(self._connection)
             if self._heard < self._pinged and self._drain(sock):
                 return []  # the hint came while nobody slept
             look_at = self._keep_alive(sock)
@@ -149,7 +149,3 @@ class Wakeup:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-
-
-def _socket(connection: Connection) -> Any:
-    return connection._sock

@@ -37,7 +37,7 @@ class Heard(Connection):
     """A connection without a server: what it is told, in order."""
 
     def __init__(self) -> None:
-        self._frame_buffer = b""
+        self._frame_buffer, self.is_quick = b"", True
         self.bytes_received = self.frames_received = 0
         self._delivered, self._confirmed = {}, {}
         self.told: list[Any] = []

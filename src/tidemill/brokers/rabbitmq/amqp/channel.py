@@ -22,7 +22,7 @@ from pika.spec import Basic
 
 from tidemill.brokers.rabbitmq.amqp import probe
 from tidemill.brokers.rabbitmq.amqp.acknowledgements import Acknowledgements
-from tidemill.brokers.rabbitmq.amqp.connection import Connection
+from tidemill.brokers.rabbitmq.amqp.connection import Connection, part
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage, in_hand, plan
 from tidemill.brokers.rabbitmq.amqp.frames import Delivery, Properties
@@ -297,16 +297,17 @@ class ConsumerChannel:
         """End a consumer before the next answers, which would make room for more messages.
 
         pika would send the cancel only after the answers to earlier requests, and acknowledgements
-        would come first. So this method sends the cancel itself.
+        would come first. So this method sends the cancel itself, if this release of pika can.
         """
         consumer.stage = Stage.ENDING
-        private = cast("Any", channel)
-        if consumer.known:
-            private._send_method(Basic.Cancel(consumer_tag=consumer.tag))
+        send = part(channel, "_send_method")
+        if consumer.known and send is not None:
+            send(Basic.Cancel(consumer_tag=consumer.tag))
         else:  # the consumer must begin first
             channel.basic_cancel(consumer.tag, _ignore)
-            # Or pika would reject messages that still come.
-            private._cancelled.discard(consumer.tag)
+            # Or pika would reject messages that still come; they would go back.
+            if (cancelled := part(channel, "_cancelled")) is not None:
+                cancelled.discard(consumer.tag)
 
     def _begun(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
@@ -316,7 +317,8 @@ class ConsumerChannel:
     def _ended(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
             consumer.stage, state.back = Stage.ENDED, time.monotonic()
-            cast("Any", self._channel)._cleanup_consumer_ref(consumer.tag)
+            if (forget := part(self._channel, "_cleanup_consumer_ref")) is not None:
+                forget(consumer.tag)
             self._whose.pop(consumer.tag.encode(), None)
         self._adjust()
 

@@ -12,7 +12,7 @@ from pika.channel import Channel
 from pika.spec import Basic
 
 from tidemill.brokers.rabbitmq.amqp.connection import Connection
-from tidemill.brokers.rabbitmq.amqp.frames import Confirm, encoded, publication
+from tidemill.brokers.rabbitmq.amqp.frames import Confirm, decoded, encoded, publication
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Batch, Outgoing, PublishWindow
 
 __all__ = ["Answer", "ConfirmChannel", "ConfirmListener", "PublishOutcome", "Sent"]
@@ -77,13 +77,16 @@ class ConfirmChannel:
 
     def send(self, some: Sequence[Sent]) -> None:
         """Send messages."""
-        number, most = self._channel.channel_number, self._connection.body_most
-        frames = [
-            publication(number, item.exchange, item.key, item.properties, item.body, most)
-            for _, _, item in some
-        ]
         self.sent.update(zip(range(self._next, self._next + len(some)), some, strict=True))
         self._next += len(some)
+        items = [item for _, _, item in some]
+        if not self._connection.is_quick:
+            for e in items:
+                properties = decoded(e.properties)
+                self._channel.basic_publish(e.exchange, e.key, e.body, properties, mandatory=True)
+            return
+        number, most = self._channel.channel_number, self._connection.body_most
+        frames = [publication(number, e.exchange, e.key, e.properties, e.body, most) for e in items]
         self._connection.write(b"".join(frames), 3 * len(frames))
 
     def take_back(self) -> list[Sent]:

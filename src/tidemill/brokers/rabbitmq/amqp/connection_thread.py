@@ -15,13 +15,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
 
-from tidemill.brokers.rabbitmq.amqp.connection import Connection
+from tidemill.brokers.rabbitmq.amqp.connection import Connection, part
 from tidemill.brokers.rabbitmq.errors import is_final, sentence
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.errors import BrokerUnavailable
@@ -208,10 +208,10 @@ class ConnectionThread:
 
     def _close_sockets(self) -> None:
         """Close the sockets of all connections, made or being made, without a goodbye."""
-        making = [_part(one, "_connector") for one in (self._connecting, *self._reaching)]
-        made = (self._connection, *self._beside, *(_part(one, "_amqp_conn") for one in making))
-        holders = (*making, *(_part(connection, "_transport") for connection in made))
-        for sock in filter(None, (_part(holder, "_sock") for holder in holders)):
+        making = [part(one, "_connector") for one in (self._connecting, *self._reaching)]
+        made = (self._connection, *self._beside, *(part(one, "_amqp_conn") for one in making))
+        holders = (*making, *(part(connection, "_transport") for connection in made))
+        for sock in filter(None, (part(holder, "_sock") for holder in holders)):
             with contextlib.suppress(OSError):
                 os.close(sock.detach())
 
@@ -365,21 +365,20 @@ class ConnectionThread:
             self._loop.stop()
 
 
-def _part(whole: Any, name: str) -> Any:
-    return getattr(whole, name, None)
-
-
 def _cut(connection: pika.SelectConnection, why: str) -> None:
     # pika itself calls this when heartbeats are missing. No other call closes a connection at once.
-    cast("Any", connection)._terminate_stream(AMQPHeartbeatTimeout(why))
+    if (terminate := part(connection, "_terminate_stream")) is not None:
+        terminate(AMQPHeartbeatTimeout(why))
+    else:
+        connection.close()
 
 
 def _call_off(connecting: Any) -> None:
     try:
         connecting.abort()
     except AssertionError:  # pika's abort fails while it waits for the server's greeting
-        connector = connecting._connector
-        if connector._stack_timeout_ref is not None:
-            connector._stack_timeout_ref.cancel()
-        if not connector._amqp_conn.is_closing:
-            connector._amqp_conn.close()
+        if (timer := part(connecting, "_connector", "_stack_timeout_ref")) is not None:
+            timer.cancel()
+        connection = part(connecting, "_connector", "_amqp_conn")
+        if connection is not None and not connection.is_closing:
+            connection.close()

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -21,6 +21,7 @@ from pika.exceptions import (
     ConnectionClosedByBroker,
 )
 
+from tidemill.brokers.rabbitmq.amqp.connection import part
 from tidemill.brokers.rabbitmq.errors import sentence
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.settings import Settings
@@ -202,17 +203,20 @@ class ShortConnection:
 
         For a queue without a leader, the server's only answer is to close the connection.
         """
-        connection: Any = cast("Any", self._connection)._impl
         silence = _Silence(place.name, "does not answer")
-        timer = connection._adapter_call_later(
-            ANSWER_WITHIN, lambda: connection._terminate_stream(silence)
-        )
+        connection = part(self._connection, "_impl")
+        call_later = part(connection, "_adapter_call_later")
+        terminate = part(connection, "_terminate_stream")
+        timer = None
+        if call_later and terminate:  # else the heartbeat ends a silent connection
+            timer = call_later(ANSWER_WITHIN, lambda: terminate(silence))
         try:
             yield
         except ConnectionClosedByBroker as error:
             raise _Silence(place.name, f"cannot be used: {error.reply_text}") from error
         finally:
-            connection._adapter_remove_timeout(timer)
+            if timer is not None:
+                part(connection, "_adapter_remove_timeout")(timer)
 
     def _come_back(self, error: ChannelClosedByBroker, place: Place) -> None:
         """Open a new channel for questions, after a question about a missing place."""
@@ -228,9 +232,10 @@ def _hang_up(connection: pika.BlockingConnection) -> None:
     with contextlib.suppress(AMQPError):
         connection.close()
     if connection.is_open:
-        within: Any = connection
-        within._impl._transport._sock.close()
-        within._impl.ioloop.close()
+        sock = part(connection, "_impl", "_transport", "_sock")
+        if sock is not None:  # else the socket closes with the object
+            sock.close()
+            part(connection, "_impl", "ioloop").close()
 
 
 @contextlib.contextmanager
