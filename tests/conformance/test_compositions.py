@@ -22,7 +22,7 @@ from tidemill import (
     group,
 )
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.compositions import retry_jobs
+from tidemill.client.compositions import delete_jobs, retry_jobs
 from tidemill.core.codec import pack, sign_result
 from tidemill.core.job import Outcome
 from tidemill.testing import run_all
@@ -267,6 +267,28 @@ def test_the_id_of_a_chain_or_group_stands_for_its_jobs(tasks: Tasks, act: str) 
         assert not mill.job(members.id).cancel()
     if act == "delete":
         assert not mill.job(steps.id).delete()
+
+
+def test_an_interrupted_delete_of_a_chain_or_group_is_completed_by_its_id(tasks: Tasks) -> None:
+    # case M2
+    mill, ok = tasks.mill, tasks.ok
+    for whole in (group([ok.call()] * 2), chain(ok.call(), ok.call())):
+        handle = mill.enqueue(whole)
+        mill.broker.delete([handle.id])  # the first step of the delete
+        assert mill.job(handle.id).delete()
+        assert not mill.job(handle.id).delete()
+        assert mill.find().records == []
+
+
+def test_of_a_group_and_its_members_the_group_is_deleted_first(tasks: Tasks) -> None:
+    # case M2: after the last member the hook would start
+    mill, ok = tasks.mill, tasks.ok
+    handle = mill.enqueue(group([ok.call()] * 2).on_complete(tasks.hook))
+    ids = [handle[0].id, handle.id, handle[1].id, handle.id]
+    assert delete_jobs(mill, ids) == [True] * 4
+    assert mill.find().records == []
+    run_all(mill)
+    assert tasks.told == []
 
 
 # -- the records of groups -----------------------------------------------------------------------

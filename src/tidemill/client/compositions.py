@@ -99,14 +99,15 @@ def cancel_jobs(
 ) -> list[bool]:
     """Cancel jobs; False for each that has ended. An id of a chain or group is the whole.
 
-    If ``may`` is False for the id of a chain or group, only the job with this id is cancelled.
+    If ``may`` is False for the id of a chain, only the job with this id is cancelled; for the id of
+    a group, nothing is.
     """
 
-    def cancel_whole(whole: Record) -> bool:
-        if whole.envelope.task == GROUP:
-            cancel_group(mill, whole.envelope.id, terminate)
-            return not whole.state.finished
-        return bool(cancel_all(mill, whole.envelope.id, terminate))
+    def cancel_whole(whole_id: str, record: Record | None) -> bool:
+        if record is not None and record.envelope.task == GROUP:
+            cancel_group(mill, whole_id, terminate)
+            return not record.state.finished
+        return bool(cancel_all(mill, whole_id, terminate))
 
     store = mill.job_store
     return _act(mill, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole, may)
@@ -125,7 +126,7 @@ def alter_jobs(
         mill,
         ids,
         lambda part: mill.job_store.alter(part, rank=rank, queue=queue),
-        lambda whole: bool(alter_all(mill, whole.envelope.id, rank, queue)),
+        lambda whole_id, _: bool(alter_all(mill, whole_id, rank, queue)),
         may,
     )
 
@@ -133,33 +134,61 @@ def alter_jobs(
 def delete_jobs(
     mill: Runtime, ids: Iterable[str], *, may: Callable[[str], bool] = _any
 ) -> list[bool]:
-    """Delete jobs; False for each that is missing. Wholes as in :func:`cancel_jobs`."""
-    return _act(
-        mill, ids, mill.job_store.delete, lambda whole: delete_all(mill, whole.envelope.id), may
-    )
+    """Delete jobs; False for each that is missing. Wholes as in :func:`cancel_jobs`.
+
+    A delete that was interrupted may have left the parts of a whole; the same call deletes them.
+    """
+
+    def delete_whole(whole_id: str, _: Record | None) -> bool:
+        return delete_all(mill, whole_id)
+
+    return _act(mill, ids, mill.job_store.delete, delete_whole, may, gone_too=True)
 
 
 def _act(
     mill: Runtime,
     ids: Iterable[str],
     act: Callable[[list[str]], list[bool]],
-    act_on_whole: Callable[[Record], bool],
+    act_on_whole: Callable[[str, Record | None], bool],
     may: Callable[[str], bool],
+    *,
+    gone_too: bool = False,
 ) -> list[bool]:
-    """Act on jobs one by one, and on the wholes among them."""
-    ids = list(ids)
+    """Act on the wholes among the jobs, and then on the other jobs.
+
+    With ``gone_too`` a whole is also one whose own job is gone, while parts of it are left.
+    """
+    given, done = list(ids), dict[str, bool]()
     if not _has_flows(mill):
-        return act(ids)
-    wholes = {
-        record.envelope.id: record
-        for at in range(0, len(ids), PAGE)
-        for record in mill.job_store.wait_for(ids[at : at + PAGE], 0)
-        if record is not None and _is_composed(mill, record) and may(record.envelope.id)
-    }
-    alone = [job_id for job_id in dict.fromkeys(ids) if job_id not in wholes]
-    done = dict(zip(alone, act(alone), strict=True)) if alone else {}
-    done.update({whole_id: act_on_whole(whole) for whole_id, whole in wholes.items()})
-    return [done[job_id] for job_id in ids]
+        return act(given)
+    ids = list(dict.fromkeys(given))
+    for at in range(0, len(ids), _WHOLE):
+        page = ids[at : at + _WHOLE]
+        for job_id, record in zip(page, mill.job_store.wait_for(page, 0), strict=True):
+            if record is None:
+                is_whole = gone_too and has_steps(mill, job_id)
+            else:
+                is_whole = _is_composed(mill, record)
+            if is_whole and may(job_id):
+                done[job_id] = act_on_whole(job_id, record)
+            elif record is not None and record.envelope.task == GROUP:
+                done[job_id] = False  # the record of a group alone is never changed
+    alone = []
+    for job_id in ids:
+        whole_id = next((each for each in _ids_above(job_id) if done.get(each)), "")
+        if job_id not in done and whole_id:
+            done[job_id] = True
+        elif job_id not in done:
+            alone.append(job_id)
+    done.update(zip(alone, act(alone), strict=True) if alone else ())
+    return [done[job_id] for job_id in given]
+
+
+def _ids_above(job_id: str) -> Iterator[str]:
+    """The ids of the chains and groups that a job with this id may belong to."""
+    while "." in job_id:
+        job_id = job_id.rpartition(".")[0]
+        yield job_id
 
 
 def alter_all(mill: Runtime, whole_id: str, rank: int | None, queue: str | None) -> int:
@@ -268,7 +297,9 @@ def _has_flows(mill: Runtime) -> bool:
 def _is_composed(mill: Runtime, record: Record) -> bool:
     """True for a group, and for the last step of a chain."""
     links, task = record.envelope.links, record.envelope.task
-    return links is not None and (task == GROUP or has_steps(mill, record.envelope.id))
+    if links is None or task == GROUP:
+        return links is not None
+    return bool(links.waits) and not is_hook(record) and has_steps(mill, record.envelope.id)
 
 
 def _is_whole(mill: Runtime, record: Record) -> bool:
@@ -280,7 +311,7 @@ def _is_whole(mill: Runtime, record: Record) -> bool:
 def has_steps(mill: Runtime, job_id: str) -> bool:
     """True for the id of a chain: the ids of other jobs, hooks left out, begin with this id."""
     parts = mill.job_store.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
-    return any(not is_hook(record) for record in parts)
+    return any(_is_part(record, job_id) and not is_hook(record) for record in parts)
 
 
 def _is_failed_group(record: Record) -> bool:
@@ -366,13 +397,17 @@ def pages_of_parts(
 
 
 def lies_in(mill: Runtime, whole_id: str, queues: Collection[str], *, hooks: bool = False) -> bool:
-    """True when all jobs of a chain or group lie in these queues; with ``hooks`` its hooks, too."""
-    parts = (record for page in pages_of_parts(mill, whole_id) for record in page)
-    return all(
-        record.envelope.queue in queues
-        for record in parts
+    """True when all jobs of a chain or group lie in these queues; with ``hooks`` its hooks, too.
+
+    False for a group without jobs.
+    """
+    found = {
+        record.envelope.queue
+        for page in pages_of_parts(mill, whole_id)
+        for record in page
         if record.envelope.task != GROUP and (hooks or not is_hook(record))
-    )
+    }
+    return bool(found) and found <= {*queues}
 
 
 def is_hook(record: Record) -> bool:

@@ -248,7 +248,7 @@ class Inspection:
             if stored.head.flags & Flag.LIMITED:
                 table, place = store.tables.park, parked_key(txn, store.tables, stored)
             cursor = txn.cursor(table)
-            cursor.set_range(place[: -_BEHIND_LINE])
+            cursor.set_range(place[:-_BEHIND_LINE])
             line = itertools.islice(cursor.iternext(values=False), most)
             return sum(1 for _ in itertools.takewhile(lambda key: key < place, line))
 
