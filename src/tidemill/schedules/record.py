@@ -339,16 +339,27 @@ def _is_set_back(stored: Stored, now: float) -> bool:
 
 
 def _leave_out_oldest(stored: Stored, now: float) -> None:
-    """Leave out the oldest of more than ``MOST_MISSED`` missed times."""
+    """If more than ``MOST_MISSED`` times were missed, leave out the oldest of them.
+
+    Times may lie close together for an hour, and then a day apart. So the missed times are counted.
+    """
     following = [stored.planned, *times(stored.rule, stored.planned, 3)]
     gap = min((b - a for a, b in itertools.pairwise(following)), default=math.inf)
-    span = MOST_MISSED * gap
+    span = (MOST_MISSED + 1) * gap
     while span < now - stored.planned:
-        first = next_time(stored.rule, now - span)
-        if first <= now:
-            stored.planned = first
-        else:
-            span *= 2  # for example, the hours of a night have no times
+        if _has_many(stored.rule, now - span, now):
+            stored.planned = next_time(stored.rule, now - span)
+            return
+        span *= 2
+
+
+def _has_many(rule: Rule, after: float, until: float) -> bool:
+    """True when a rule has ``MOST_MISSED`` times, or more, between two moments."""
+    for _ in range(MOST_MISSED):
+        after = next_time(rule, after)
+        if after > until:
+            return False
+    return True
 
 
 def _next(stored: Stored, now: float) -> float:
