@@ -57,11 +57,20 @@ def _record(row: Sequence[Any], *, listed: bool = False) -> Record:
 def _listed(rows: Rows, text: str, parameters: Sequence[Any]) -> list[Record]:
     """The records of a list, by the conditions that follow ``SELECT_LISTED``."""
 
-    def read(seq: int, at: int) -> bytes:
-        part = "SELECT substr(envelope, %s) FROM tidemill_job WHERE seq = %s"
-        return bytes(rows.execute(part, [at + 1, seq])[0][0])
+    def read(seq: int, head: bytes, behind: int) -> bytes:
+        part = "substr(envelope, 1, %s), substr(envelope, %s)"
+        text = f"SELECT {part} FROM tidemill_job WHERE seq = %s"
+        ((begin, rest),) = rows.execute(text, [len(head), behind + 1, seq]) or [(b"", b"")]
+        if bytes(begin) != head:
+            raise LookupError("the job was changed or deleted meanwhile")
+        return bytes(rest)
 
-    found = [listed_row(row, read) for row in rows.execute(SELECT_LISTED + text, parameters)]
+    found = list[Sequence[Any]]()
+    for row in rows.execute(SELECT_LISTED + text, parameters):
+        try:
+            found.append(listed_row(row, read))
+        except LookupError:
+            found += rows.execute(SELECT + "seq = %s", [row[-3]])
     for_list = [_record(row, listed=True) for row in found]
     for record in for_list:
         record.envelope.body = b""

@@ -127,10 +127,14 @@ def item_of(row: Sequence[Any]) -> Stored:
     return stored
 
 
-def listed_row(row: Sequence[Any], read: Callable[[int, int], bytes]) -> Sequence[Any]:
+def listed_row(row: Sequence[Any], read: Callable[[int, bytes, int], bytes]) -> Sequence[Any]:
     """A row of :data:`SELECT_LISTED` as a row of :data:`SELECT`, without the body of the job.
 
-    ``read`` reads the envelope of a job, by its number, from an offset on.
+    ``read`` reads the envelope of a job, by its number, from an offset on, if the envelope still
+    begins with the given bytes.
+
+    Raises:
+        LookupError: the envelope must be read whole.
     """
     *others, seq, encoded, size = row
     encoded = bytes(encoded)
@@ -140,7 +144,7 @@ def listed_row(row: Sequence[Any], read: Callable[[int, int], bytes]) -> Sequenc
             at = _behind_text(encoded, at)
         behind = at + 1 + _SIZES[encoded[at]]
         behind += int.from_bytes(encoded[at + 1 : behind], "big")
-        encoded = encoded[:at] + _NO_BODY + read(seq, behind)
+        encoded = encoded[:at] + _NO_BODY + read(seq, encoded[:at], behind)
     return *others, seq, encoded
 
 
@@ -154,7 +158,11 @@ and for no bytes."""
 def _behind_text(data: bytes, at: int) -> int:
     """The offset behind a short text in msgpack."""
     code = data[at]
-    return at + 2 + data[at + 1] if code == _TEXT_8 else at + 1 + (code & 0x1F)
+    if code == _TEXT_8:
+        return at + 2 + data[at + 1]
+    if code >> 5 != 0b101:
+        raise LookupError("a long text")
+    return at + 1 + (code & 0x1F)
 
 
 def _apply(item: Item, facts: Facts) -> None:

@@ -18,6 +18,7 @@ from servers import django_on_sqlite
 
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.django import inspect
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
 from tidemill.brokers.django.owners import listed
@@ -394,3 +395,26 @@ def test_an_owner_whose_step_waits_for_many_due_jobs_keeps_its_lease(
     assert len(seen) > 2
     assert sorted(seen) == seen
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("act", ["delete", "alter"])
+def test_a_large_job_that_changes_while_a_list_reads_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    # case M10
+    broker = open_broker(django_on_sqlite(str(tmp_path / "store")))
+    given = Envelope(id="a", task="t", queue="q", body=b"x" * 20_000, text="words")
+    broker.put([given])
+    listed_row = inspect.listed_row
+
+    def meanwhile(*args: Any) -> Any:
+        if act == "delete":
+            broker.delete(["a"])
+        else:
+            broker.alter(["a"], queue="a longer name")
+        return listed_row(*args)
+
+    monkeypatch.setattr(inspect, "listed_row", meanwhile)
+    found = [(r.envelope.id, r.envelope.text) for r in broker.find(Filter()).records]
+    assert found == ([] if act == "delete" else [("a", "words")])
+    broker.close()
