@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.compositions import retry_jobs
+from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.dashboard.roles import Role
@@ -52,25 +52,25 @@ ACTIONS = {
     "cancel": Action(
         *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
         "cancel",
-        lambda mill, ids, _: mill.broker.cancel(ids),
+        lambda mill, ids, _: cancel_jobs(mill, ids),
         "Cancel? Jobs that have not started never will; running jobs are asked to stop.",
     ),
     "terminate": Action(
         *("Stop now", "stopped", "stop", Role.OPERATOR, _UNFINISHED),
         "terminate",
-        lambda mill, ids, _: mill.broker.cancel(ids, terminate=True),
+        lambda mill, ids, _: cancel_jobs(mill, ids, terminate=True),
         "Stop now? Running jobs are interrupted within a second.",
     ),
     "alter": Action(
         *("Change queue or priority", "altered", "up", Role.OPERATOR, WAITING_STATES),
         "alter",
-        lambda mill, ids, to: mill.broker.alter(ids, rank=to.rank, queue=to.queue),
+        lambda mill, ids, to: alter_jobs(mill, ids, rank=to.rank, queue=to.queue),
         asks=True,
     ),
     "delete": Action(
         *("Delete", "deleted", "trash", Role.OPERATOR, frozenset(State)),
         "delete",
-        lambda mill, ids, _: mill.broker.delete(ids),
+        lambda mill, ids, _: delete_jobs(mill, ids),
         "Delete? The jobs are gone with their results, in any state.",
     ),
 }
