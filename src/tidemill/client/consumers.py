@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -54,6 +55,7 @@ BUSY_MOST = 30.0
 """Seconds of a busy store after which ``get`` raises. Before that, it returns no message."""
 
 _PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
+_PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store begins anew
 
 PATIENCE = 5.0
 """Seconds that a close waits for running calls of ``get`` to end."""
@@ -149,7 +151,8 @@ class Consumers:
     def __init__(self, mill: Runtime) -> None:
         self.mill = mill
         self._session = Session()
-        self._busy_since = 0.0  # monotonic time since which the store has been busy; 0 if it is not
+        # Monotonic times of the first and of the latest exchange that found the store busy.
+        self._busy_since = self._busy_until = -math.inf
 
     @property
     def session(self) -> Session:
@@ -211,12 +214,13 @@ class Consumers:
             while not session.over and (stop is None or stop.goes_on(owner)):
                 left = deadline - time.monotonic()
                 # The last exchange asks for no wake-up, because this call ends after it.
-                asleep = sleeps and left > 0
-                asked = msgspec.structs.replace(want, sleep=asleep)
+                asks = sleeps and left > 0
+                asked = msgspec.structs.replace(want, sleep=asks)
                 step = Step(owner, want=asked, patience=max(SHORT_PATIENCE, left))
+                before, asleep = asleep, asleep or asks  # an exchange that fails may have been made
                 reply = self._exchange_unless_busy(step)
+                asleep = before if reply is None else asks
                 if reply is None:
-                    asleep = False
                     if deadline <= time.monotonic():
                         return []
                     self.mill.broker.wait(owner, _PAUSE)
@@ -242,7 +246,8 @@ class Consumers:
             raise
         finally:
             if asleep:  # the store counts the owner as waiting, but the wait was cut short
-                self._sleep_no_more(owner, want)
+                with contextlib.suppress(StoreBusy):
+                    self._sleep_no_more(owner, want)
         return []
 
     def _exchange_unless_busy(self, step: Step) -> Reply | None:
@@ -251,11 +256,13 @@ class Consumers:
         try:
             reply = self.exchange(step)
         except StoreBusy:
-            self._busy_since = self._busy_since or began
-            if time.monotonic() - self._busy_since >= BUSY_MOST:
+            if began - self._busy_until > _PAUSE_MOST:
+                self._busy_since = began
+            self._busy_until = time.monotonic()
+            if self._busy_until - self._busy_since >= BUSY_MOST:
                 raise
             return None
-        self._busy_since = 0.0
+        self._busy_until = -math.inf
         return reply
 
     def _sleep_no_more(self, owner: str, want: Want) -> None:

@@ -190,8 +190,12 @@ def test_a_get_of_messages_keeps_its_own_time(url: str, monkeypatch: pytest.Monk
             holder.expect("inside")
             assert queue.get(timeout=0.1) is None
             assert queue.get(timeout=1.2) is None
+            # after a pause of the caller, the time of the busy store begins anew
+            monkeypatch.setattr(consumers, "BUSY_MOST", 1.5)
+            with monkeypatch.context() as patch:
+                patch.setattr(consumers, "_PAUSE_MOST", -1.0)
+                assert queue.get(timeout=0.1) is None
             # the lock has been held for long: somebody must hear of that
-            monkeypatch.setattr(consumers, "BUSY_MOST", 1.0)
             with pytest.raises(StoreBusy, match=f"process {holder.popen.pid}"):
                 queue.get(timeout=0.1)
             go_on(holder)
