@@ -31,8 +31,8 @@ import pytest
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.cli.doctor import examine as doctor
 from tidemill.core.job import Record, State
+from tidemill.doctor.examine import examine as doctor
 
 T = TypeVar("T")
 LIMIT = 120.0

@@ -19,19 +19,20 @@ from moved_clock import MovedClock
 from servers import Redis
 from servers.http import JobServer
 
-import tidemill.cli.disk_checks
-import tidemill.cli.doctor
-import tidemill.cli.worker_checks
+import tidemill.doctor.disk
+import tidemill.doctor.queues
+import tidemill.doctor.workers
 from tidemill import Limit, State, StoreFull, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.lmdb import inspect, search
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.cli import main
-from tidemill.cli.doctor import examine
-from tidemill.cli.worker_checks import clocks
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.doctor.examine import examine
+from tidemill.doctor.findings import Seen
+from tidemill.doctor.workers import clocks
 from tidemill.server import tokens
 
 pytestmark = pytest.mark.everyday
@@ -63,8 +64,8 @@ def test_jobs_that_nobody_will_take(desk: Desk) -> None:
     desk.add.enqueue(1)
     # then
     warnings = findings(desk, "warn")
-    assert warnings["queues"] == "queue sums has 1 ready jobs and no worker"
-    assert "0 alive" in warnings["workers"]
+    assert warnings["queues"] == "queue sums has 1 ready job and no worker"
+    assert warnings["workers"] == "no worker is alive, and 1 unfinished job of 1 queue waits"
     # given a worker of another queue
     desk.mill.broker.attach(Owner(id="w", name="w", queues=("other",), concurrency=1))
     assert "queues" in findings(desk, "warn")
@@ -91,10 +92,10 @@ def test_a_lease_that_its_live_worker_does_not_know(
     assert len(broker.exchange(Step("w", want=Want(1))).leases) == 1
     assert "leases" not in findings(desk, "fail")  # it may be about to start
     # when the lease is old
-    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -3600.0)
+    monkeypatch.setattr(tidemill.doctor.workers, "STRAY", -3600.0)
     # then
     said = findings(desk, "fail")["leases"]
-    assert said.startswith("1 running jobs held by a live worker that does not know of them")
+    assert said.startswith("1 running job held by a live worker that does not know of them")
     assert job.id in said
     # when a worker on another machine has the same name, then that worker may run the job
     broker.attach(Owner(id="elsewhere", name="w", concurrency=1))
@@ -103,7 +104,7 @@ def test_a_lease_that_its_live_worker_does_not_know(
 
 
 def test_a_lease_that_its_worker_runs_is_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidemill.cli.worker_checks, "STRAY", -3600.0)
+    monkeypatch.setattr(tidemill.doctor.workers, "STRAY", -3600.0)
     go, running = threading.Event(), threading.Event()
 
     @desk.mill.task(name="holds")
@@ -132,7 +133,7 @@ def test_a_lease_of_a_worker_that_is_gone(desk: Desk, monkeypatch: pytest.Monkey
     monkeypatch.setattr(LmdbBroker, "owners", lambda self: [])
     # then
     said = findings(desk, "fail")["leases"]
-    assert said.startswith("1 running jobs held by a worker that is gone")
+    assert said.startswith("1 running job held by a worker that is gone")
     assert job.id in said
 
 
@@ -171,10 +172,10 @@ def test_a_clock_that_differs_from_the_clock_of_the_server(
     server = Redis("--appendonly", "yes")
     try:
         with Tidemill(server.url) as mill:
-            assert [finding.status for finding in clocks(mill.broker)] == ["ok"]
+            assert [finding.status for finding in clocks(Seen(mill))] == ["ok"]
             moved_clock.set_wall(by)
             # then
-            (finding,) = clocks(mill.broker)
+            (finding,) = clocks(Seen(mill))
         assert finding.status == "warn"
         assert f"s {said} this machine's" in finding.message
     finally:
@@ -216,7 +217,7 @@ def test_a_paused_queue(desk: Desk) -> None:
 def test_a_limit_that_lets_nothing_start(desk: Desk) -> None:
     desk.mill.queue("sums", rate="0/s")
     desk.add.enqueue(1)
-    assert "none of 1 ready jobs start" in findings(desk, "warn")["limits"]
+    assert "lets no job start, and 1 ready job waits" in findings(desk, "warn")["limits"]
     desk.mill.queue("sums").limit(rate=None)
     assert "limits" not in findings(desk, "warn")
 
@@ -231,13 +232,15 @@ def test_an_open_breaker(desk: Desk) -> None:
 
 def test_jobs_that_wait_for_a_limit_of_their_own(desk: Desk) -> None:
     desk.add.using(limit=Limit(concurrency=0, key="ada")).enqueue(1)
-    assert "1 ready jobs wait for limits" in findings(desk, "ok")["backlog"]
+    assert "1 ready job waits for limits" in findings(desk, "ok")["backlog"]
 
 
 def test_an_old_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.add.enqueue(1)
-    monkeypatch.setattr(tidemill.cli.doctor, "OLD", -1.0)
-    assert "the oldest ready job of sums" in findings(desk, "warn")["backlog"]
+    desk.mill.broker.attach(Owner(id="w", name="w", concurrency=1))
+    assert "the oldest ready job of sums" in findings(desk, "ok")["backlog"]
+    monkeypatch.setattr(tidemill.doctor.queues, "OLD", -1.0)
+    assert "queue sums has 1 ready job, the oldest" in findings(desk, "warn")["backlog"]
 
 
 def test_relaxed_durability_is_told(tmp_path: Path) -> None:
@@ -257,11 +260,11 @@ def test_a_job_past_its_timeout(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(broker.exchange(Step("w", want=Want(1))).leases) == 1
     assert findings(desk, "fail") == {}
     # when its time is long over
-    monkeypatch.setattr(tidemill.cli.worker_checks, "LATE", -2.0)
+    monkeypatch.setattr(tidemill.doctor.workers, "LATE", -2.0)
     # then
     result = desk.run("doctor")
     assert result.exit_code == 1
-    assert f"1 running jobs past the timeout and still held, for example {job.id}" in result.stdout
+    assert f"1 running job past the timeout and still held, for example {job.id}" in result.stdout
     assert f"tidemill job {job.id}" in result.stdout
 
 
@@ -289,7 +292,7 @@ def fill(desk: Desk) -> None:
 
 
 def test_a_map_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidemill.cli.disk_checks, "NEARLY", 0.0)
+    monkeypatch.setattr(tidemill.doctor.disk, "NEARLY", 0.0)
     desk = Desk(tmp_path)
     desk.add.enqueue(1)
     try:
@@ -365,6 +368,7 @@ def test_a_store_with_many_queues(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
         desk.mill.queue(f"messages{n}").put(n)
     for n in range(15):
         desk.add.using(queue=f"q{n}").enqueue(1)
+    desk.mill.broker.attach(Owner(id="w", name="w", queues=("other",), concurrency=1))
     looks: list[object] = []
     for module in (inspect, search):
         monkeypatch.setattr(module, "queue_rows", noting(looks, module.queue_rows))
@@ -372,7 +376,7 @@ def test_a_store_with_many_queues(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     found = [finding for finding in examine(desk.mill) if finding.check == "queues"]
     # then it lists some of these queues, counts the others, and does not read all for each
     assert len(found) == 11
-    assert found[-1].message == "5 more queues are paused or have no worker"
+    assert found[-1].message == "5 more queues are paused, have no worker, or have old jobs"
     assert len(looks) < 15
 
 

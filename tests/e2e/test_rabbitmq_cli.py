@@ -127,7 +127,7 @@ def test_the_doctor_tells_no_lies(place: Place) -> None:
     place.enqueue("mends", 1)
     checks = {check["check"]: check for check in read(place, "doctor")["checks"]}
     assert set(checks) == CHECKS
-    assert "1 ready jobs, and nobody asks" in checks["queues"]["message"]
+    assert "1 ready job, and nobody asks" in checks["queues"]["message"]
     place.worker().wait_ready()
     place.wait_notes("ran")
     eventually(

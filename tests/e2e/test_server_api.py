@@ -457,6 +457,20 @@ def test_statistics_of_the_store_and_the_server(server: JobServer, queue: str) -
     assert (worker["kind"], worker["pid"]) == ("consumer", server.pid)
 
 
+def test_the_health_of_a_store_has_the_findings_of_the_doctor(
+    server: JobServer, queue: str
+) -> None:  # case M17
+    server.post("/v1/jobs", {"queue": queue, "body": 1})
+    assert server.post(f"/v1/queues/{queue}/pause").status == 200
+    health = server.get("/v1/health").json
+    assert health["ok"] is True
+    (found,) = [one for one in health["findings"] if one["queue"] == queue]
+    assert (found["status"], found["note"]) == ("warn", "paused")
+    assert found["message"] == f"queue {queue} is paused with 1 ready job"
+    assert found["advice"] == f"tidemill resume {queue}"
+    server.post(f"/v1/queues/{queue}/resume")
+
+
 def test_numbers_that_the_broker_does_not_know_are_null() -> None:
     """RabbitMQ without a store tells what is ready, and little else."""
     server = JobServer("--quiet", where=f"{rabbitmq_url()}?prefix=t{new_id()[-12:]}")

@@ -45,6 +45,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("app_loader",),
     ("",),
     ("metrics", "otel", "alerts"),
+    ("doctor",),
     ("dashboard",),
     ("server", "testing", "worker_main"),
     ("cli",),
@@ -56,7 +57,7 @@ CONCRETE = LAYERS[7] + LAYERS[8]
 NAMES_A_BROKER = {
     "brokers.django": "brokers.memory",  # applies the rules of memory:// to rows
     "app": "brokers.lmdb",  # opens a store in the caller's own environment
-    "cli": "brokers.lmdb",  # the doctor explains a store on disk
+    "doctor": "brokers.lmdb",  # explains a store on disk
 }
 
 MOST_LINES = 900
@@ -73,7 +74,6 @@ CROWDED_ROOMS = {
     "brokers/postgres/sql": 32,
     "brokers/rabbitmq": 29,
     "brokers/redis/lua": 43,
-    "cli": 27,
     "client": 52,
     "core": 42,
     "dashboard": 48,

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from tidemill.core.clock import clock as clocks
+from tidemill.doctor.words import duration, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,10 +25,10 @@ __all__ = [
     "clean",
     "clock",
     "console",
+    "duration",
     "plain",
     "print_json",
     "size",
-    "span",
     "style_of",
     "styled",
     "table",
@@ -188,41 +189,12 @@ def clock(moment: float) -> str:
     return f"{local}.{int(moment % 1 * 1000):03d}"
 
 
-def span(seconds: float) -> str:
-    """A duration in its two largest units: ``85 ms``, ``4.2 s``, ``3 m 20 s``, ``2 d 4 h``."""
-    if seconds < 0:
-        return f"-{span(-seconds)}"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, name, least, part in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "m"),
-        (60, "m", 1, "s"),
-    ):
-        if whole >= unit:
-            rest = whole % unit // least
-            return f"{whole // unit} {name} {rest} {part}" if rest else f"{whole // unit} {name}"
-    return f"{whole} s"
-
-
 def ago(moment: float) -> str:
     """The time from a wall time until now, or from now until a wall time."""
     if not moment:
         return "-"
     seconds = clocks.wall() - moment
-    return f"in {span(-seconds)}" if seconds < 0 else span(seconds)
-
-
-def size(count: float) -> str:
-    """A number of bytes with a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    return f"in {duration(-seconds)}" if seconds < 0 else duration(seconds)
 
 
 def plain(value: Any) -> Any:

@@ -295,7 +295,7 @@ def _print_event(out: Console, event: Event, last: float) -> None:
 
     from tidemill.cli import console
 
-    gap = f"+{console.span(max(0.0, event.time - last))}" if last and event.time else ""
+    gap = f"+{console.duration(max(0.0, event.time - last))}" if last and event.time else ""
     line = Text()
     line.append(f"{console.clock(event.time):<23} {gap:>10}  ", style="dim")
     line.append(console.clean(event.what), style=console.style_of(event.what.split(",")[0]))

@@ -11,10 +11,10 @@ from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.suggest import hint
-from tidemill.limits.arithmetic import LimitStats
+from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.declare import Breaker, limit_public, terms_text
 
-__all__ = ["limit", "state_of"]
+__all__ = ["limit"]
 
 _NONE = "none"
 
@@ -115,19 +115,8 @@ def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -
             terms_text(row.terms) or _NONE,
             f"{row.running:,}",
             "-" if row.queue else f"{row.keys:,}",
-            state_of(row),
+            state_of_limit(row),
         )
         for row in rows
     ]
     out.print(console.table(out, ("limit", "terms", "running#", "keys#?", "state"), cells))
-
-
-def state_of(row: LimitStats) -> str:
-    """Why a limit lets no job start now, in a few words; empty if jobs may start."""
-    from tidemill.cli import console
-
-    breaker = row.terms.breaker
-    when = f"opens in {console.span(row.until)}" if 0 < row.until < float("inf") else ""
-    if breaker is not None and row.failures >= breaker[0]:
-        return f"broken after {row.failures} failures, {when or 'tries one job'}"
-    return when or ("closed" if row.until else "")

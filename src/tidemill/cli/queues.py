@@ -12,10 +12,10 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.topics import with_topics
 from tidemill.cli.connect import json_option, store_options
-from tidemill.cli.limits import state_of
 from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.config import check_name
 from tidemill.core.errors import TidemillError
+from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import terms_text
 
@@ -84,7 +84,7 @@ def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -
     if row.consumers >= 0:
         parts.append(f"{row.consumers:,} consumers")
     if limit is not None:
-        parts += [terms_text(limit.terms), state_of(limit)]
+        parts += [terms_text(limit.terms), state_of_limit(limit)]
     if len(patterns) > _MOST_PATTERNS:
         parts.append(f"bound to {len(patterns):,} patterns")
     elif patterns:

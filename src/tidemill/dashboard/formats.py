@@ -8,6 +8,7 @@ import msgspec
 
 from tidemill.core.clock import clock as clocks
 from tidemill.core.clock import short_id
+from tidemill.doctor import words
 
 __all__ = [
     "FILTERS",
@@ -38,8 +39,6 @@ ICONS = {
 }
 """The icon of each state, by its name in ``templates/icons.svg``."""
 
-_UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
-
 
 def number(value: float | None) -> str:
     """A count with separators; a dash for an unknown count."""
@@ -47,25 +46,8 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span in two units at most: ``340 ms``, ``2.4 s``, ``3 min 20 s``, ``2 d 4 h``."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    left = round(seconds)
-    for place, (unit, name) in enumerate(_UNITS):
-        if left >= unit:
-            whole, rest = divmod(left, unit)
-            below, lower = _UNITS[place + 1] if place + 1 < len(_UNITS) else (1, "s")
-            part = rest // below
-            return f"{whole} {name} {part} {lower}" if part else f"{whole} {name}"
-    return f"{left} s"
+    """A time span in two units at most; a dash for an unknown span."""
+    return NOTHING if seconds is None else words.duration(seconds)
 
 
 def ago(when: float | None, now: float | None = None) -> str:
@@ -89,14 +71,8 @@ def iso(when: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in a unit that fits."""
-    if count is None:
-        return NOTHING
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    """Bytes in a unit that fits; a dash for an unknown number."""
+    return NOTHING if count is None else words.size(count)
 
 
 def percent(part: float | None) -> str:

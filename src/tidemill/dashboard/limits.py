@@ -16,6 +16,7 @@ from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import Breaker, rate_text, terms_text
 
@@ -72,24 +73,12 @@ def _row(one: LimitStats, running: list[Record]) -> Row:
     return Row(
         stats=one,
         terms=terms_text(one.terms) or "no settings",
-        state=_state(one),
+        state=state_of_limit(one),
         holders=held[:_HOLDERS],
         keys=[(key, count) for key, count in keys.most_common(_HOLDERS) if key],
         running=query_text(state="running", **tokens),
         waiting=query_text(state="ready", **tokens),
     )
-
-
-def _state(one: LimitStats) -> str:
-    """Why a limit lets no job start now; empty if jobs may start."""
-    breaker = one.terms.breaker
-    when = f"opens in {one.until:.1f} s" if 0 < one.until < float("inf") else ""
-    if breaker is not None and one.failures >= breaker[0]:
-        return f"broken after {one.failures} failures in a row, {when or 'tries one job'}"
-    most = one.terms.concurrency
-    if most is not None and one.running >= most * max(one.keys, 1):
-        return "all places are taken"
-    return when or ("closed" if one.until else "")
 
 
 @routes.get("/limits/edit", Role.ADMIN)

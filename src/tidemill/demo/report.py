@@ -125,17 +125,19 @@ def _failures(record: Record) -> int:
 
 def print_report(report: Report) -> None:
     """Print the report for people on stdout."""
-    from tidemill.cli.console import clean, console, size, span
+    from tidemill.cli.console import clean, console, duration, size
 
     out = console()
     dup = sum(len(paths) - 1 for paths in report.duplicates)
-    late = "" if report.late_ms is None else f"started {span(report.late_ms / 1000)} after its time"
+    late = ""
+    if report.late_ms is not None:
+        late = f"started {duration(report.late_ms / 1000)} after its time"
     lines = [
         ("files", f"{report.files:,} with {size(report.bytes)}"),
         ("text", f"{report.lines:,} lines, {report.words:,} words"),
         ("images", f"{report.images:,} with {report.pixels / 1e6:,.1f} million pixels"),
         ("doubles", f"{dup:,} files have the same content as another"),
-        *(("slowest", f"{span(row['seconds'])}  {row['path']}") for row in report.slowest[:3]),
+        *(("slowest", f"{duration(row['seconds'])}  {row['path']}") for row in report.slowest[:3]),
         ("delayed", late),
         ("timed out", report.timed_out),
         *(("failed", f"{row['job']}: {row['error']}") for row in report.failed[:5]),

@@ -283,5 +283,5 @@ def limit_public(row: LimitStats) -> dict[str, Any]:
         "running": row.running,
         "failures": row.failures,
         "keys": row.keys,
-        "opens_in": row.until if row.until < float("inf") else None,
+        "starts_in": row.until if row.until < float("inf") else None,
     }

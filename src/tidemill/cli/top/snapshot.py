@@ -15,10 +15,11 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.inline_jobs import move_due
-from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import RELAY, Owner, Record, State
 from tidemill.core.scoreboard import read_runs, runs_by_name
+from tidemill.doctor.examine import notes
+from tidemill.doctor.findings import Seen
 
 __all__ = ["JOBS_MOST", "QueueRow", "RunningJob", "Snapshot", "WorkerRow", "take"]
 
@@ -30,11 +31,15 @@ _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
 
 
 class QueueRow(msgspec.Struct):
-    """A queue, its rates, and the number of workers that take its jobs (-1: not known)."""
+    """A queue, its rates, and the number of workers that take its jobs (-1: not known).
+
+    ``note`` is the problem of the queue that ``doctor`` finds, in a few words.
+    """
 
     stats: QueueStats
     rates: Rates
     workers: int = -1
+    note: str = ""
 
     @property
     def depth(self) -> int:
@@ -100,7 +105,7 @@ class Snapshot(msgspec.Struct):
         queues = [
             row.stats.public()
             | row.rates.public()
-            | {"workers": row.workers if row.workers >= 0 else None}
+            | {"workers": row.workers if row.workers >= 0 else None, "note": row.note or None}
             for row in self.queues
         ]
         names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
@@ -124,14 +129,16 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     """Look at the store once."""
     broker = mill.broker
     move_due(broker)
-    stats = users_queues(broker.stats())
+    seen = Seen(mill)
+    stats = seen.queues
     knows = Feature.INSPECT in broker.features
     rates = meter.measure(mill, stats)
     totals = totals_of(stats, knows=knows)
+    noted = {name: finding.note for name, finding in notes(seen).items()}
     if not knows:
-        rows = [QueueRow(row, rates[row.name], row.consumers) for row in stats]
+        rows = [QueueRow(s, rates[s.name], s.consumers, noted.get(s.name, "")) for s in stats]
         return Snapshot(clock.wall(), broker.url, rows, [], [], totals, _MISSING)
-    owners = [owner for owner in broker.owners() if owner.kind != RELAY]
+    owners = [owner for owner in seen.owners if owner.kind != RELAY]
     records: list[Record] = []
     if any(row.running for row in stats):
         records = broker.find(Filter(states=frozenset({State.RUNNING})), JOBS_MOST).records
@@ -139,7 +146,10 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     tokens = {record.token for record in records}
     jobs = sorted((_running(r, runs.get(r.worker)) for r in records), key=_longest)
     workers = [WorkerRow(owner, _busy(owner, tokens)) for owner in owners]
-    rows = [QueueRow(row, rates[row.name], _takers(owners, row.name)) for row in stats]
+    rows = [
+        QueueRow(row, rates[row.name], _takers(owners, row.name), noted.get(row.name, ""))
+        for row in stats
+    ]
     return Snapshot(clock.wall(), broker.url, rows, jobs, workers, totals)
 
 

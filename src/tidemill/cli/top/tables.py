@@ -86,7 +86,7 @@ def _number(row: QueueRow, name: str) -> str:
 
 def _age(row: QueueRow) -> str:
     oldest = row.stats.oldest
-    return console.span(max(0.0, clock.wall() - oldest)) if oldest else "-"
+    return console.duration(max(0.0, clock.wall() - oldest)) if oldest else "-"
 
 
 def _rate(rate: float | None) -> str:
@@ -103,13 +103,13 @@ def _sparkline(points: Sequence[float], chars: str) -> str:
 
 
 def _note(row: QueueRow) -> Text | str:
-    """The reason why no job starts; else, on a message broker, the number of consumers."""
+    """The problem of a queue; else, on a message broker, the number of consumers."""
     if row.stats.paused:
         return console.styled("paused")
-    if row.stats.ready and not row.workers:
+    if row.note:
         from rich.text import Text
 
-        return Text("no consumer" if row.stats.unknown else "no worker", style="bold red")
+        return Text(row.note, style="bold red")
     return f"{row.stats.consumers:,} consumers" if row.stats.unknown else ""
 
 
@@ -123,7 +123,7 @@ def jobs_table(out: Console, jobs: Sequence[RunningJob]) -> Table:
             job.task,
             job.queue,
             job.worker,
-            console.span(max(0.0, now - job.since)),
+            console.duration(max(0.0, now - job.since)),
             job.attempt,
             "waits for a slot" if job.waits else _progress(job),
         )

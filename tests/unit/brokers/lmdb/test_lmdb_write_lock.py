@@ -26,10 +26,10 @@ from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.write_transaction import Writing
 from tidemill.brokers.registry import open_broker
-from tidemill.cli.doctor import examine
 from tidemill.client import consumers
 from tidemill.core.errors import BrokerUnavailable, StoreBusy
 from tidemill.core.job import Owner, State
+from tidemill.doctor.examine import examine
 
 pytestmark = pytest.mark.everyday
 

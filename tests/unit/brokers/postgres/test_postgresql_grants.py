@@ -16,11 +16,11 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
-from tidemill.cli.doctor import examine
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Owner, Verdict
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.doctor.examine import examine
 
 ROLE = 'the "app"'
 

@@ -14,8 +14,8 @@ from servers import Postgres
 from tidemill.app import Tidemill
 from tidemill.brokers.postgres import vacuum_horizon
 from tidemill.brokers.registry import grants_of, migrate_store
-from tidemill.cli.doctor import examine
 from tidemill.core.clock import new_id
+from tidemill.doctor.examine import examine
 
 pytestmark = pytest.mark.full
 

@@ -12,12 +12,20 @@ from tidemill.brokers.contract.inspection import totals_of
 from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Owner, Record
+from tidemill.doctor.examine import problems
 from tidemill.server.http.answers import Stream
 from tidemill.server.http.api.queues import queue_out
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.schemas.jobs import JobOut
-from tidemill.server.http.schemas.system import Stats, Totals, WorkerOut, Workers
+from tidemill.server.http.schemas.system import (
+    FindingOut,
+    Health,
+    Stats,
+    Totals,
+    WorkerOut,
+    Workers,
+)
 from tidemill.server.http.stats_stream import event
 
 __all__ = ["ENDPOINTS"]
@@ -44,6 +52,16 @@ async def get_stats(call: Call) -> Stats:
         totals=Totals(**totals_of(rows, knows=knows)),
         queues=[queue_out(row) for row in rows],
     )
+
+
+async def get_health(call: Call) -> Health:
+    """List what is wrong with the store, its queues and its workers, the worst first.
+
+    ``ok`` is false if a finding is ``fail``. The findings are those of ``tidemill doctor``.
+    """
+    found = await call.backend.run(problems, call.backend.mill)
+    findings = [FindingOut(**msgspec.structs.asdict(finding)) for finding in found]
+    return Health(not any(finding.status == "fail" for finding in found), findings)
 
 
 async def list_workers(call: Call) -> Workers:
@@ -113,6 +131,7 @@ async def _changes(call: Call, job_id: str, record: Record) -> AsyncIterator[byt
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/stats", get_stats),
+    Endpoint("GET", "/v1/health", get_health),
     Endpoint("GET", "/v1/workers", list_workers),
     Endpoint("GET", "/v1/events", watch_queues),
     Endpoint("GET", "/v1/jobs/{job_id}/events", watch_job, also=(410,)),

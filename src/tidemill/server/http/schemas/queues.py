@@ -140,8 +140,8 @@ class BreakerOut(Struct):
 class LimitOut(Struct, kw_only=True):
     """A limit in numbers. ``queue`` is true for the limit of a queue.
 
-    ``failures`` is the number of failures in a row, ``keys`` the number of known keys. ``opens_in``
-    is the seconds until a job may start; null when time alone does not open the limit.
+    ``failures`` is the number of failures in a row, ``keys`` the number of known keys. After
+    ``starts_in`` seconds a job may start; null when that is not known.
     """
 
     name: str
@@ -155,7 +155,7 @@ class LimitOut(Struct, kw_only=True):
     running: int
     failures: int
     keys: int
-    opens_in: float | None
+    starts_in: float | None
 
 
 class LimitsOut(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -108,6 +108,29 @@ class Totals(Struct, kw_only=True):
     cancelled: int | None
     expired: int | None
     purged: int | None
+
+
+class FindingOut(Struct, kw_only=True):
+    """Something that is wrong, and what to do; ``note`` says it in a few words, for a table.
+
+    ``queue``, ``task`` and ``schedule`` name what the finding is about; empty for none.
+    """
+
+    check: str
+    status: Literal["warn", "fail"]
+    message: str
+    advice: str
+    queue: str
+    note: str
+    task: str
+    schedule: str
+
+
+class Health(Struct):
+    """What is wrong now, the worst first. ``ok`` is false if a finding is ``fail``."""
+
+    ok: bool
+    findings: list[FindingOut]
 
 
 class Stats(Struct, kw_only=True):

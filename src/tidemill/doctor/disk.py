@@ -1,4 +1,4 @@
-"""The checks of ``tidemill doctor`` that concern writing, the disk and the map of a store."""
+"""Checks of a store's place: writing, the disk, and the map of LMDB."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from tidemill.brokers.contract.rpc import NotAllowed
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import StoreFull
+from tidemill.doctor.findings import Finding, Seen
+from tidemill.doctor.words import size
 
-__all__ = ["Finding", "space", "writable"]
+__all__ = ["space", "writable"]
 
 NEARLY = 0.9
 """The map counts as nearly full when puts have used more than this part of their room."""
@@ -22,22 +22,13 @@ NEARLY = 0.9
 _LOOK_AGAIN = 0.5  # seconds between two checks of the write lock; a commit takes milliseconds
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One line of the report: ``status`` is ok, warn or fail; ``advice`` names a remedy."""
-
-    check: str
-    status: str
-    message: str
-    advice: str = ""
-
-
-def writable(broker: Store) -> Iterator[Finding]:
+def writable(seen: Seen) -> Iterator[Finding]:
     """Check that this user may write, and measure a sync or a commit.
 
     On an LMDB store the check looks at the files and commits nothing. On other stores the check
     makes commits, by doing the housekeeping that is due.
     """
-    info = broker.info()
+    broker, info = seen.broker, seen.info
     if _held(broker, info):
         text = f"no process can write: the write lock is {info['write_lock']}"
         advice = "end that process, or resume it with kill -CONT; until then all writes fail"
@@ -87,14 +78,16 @@ def _files(folder: str) -> Finding:
     return Finding("writable", "warn" if took > 100 else "ok", text, advice)
 
 
-def space(broker: Store) -> Iterator[Finding]:
+def space(seen: Seen) -> Iterator[Finding]:
     """Check the room on the disk, and in the map of an LMDB store."""
-    info = broker.info()
+    info = seen.info
+    if info.get("puts_refused"):
+        text = f"puts are refused: {info['puts_refused']}"
+        yield Finding("space", "fail", text, "make room, or purge or finish jobs")
     folder, reserve = info.get("folder"), int(info.get("reserve_bytes") or 0)
     if not folder or not os.path.isdir(folder):
         return
     from tidemill.brokers.lmdb.disk_reserve import MAP_FOR_PUTS
-    from tidemill.cli.console import size
 
     disk = shutil.disk_usage(folder)
     text = f"{size(disk.free)} free of {size(disk.total)}, reserve {size(reserve)}"

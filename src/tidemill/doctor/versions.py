@@ -1,4 +1,4 @@
-"""The checks of ``tidemill doctor`` that concern versions: of drivers, of workers, of the store."""
+"""Checks of versions: of drivers, of workers, of the store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from tidemill import __version__
-from tidemill.brokers.contract.store import Store
-from tidemill.cli.disk_checks import Finding
+from tidemill.doctor.findings import Finding, Seen
 
 __all__ = ["installed", "migrated", "remedy", "same_versions"]
 
@@ -38,9 +37,9 @@ def remedy(problem: str) -> str:
     return "check the url and its server"
 
 
-def migrated(broker: Store) -> Iterator[Finding]:
+def migrated(seen: Seen) -> Iterator[Finding]:
     """Warn when a newer release made the tables. (A store with older tables cannot be opened.)"""
-    info = broker.info()
+    info = seen.info
     there, here = info.get("format"), info.get("format_here")
     if there is not None and here is not None and there > here:
         text = f"a newer release made the tables: version {there}, and this tidemill has {here}"
@@ -48,10 +47,10 @@ def migrated(broker: Store) -> Iterator[Finding]:
         yield Finding("migrations", "warn", text, advice)
 
 
-def same_versions(broker: Store) -> Iterator[Finding]:
+def same_versions(seen: Seen) -> Iterator[Finding]:
     """Find workers whose release differs from other workers or from this command."""
     workers: dict[str, list[str]] = {}
-    for owner in broker.owners():
+    for owner in seen.owners:
         if owner.version:  # only workers have a version
             workers.setdefault(owner.version, []).append(owner.name)
     if not workers or [*workers] == [__version__]:

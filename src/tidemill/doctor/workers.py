@@ -1,4 +1,4 @@
-"""The checks of ``tidemill doctor`` that concern workers, their leases, and clocks."""
+"""Checks of workers, their leases, and clocks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.store import Store, clock_ahead
-from tidemill.cli.disk_checks import Finding
-from tidemill.client.reading import users_queues
+from tidemill.brokers.contract.store import clock_ahead
 from tidemill.core.clock import clock
-from tidemill.core.job import Owner, Record, State
-from tidemill.core.scoreboard import runs_by_name
+from tidemill.core.job import FINISHED, Owner, Record, State
+from tidemill.core.scoreboard import read_unkillable, runs_by_name
+from tidemill.doctor.findings import Finding, Seen
+from tidemill.doctor.words import count, duration
 
-__all__ = ["LATE", "STRAY", "clocks", "leases"]
+__all__ = ["LATE", "STRAY", "alive", "clocks", "leases"]
 
 LATE = 60.0
 """A running job counts as late when its timeout passed this many seconds ago."""
@@ -29,19 +29,51 @@ WRONG = 5.0
 """Seconds by which the clock of a worker or a producer may differ from the store's clock."""
 
 _RUNNING_MOST = 1000
+_SAMPLE = 50
 
 
-def leases(broker: Store) -> Iterator[Finding]:
+def alive(seen: Seen) -> Iterator[Finding]:
+    """Find a store without workers, and processes of workers that cannot be killed."""
+    workers = seen.workers
+    slots = sum(owner.concurrency for owner in workers)
+    consumers = count(len(seen.owners) - len(workers), "consumer")
+    text = f"{len(workers)} alive with {slots} slots, {consumers}"
+    if workers or not _needs_workers(seen):
+        yield Finding("workers", "ok", text)
+    else:
+        sizes = [row.size for row in seen.queues if row.size]
+        jobs, queues = count(sum(sizes), "unfinished job"), count(len(sizes), "queue")
+        wait = "waits" if sum(sizes) == 1 else "wait"
+        text = f"no worker is alive, and {jobs} of {queues} {wait}"
+        advice = "start one: tidemill worker MODULE:VAR"
+        yield Finding("workers", "warn", text, advice, note="no worker alive")
+    for owner in workers:  # a scoreboard on another machine cannot be read here
+        for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
+            ago = duration(clock.wall() - since)
+            text = f"process {pid} of {owner.name} still runs {ago} after SIGKILL"
+            advice = "its jobs stay held while a system call hangs: look for a dead mount or disk"
+            yield Finding("workers", "warn", text, advice)
+
+
+def _needs_workers(seen: Seen) -> bool:
+    """True when a sample of the unfinished jobs has a job of a task."""
+    if not any(row.size for row in seen.queues):
+        return False
+    what = Filter(states=frozenset(State) - FINISHED)
+    return any(not r.envelope.is_message for r in seen.broker.find(what, _SAMPLE).records)
+
+
+def leases(seen: Seen) -> Iterator[Finding]:
     """Find running jobs that nobody works on, and jobs whose timeout has long passed."""
-    running: list[Record] = []
-    count = sum(row.running for row in users_queues(broker.stats()))
-    if count:
-        most = min(count, _RUNNING_MOST)
+    broker, running = seen.broker, list[Record]()
+    leased = sum(row.running for row in seen.queues)
+    if leased:
+        most = min(leased, _RUNNING_MOST)
         running = broker.find(Filter(states=frozenset({State.RUNNING})), most).records
-    owners = broker.owners()
-    alive, stray = {owner.name for owner in owners}, _stray_tokens(owners, running)
+    owners = seen.owners
+    names, stray = {owner.name for owner in owners}, _stray_tokens(owners, running)
     tests: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("held by a worker that is gone", lambda r: r.worker not in alive, "start a worker"),
+        ("held by a worker that is gone", lambda r: r.worker not in names, "start a worker"),
         ("past the timeout and still held", _is_late, "send the worker USR1 for its stacks"),
         (
             "held by a live worker that does not know of them",
@@ -54,10 +86,10 @@ def leases(broker: Store) -> Iterator[Finding]:
         bad = [record.envelope.id for record in running if is_bad(record)]
         bad = [i for i in bad if (r := broker.get(i)) and r.state is State.RUNNING and is_bad(r)]
         if bad:
-            text = f"{len(bad):,} running jobs {what}, for example {bad[0]}"
+            text = f"{count(len(bad), 'running job')} {what}, for example {bad[0]}"
             yield Finding("leases", "fail", text, f"{advice}; tidemill job {bad[0]}")
             return
-    yield Finding("leases", "ok", f"{count:,} running, held by live owners, within their time")
+    yield Finding("leases", "ok", f"{leased:,} running, held by live owners, within their time")
 
 
 def _is_late(record: Record) -> bool:
@@ -83,7 +115,7 @@ def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
     return found
 
 
-def clocks(broker: Store) -> Iterator[Finding]:
+def clocks(seen: Seen) -> Iterator[Finding]:
     """Check the clocks of this machine, of the producer of the newest job, and of workers."""
     now = clock.wall()
     if now < 1_700_000_000:
@@ -91,17 +123,17 @@ def clocks(broker: Store) -> Iterator[Finding]:
         yield Finding("clock", "fail", text, "set the clock: at= and schedules go by it")
         return
     problems: list[tuple[str, str]] = []
-    ahead = clock_ahead(broker)
+    ahead = clock_ahead(seen.broker)
     if abs(ahead) > SKEW:
         text = f"the clock of the server is {abs(ahead):.1f} s {_which(-ahead)} this machine's"
         advice = "delays and schedules go by the server, at= by the producer: use NTP on both"
         problems.append((text, advice))
-    newest = broker.find(Filter(), 1).records
+    newest = seen.broker.find(Filter(), 1).records
     future = newest[0].envelope.created - (now - ahead) if newest else 0.0
     if future > WRONG:
         text = f"the newest job was created {future:.0f} s in the future"
         problems.append((text, "the clock was set back, or a producer's clock is wrong: use NTP"))
-    for owner in broker.owners():
+    for owner in seen.owners:
         if abs(owner.ahead) > WRONG:
             text = f"the clock of worker {owner.name} was {abs(owner.ahead):.1f} s"
             text = f"{text} {_which(owner.ahead)} the store's when the worker started"

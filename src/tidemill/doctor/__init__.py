@@ -1,0 +1,1 @@
+"""The checks of a store, its queues and its workers: what ``doctor`` and the pages tell."""

@@ -1,0 +1,70 @@
+"""All checks in order. ``tidemill doctor`` shows the report; the banners of the dashboard, the
+notes of ``tidemill top`` and ``GET /v1/health`` show parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.features import Feature
+from tidemill.core.errors import TidemillError
+from tidemill.doctor.disk import space, writable
+from tidemill.doctor.findings import Finding, Seen
+from tidemill.doctor.queues import asked_for, backlog, carried, closed_limits, unknown_tasks
+from tidemill.doctor.schedules import schedules
+from tidemill.doctor.store import NOT_SYNCED, cleaning, durable, granted, here, policies, publishing
+from tidemill.doctor.versions import migrated, same_versions
+from tidemill.doctor.workers import alive, clocks, leases
+
+__all__ = ["examine", "notes", "problems"]
+
+_Check = Callable[[Seen], Iterator[Finding]]
+
+_ON_MESSAGE_BROKER: tuple[_Check, ...] = (publishing, durable, asked_for, policies)
+_ON_STORE: tuple[_Check, ...] = (
+    *(migrated, granted, writable, here, durable, cleaning, space, clocks, alive, same_versions),
+    *(backlog, closed_limits, leases, unknown_tasks, carried, schedules),
+)
+_ON_REQUEST = {writable, policies}
+"""Checks that commit or ask another server: only the doctor runs them."""
+
+
+def examine(mill: Tidemill) -> list[Finding]:
+    """Run all checks on an open store. A check that raises an error becomes a finding."""
+    return _run(Seen(mill), _checks(mill))
+
+
+def problems(mill: Tidemill) -> list[Finding]:
+    """What is wrong now, the worst first. This changes nothing, and takes milliseconds."""
+    checks = [check for check in _checks(mill) if check not in _ON_REQUEST]
+    found = [finding for finding in _run(Seen(mill), checks) if finding.status != "ok"]
+    if any(finding.note == "no worker" for finding in found):  # the next would say it once more
+        found = [finding for finding in found if finding.note != "no worker alive"]
+    chosen = [finding for finding in found if finding.message == NOT_SYNCED]
+    return sorted((one for one in found if one not in chosen), key=lambda one: one.status != "fail")
+
+
+def notes(seen: Seen) -> dict[str, Finding]:
+    """The first problem of each queue that has one."""
+    knows = Feature.INSPECT in seen.broker.features
+    checks = (closed_limits, backlog) if knows else (asked_for,)
+    found: dict[str, Finding] = {}
+    for finding in _run(seen, checks):
+        if finding.queue:
+            found.setdefault(finding.queue, finding)
+    return found
+
+
+def _checks(mill: Tidemill) -> tuple[_Check, ...]:
+    return _ON_STORE if Feature.INSPECT in mill.broker.features else _ON_MESSAGE_BROKER
+
+
+def _run(seen: Seen, checks: Iterable[_Check]) -> list[Finding]:
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check(seen)
+        except TidemillError as error:
+            name = check.__name__
+            findings.append(Finding(name, "fail", str(error), "the message names the problem"))
+    return findings

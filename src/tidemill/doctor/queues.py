@@ -1,0 +1,190 @@
+"""Checks of queues: jobs that nobody takes, old jobs, closed limits, unknown tasks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.brokers.contract.job_numbers import with_job_numbers
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, with_unknown_tasks
+from tidemill.core.clock import clock
+from tidemill.core.job import State
+from tidemill.doctor.findings import Finding, Seen
+from tidemill.doctor.words import count, duration
+from tidemill.limits.arithmetic import LimitStats
+
+__all__ = [
+    "asked_for",
+    "backlog",
+    "carried",
+    "closed_limits",
+    "has_tasks",
+    "state_of_limit",
+    "unknown_tasks",
+]
+
+OLD = 300.0
+"""Seconds after which a ready job counts as old."""
+
+_SAMPLE = 50
+_MOST = 10
+"""The most queues, limits or tasks of one kind that the report lists."""
+
+
+def backlog(seen: Seen) -> Iterator[Finding]:
+    """Find queues whose jobs nobody takes, and queues with old jobs."""
+    found = [finding for row in seen.queues if (finding := _of_queue(seen, row)) is not None]
+    lonely = [one for one in found if one.note == "no worker"]
+    if len(lonely) > 1 and not seen.workers:  # the check of workers says it for all queues
+        found = [one for one in found if one.note != "no worker"]
+    yield from found[:_MOST]
+    if len(found) > _MOST:
+        text = f"{len(found) - _MOST:,} more queues are paused, have no worker, or have old jobs"
+        yield Finding("queues", "warn", text, "tidemill queues")
+    ages = [(_age(row), row.name) for row in seen.queues if row.oldest and not row.paused]
+    worst, where = max(ages, default=(0.0, ""))
+    if worst > OLD and found:
+        return
+    ready = sum(row.ready for row in seen.queues if not row.paused)
+    waits = f"{count(ready, 'ready job')} {'waits' if ready == 1 else 'wait'} for limits"
+    text = waits if ready else "no job is ready"
+    text = f"the oldest ready job of {where} is {duration(worst)} old" if where else text
+    yield Finding("backlog", "ok", text)
+
+
+def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
+    """The problem of a queue; None without a problem."""
+    name, ready = row.name, count(row.ready, "ready job")
+    if row.paused:
+        unserved = ", and has no worker" if row.ready and not _is_served(seen, row) else ""
+        text = f"queue {name} is paused with {ready}{unserved}"
+        advice = f"tidemill resume {shlex.quote(name)}"
+        return Finding("queues", "warn", text, advice, name, "paused")
+    if row.ready and not _is_served(seen, row):
+        advice = f"start one: tidemill worker MODULE:VAR -Q {shlex.quote(name)}"
+        text = f"queue {name} has {ready} and no worker"
+        return Finding("queues", "warn", text, advice, name, "no worker")
+    if not row.oldest or _age(row) <= OLD:
+        return None
+    old = f"queue {name} has {ready}, the oldest {duration(_age(row))} old"
+    show = f"tidemill jobs --queue {shlex.quote(name)} --state ready"
+    if not seen.serving(name) and not seen.consuming(name):
+        text = f"{old}, and no consumer lives"
+        return Finding("backlog", "warn", text, f"start one; {show}", name, "no consumer")
+    return Finding("backlog", "warn", old, f"add workers or slots; {show}", name, "old jobs")
+
+
+def _is_served(seen: Seen, row: QueueStats) -> bool:
+    """False when the queue has ready jobs of tasks, and no worker."""
+    return bool(seen.serving(row.name)) or not has_tasks(seen.broker, row.name)
+
+
+def _age(row: QueueStats) -> float:
+    return clock.wall() - row.oldest
+
+
+def has_tasks(broker: Store, queue: str) -> bool:
+    """True when a sample of the queue's ready jobs has a job of a task, not only messages."""
+    if Feature.NAMED in broker.features:
+        head = with_job_numbers(broker, "doctor").head(queue, State.READY, _SAMPLE)
+        if head:  # it has no jobs that lie with a carrier
+            return any(not record.envelope.is_message for record in head)
+    ready = Filter(states=frozenset({State.READY}), queue=queue)
+    return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)
+
+
+def closed_limits(seen: Seen) -> Iterator[Finding]:
+    """Find queues whose breaker or limit lets no job start."""
+    if Feature.LIMITS not in seen.broker.features:
+        return
+    ready = {row.name: row.ready for row in seen.queues}
+    found = (_of_limit(row, ready.get(row.name, 0)) for row in seen.limits if row.queue)
+    closed = [finding for finding in found if finding is not None]
+    yield from closed[:_MOST]
+    if len(closed) > _MOST:
+        text = f"{len(closed) - _MOST:,} more limits of queues let no job start"
+        yield Finding("limits", "warn", text, "tidemill limit")
+
+
+def _of_limit(row: LimitStats, waiting: int) -> Finding | None:
+    """The problem of the limit of a queue; ``waiting`` is the number of its ready jobs."""
+    breaker, rate, name = row.terms.breaker, row.terms.rate, row.name
+    show = f"tidemill jobs --queue {shlex.quote(name)}"
+    if breaker is not None and row.failures >= breaker[0]:
+        text = f"{row.failures:,} attempts failed in a row: the breaker of queue {name}"
+        if not row.until:
+            return Finding("limits", "warn", f"{text} tries one job", show, name, "breaker tries")
+        lasts = f" for {duration(row.until)} more" if row.until < float("inf") else ""
+        return Finding("limits", "warn", f"{text} is open{lasts}", show, name, "breaker open")
+    if waiting and ((rate is not None and not rate[0]) or row.terms.concurrency == 0):
+        wait = f"{count(waiting, 'ready job')} {'waits' if waiting == 1 else 'wait'}"
+        text = f"the limit of queue {name} lets no job start, and {wait}"
+        advice = f"tidemill limit {shlex.quote(name)} --queue --rate 10/s --concurrency none"
+        return Finding("limits", "warn", text, advice, name, "limit closed")
+    return None
+
+
+def state_of_limit(row: LimitStats) -> str:
+    """Why a limit lets no job start now, in a few words; empty if jobs may start."""
+    breaker, most = row.terms.breaker, row.terms.concurrency
+    known = 0 < row.until < float("inf")
+    if breaker is not None and row.failures >= breaker[0]:
+        lasts = f" for {duration(row.until)} more" if known else ""
+        now = f"open{lasts}" if row.until else "tries one job"
+        return f"breaker {now}, after {row.failures:,} failures in a row"
+    if most is not None and row.running >= most * max(row.keys, 1):
+        return "all places are taken"
+    if known:
+        return f"the next job starts in {duration(row.until)}"
+    return "lets no job start" if row.until else ""
+
+
+def unknown_tasks(seen: Seen) -> Iterator[Finding]:
+    """Find tasks that no worker has known so far: the jobs of these tasks wait."""
+    if Feature.UNKNOWN not in seen.broker.features:
+        return
+    tasks = with_unknown_tasks(seen.broker, "doctor").unknown_tasks()
+    for row in tasks[:_MOST]:
+        most = " or more" if row.count >= MOST_COUNTED else ""
+        queues = ", ".join(row.queues[:3]) + (" …" if len(row.queues) > 3 else "")
+        problem = f"no worker knows task {row.task}: {row.count:,}{most} job(s) of queue {queues}"
+        age = duration(max(0.0, clock.wall() - row.oldest))
+        text = f"{problem} are set aside, the oldest {age} old"
+        advice = f"start a worker whose app has {row.task}, or tidemill cancel --task {row.task}"
+        yield Finding("tasks", "warn", text, advice, task=row.task)
+    if len(tasks) > _MOST:
+        text = f"{len(tasks) - _MOST:,} more tasks have jobs set aside"
+        yield Finding("tasks", "warn", text, "start workers whose apps have them")
+
+
+def asked_for(seen: Seen) -> Iterator[Finding]:
+    """Find queues of a message broker that have ready jobs and no consumers."""
+    for row in seen.queues:
+        if row.ready and not row.consumers:
+            text = f"queue {row.name} has {count(row.ready, 'ready job')}, and nobody asks for more"
+            advice = "start a worker; if all workers are busy with long jobs, add slots"
+            yield Finding("queues", "warn", text, advice, row.name, "no consumer")
+    ready = sum(row.ready for row in seen.queues)
+    text = f"{count(ready, 'ready job')} in {count(len(seen.queues), 'queue')}"
+    yield Finding("backlog", "ok", text)
+
+
+def carried(seen: Seen) -> Iterator[Finding]:
+    """Check that the carrier (RabbitMQ) of a store accepts publishes, and has not lost its jobs."""
+    info, given = seen.info, sum(row.carried for row in seen.queues)
+    server = info.get("carrier server")
+    if server is None:
+        return
+    text = f"{server} has {info['carrier ready']:,} ready jobs, of {given:,} that it was given"
+    if info["carrier publishing"] != "open":
+        advice = "puts go on, and wait in the store: check memory and disk of the server"
+        problem = f"publishing is {info['carrier publishing']}"
+        yield Finding("carrier", "fail", problem, advice)
+    elif given and not info["carrier ready"]:
+        advice = "if this stays so, the server has lost the jobs: tidemill recall"
+        yield Finding("carrier", "warn", text, advice)
+    else:
+        yield Finding("carrier", "ok", text)

@@ -1,0 +1,127 @@
+"""What is wrong, in the same sentences in ``doctor``, on the overview and in ``top``."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dashboard_desk import Visitor
+from moved_clock import MovedClock
+
+from tidemill import Breaker, Tidemill
+from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.cli import main
+from tidemill.cli.top.rates import Meter
+from tidemill.cli.top.snapshot import take
+from tidemill.core.job import Outcome, Owner, Verdict
+from tidemill.doctor import queues
+from tidemill.doctor.examine import problems
+from tidemill.testing import run_all
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    return MovedClock(monkeypatch)
+
+
+@pytest.fixture
+def mill(tmp_path: Path, clock: MovedClock) -> Iterator[Tidemill]:
+    with Tidemill(f"lmdb://{tmp_path}/store") as mill:
+        yield mill
+
+
+def attach(mill: Tidemill, kind: str = "worker", **facts: Any) -> None:
+    mill.broker.attach(Owner(id="w1", name="w1", kind=kind, concurrency=4, **facts))
+
+
+def fail_once(mill: Tidemill) -> None:
+    [lease] = mill.broker.exchange(Step("w1", want=Want(1))).leases
+    mill.broker.exchange(Step("w1", [Verdict(lease.token, Outcome.FAIL, error="E: no")]))
+
+
+def found(mill: Tidemill) -> list[str]:
+    """The messages of all problems, after a check that all places say them."""
+    told = [finding.message for finding in problems(mill)]
+    report = CliRunner().invoke(main, ["doctor", "--json", "--url", mill.broker.url])
+    lines = [check["message"] for check in json.loads(report.stdout)["checks"]]
+    same = {re.sub(r"[\d.]+ m?s", "TIME", line) for line in lines}
+    assert {re.sub(r"[\d.]+ m?s", "TIME", line) for line in told} <= same
+    page = html.unescape(Visitor(mill).get("/"))
+    banners = re.findall(r'<div class="banner \w+">.*?<span>(.*?)\.[ <]', page, re.DOTALL)
+    shown = {re.sub(r"[\d.]+ m?s", "TIME", banner.lower()) for banner in banners}
+    assert shown == {re.sub(r"[\d.]+ m?s", "TIME", line.lower()) for line in told}
+    return told
+
+
+def notes_in_top(mill: Tidemill) -> dict[str, str]:
+    return {row.stats.name: row.note for row in take(mill, Meter()).queues if row.note}
+
+
+def test_nothing_is_wrong_with_an_idle_store(mill: Tidemill) -> None:  # case M17
+    assert found(mill) == []
+    assert notes_in_top(mill) == {}
+
+
+def test_a_breaker_is_open_while_it_blocks(
+    mill: Tidemill, clock: MovedClock
+) -> None:  # case M17
+    # given a queue whose jobs fail in a row
+    mill.queue("partner", rate="2/s", breaker=Breaker(2, pause=100))
+    push = mill.task(name="push", queue="partner", retries=0)(print)
+    attach(mill)
+    for _ in range(3):
+        push.enqueue()
+    for _ in range(2):
+        fail_once(mill)
+        clock.advance(1)
+    # then the breaker is open while no job starts
+    [message] = found(mill)
+    failed = "2 attempts failed in a row: the breaker of queue partner"
+    assert re.fullmatch(rf"{failed} is open for 1 min 3\d s more", message)
+    assert notes_in_top(mill) == {"partner": "breaker open"}
+    # and no longer when one job may start
+    clock.advance(100)
+    assert found(mill) == [f"{failed} tries one job"]
+    assert notes_in_top(mill) == {"partner": "breaker tries"}
+
+
+def test_old_jobs_and_messages_that_nobody_takes(
+    mill: Tidemill, clock: MovedClock
+) -> None:  # case M17
+    # given jobs with a worker, and messages without a consumer
+    mill.task(name="send", queue="mail")(print).enqueue()
+    mill.queue("orders").put_many([1, 2])
+    attach(mill, queues=("mail",))
+    assert found(mill) == []
+    # when they wait for long
+    clock.advance(queues.OLD + 20)
+    attach(mill, queues=("mail",))
+    # then
+    assert found(mill) == [
+        "queue mail has 1 ready job, the oldest 5 min 20 s old",
+        "queue orders has 2 ready jobs, the oldest 5 min 20 s old, and no consumer lives",
+    ]
+    assert notes_in_top(mill) == {"mail": "old jobs", "orders": "no consumer"}
+
+
+def test_a_schedule_whose_latest_job_failed(mill: Tidemill, clock: MovedClock) -> None:  # case M17
+    @mill.task(name="sync", retries=0)
+    def sync(shop: str, good: bool) -> None:
+        if not good:
+            raise ValueError(f"shop {shop} did not answer")
+
+    for shop, good in (("eu", False), ("us", True)):
+        mill.schedules.add(f"stock {shop}", sync.call(shop, good), every=3600)
+        mill.schedules.run(f"stock {shop}")
+    run_all(mill)
+    # then
+    [message] = found(mill)
+    assert message == (
+        "the latest job of schedule stock eu failed: ValueError: shop eu did not answer"
+    )
