@@ -39,9 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of later tiers than that of ``--tier``."""
     last = TIERS.index(config.getoption("tier"))
-    left_out = [item for item in items if TIERS.index(tier_of(item)) > last]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if TIERS.index(tier_of(item)) <= last]
+    tiers = [TIERS.index(tier_of(item)) for item in items]
+    config.hook.pytest_deselected(
+        items=[it for it, tier in zip(items, tiers, strict=True) if tier > last]
+    )
+    items[:] = [item for item, tier in zip(items, tiers, strict=True) if tier <= last]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -107,11 +107,13 @@ def test_a_long_import_is_told_with_its_stack(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # case M16
     monkeypatch.setattr(app_loader, "LONG", 0.01)
-    told = threading.Event()
+    tell, slow, told = app_loader._tell, threading.Event(), threading.Event()
+    monkeypatch.setattr(app_loader, "_tell", lambda *args: slow.wait(60) and tell(*args))
     handler = logging.Handler()
     handler.emit = lambda record: told.set()  # type: ignore[method-assign]
-    monkeypatch.setattr(threading, "told", told, raising=False)
-    name = write(folder, "def slow():\n    import threading\n    threading.told.wait(60)\nslow()")
+    monkeypatch.setattr(threading, "events", (slow, told), raising=False)
+    lines = "slow, told = threading.events; slow.set(); told.wait(60)"
+    name = write(folder, f"def slow():\n    import threading\n    {lines}\nslow()")
     app_loader.log.addHandler(handler)
     try:
         load_app(name).close()

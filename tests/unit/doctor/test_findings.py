@@ -68,9 +68,7 @@ def test_nothing_is_wrong_with_an_idle_store(mill: Tidemill) -> None:  # case M1
     assert notes_in_top(mill) == {}
 
 
-def test_a_breaker_is_open_while_it_blocks(
-    mill: Tidemill, clock: MovedClock
-) -> None:  # case M17
+def test_a_breaker_is_open_while_it_blocks(mill: Tidemill, clock: MovedClock) -> None:  # case M17
     # given a queue whose jobs fail in a row
     mill.queue("partner", rate="2/s", breaker=Breaker(2, pause=100))
     push = mill.task(name="push", queue="partner", retries=0)(print)

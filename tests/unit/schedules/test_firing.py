@@ -16,7 +16,7 @@ from tidemill.core.clock import id_time
 from tidemill.core.errors import BadSignature, CodecError, StoreFull
 from tidemill.core.job import Planned, State
 from tidemill.schedules import record
-from tidemill.schedules.rules import times
+from tidemill.schedules.rules import next_time
 from tidemill.worker.scheduling import Scheduling
 
 
@@ -209,8 +209,10 @@ def test_a_clock_that_jumps_days_ahead_puts_a_bounded_number_of_jobs(
     desk.now += 3 * 86_400
     desk.fire()
     # the latest times get a job, each one
-    expected = times(msgspec.structs.replace(when.rule, start=NOON), NOON, 300_000)
-    missed = [time - NOON for time in expected if time <= desk.now]
+    rule = msgspec.structs.replace(when.rule, start=NOON)
+    missed, time = list[float](), desk.now - 2 * 86_400
+    while (time := next_time(rule, time)) <= desk.now:
+        missed.append(time - NOON)
     fired = desk.times()
     assert 150 <= len(fired) <= 300
     assert fired == missed[-len(fired) :]
@@ -219,7 +221,7 @@ def test_a_clock_that_jumps_days_ahead_puts_a_bounded_number_of_jobs(
     desk.now += 86_400
     (schedule,) = desk.mill.schedules
     assert schedule.next is not None
-    assert schedule.next.timestamp() == min(time for time in expected if time > desk.now - 86_400)
+    assert schedule.next.timestamp() == time
 
 
 def test_few_missed_times_are_all_caught_up_though_some_lie_close_together(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict
 from tidemill.server import shared_owner as module
-from tidemill.server.dispatcher import MAX_VERDICTS
+from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
 from tidemill.server.shared_owner import ReservedJob, SharedOwner
 from tidemill.server.waiters import JobKinds, Waiter, Waiters
 
@@ -50,12 +52,24 @@ async def put(mill: Tidemill, *names: str, queue: str = "a", **options: Any) -> 
 
 
 async def parked(shared_owner: SharedOwner, *waiters: asyncio.Task[list[ReservedJob]]) -> None:
-    """Wait until these clients wait for jobs and the dispatcher sleeps."""
+    """Wait until these clients wait for jobs and the dispatcher sleeps in its broker."""
     dispatcher = shared_owner._dispatcher
     while not (
-        dispatcher.asleep and len(list(dispatcher._waiters)) + len(dispatcher.inbox) == len(waiters)
+        _waits_in_its_broker(dispatcher)
+        and len(list(dispatcher._waiters)) + len(dispatcher.inbox) == len(waiters)
     ):
         await asyncio.sleep(0.005)
+
+
+def _waits_in_its_broker(dispatcher: Dispatcher) -> bool:
+    """Whether the thread has read its inbox for the last time: ``asleep`` is set before."""
+    frame = sys._current_frames().get(dispatcher._thread.ident or 0)
+    while dispatcher.asleep and frame is not None:
+        code = frame.f_code
+        if code.co_name == "wait" and "brokers" in Path(code.co_filename).parts:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def test_jobs_are_reserved_in_order_and_settled_once(mill: Tidemill) -> None:
@@ -566,8 +580,8 @@ def test_the_dispatcher_waits_for_answered_clients_before_it_sleeps(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
+        await put(mill, "1", "2")  # before the owner is open, since a put wakes the dispatcher
         async with opened(mill) as shared_owner:
-            await put(mill, "1", "2")
             await parked(shared_owner)
             patient = shared_owner._dispatcher._delay = PatientDelay()
             calls: list[str] = []
