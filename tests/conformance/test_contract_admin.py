@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from broker_driver import LiveOwner, everything, ids_of, job, message, state
 from kinds import Clock
@@ -308,6 +310,10 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert (record.state, record.losses, record.attempt) == (State.FAILED, 2, 0)
     assert record.attempts == []
     assert record.error == "lost with its worker: loss 2 of 2"
+    # the trail has both losses (case M6)
+    assert len(record.log) == 2
+    text = r"lost after \d+\.\d{3} s with its worker .+"
+    assert all(re.fullmatch(text, line) for _, line in record.log)
     assert broker.kick([given.id]) == [True]
     assert broker.get(given.id).losses == 0
 

@@ -25,7 +25,8 @@ def process_of(method):
     process = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
     process.start()
     process.terminate()
-    process.join()
+    while process.exitcode is None:  # None while a thread that starts a process reaps this one
+        process.join()
     return process.exitcode
 
 @mill.task

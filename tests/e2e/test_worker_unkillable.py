@@ -168,7 +168,7 @@ def test_neighbours_go_back_once_the_kernel_has_ended_their_threads(place: Place
         (place.path / "go").touch()
         for record in place.finish(neighbours):
             assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
-        said = [event.detail for event in neighbours[0].trail if event.what == "log"]
+        said = [event.detail for event in neighbours[0].trail if event.what == "interrupted"]
         assert f"{place.task('stats')}[{stuck.id}] ran past its timeout" in said[0]
         # and the stuck job stays held
         record = stuck.refresh()

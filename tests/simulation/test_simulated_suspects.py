@@ -128,6 +128,10 @@ def test_the_last_words_of_a_process_count(sim: Simulation) -> None:
     assert len(sim.runs(guilty)) == 1
     assert innocent.refresh().attempt == 1
     assert sim.said("runs alone next (1)") == 1
+    # and the trail has the run that the other job broke (case M6)
+    (said,) = [event.detail for event in innocent.trail if event.what == "interrupted"]
+    assert said.startswith("after 1.0")
+    assert said.endswith("the job runs alone next")
 
 
 def test_a_cancelled_suspect_does_not_run_again(sim: Simulation) -> None:

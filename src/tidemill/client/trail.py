@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tidemill.core.job import Attempt, Outcome, Record, State, priority_of
 
-__all__ = ["Event", "attempt_text", "is_stuck", "trail_of"]
+__all__ = ["Event", "attempt_text", "is_stuck", "trail_of", "with_interrupted_runs"]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -31,17 +33,54 @@ _OUTCOMES = {
     Outcome.FAIL: "failed",
     Outcome.CANCELLED: "cancelled",
     Outcome.EXPIRED: "expired",
+    Outcome.RELEASE: "interrupted",
 }
+
+_INTERRUPTED = re.compile(
+    r"(interrupted|lost) after (\d+\.\d{3}) s(?:: (.*)| with its worker (.*))", re.DOTALL
+)
+"""The line that a worker logs for an interrupted run, or a store for a lost lease."""
+
+
+def with_interrupted_runs(record: Record) -> Record:
+    """The record with each interrupted run as an attempt, instead of as a line of the log.
+
+    An interrupted run counts no attempt: its number is 0, and its outcome is ``RELEASE``. A run
+    that was lost with its worker has no start, since nobody knows whether the task began.
+    """
+    log, runs = [], [*record.attempts]
+    for when, line in record.log:
+        if (match := _INTERRUPTED.fullmatch(line)) is None:
+            log.append((when, line))
+            continue
+        what, seconds, why, worker = match.groups()
+        began, later = when - float(seconds), [it.run for it in record.attempts if it.ended > when]
+        leased, started = (began, 0.0) if what == "lost" else (0.0, began)
+        error = why or "lost with its worker; nobody knows whether the task began"
+        run = min([record.run, *later])
+        runs.append(
+            Attempt(0, worker or "", leased, started, when, Outcome.RELEASE, error, run=run)
+        )
+    if len(runs) == len(record.attempts):
+        return record
+    runs.sort(key=lambda run: run.ended or run.leased)
+    return msgspec.structs.replace(record, log=log, attempts=runs)
 
 
 def attempt_text(record: Record, run: int, number: int) -> str:
-    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a kick."""
+    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a kick.
+
+    ``number`` is 0 for an interrupted run.
+    """
+    if not number:
+        return f"{f'run {run}, ' if run > 1 else ''}counts no attempt"
     most = f" of {record.max_attempts}" if record.max_attempts else ""
     return f"{f'run {run}, ' if run > 1 else ''}attempt {number}{most}"
 
 
 def trail_of(record: Record) -> list[Event]:
     """The events of a job, oldest first; the last event says where the job is now."""
+    record = with_interrupted_runs(record)
     envelope = record.envelope
     kind = f"task {envelope.task}" if envelope.task else "message"
     detail = f"{kind} in queue {envelope.queue}, priority {priority_of(record.rank):g}"

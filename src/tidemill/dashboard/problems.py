@@ -21,7 +21,8 @@ _PLACES = {
     **dict.fromkeys(("disk", "map", "space", "grants", "moved"), "/settings"),
     **dict.fromkeys(("workers", "clock", "versions"), "/workers"),
     **dict.fromkeys(("queues", "backlog"), "/queues"),
-    "schedules": "/schedules", "limits": "/limits",
+    "schedules": "/schedules",
+    "limits": "/limits",
 }
 """The page that shows more about the findings of a check."""
 

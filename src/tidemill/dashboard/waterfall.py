@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidemill.client.trail import attempt_text, is_stuck
+from tidemill.client.trail import attempt_text, is_stuck, with_interrupted_runs
 from tidemill.core.job import CANCEL_ASKED, GROUP, Attempt, Outcome, Record, State, was_held
 
 __all__ = ["Bar", "Cause", "Known", "Span", "bars_of", "spans_of"]
@@ -34,6 +34,7 @@ _STATES = {
     Outcome.FAIL: "failed",
     Outcome.CANCELLED: "cancelled",
     Outcome.EXPIRED: "expired",
+    Outcome.RELEASE: "interrupted",
 }
 
 
@@ -92,6 +93,7 @@ class Known(msgspec.Struct, frozen=True):
 
 def spans_of(record: Record, known: Known) -> list[Span]:
     """The spans of a job, in order. Gaps between them are shorter than :data:`LEAST`."""
+    record = with_interrupted_runs(record)
     spans = list(_before(record, known))
     for number, attempt in enumerate(record.attempts):
         if number:
@@ -199,6 +201,7 @@ def _attempt(record: Record, attempt: Attempt) -> Iterator[Span]:
     if record.envelope.is_message or not attempt.started:
         start = attempt.leased or attempt.ended
         label = "held by its consumer" if record.envelope.is_message else "at the worker, not begun"
+        label = label if attempt.number else "at the worker, until the worker was lost"
     else:
         if attempt.leased and attempt.started > attempt.leased:
             yield Span(
@@ -231,6 +234,9 @@ def _between(record: Record, before: Attempt, after: Attempt) -> Iterator[Span]:
         return
     if after.run > before.run:
         yield Span("rest", start, end, "at rest, until somebody retried it and it started")
+        return
+    if before.outcome == Outcome.RELEASE:
+        yield Span("wait", start, end, "waits to start", _may_be(record), known=end - start < 0.05)
         return
     text = f"backoff until it was due, then {_may_be(record)}"
     yield Span("backoff", start, end, "backoff, then waits to start", text, known=False)

@@ -11,6 +11,7 @@ from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
 from tidemill.core.scoreboard import Running
 from tidemill.worker.counting import Concluded
+from tidemill.worker.notes import interrupted_run
 from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["LostJobs", "unstarted"]
@@ -80,12 +81,10 @@ class LostJobs:
 
     def _interrupt(self, lease: Lease, started: float) -> None:
         self.interrupted = True
-        now = clock.wall()
         envelope = lease.open()
         with logged_as(JobContext(envelope, lease.attempt)):
             log.warning("%s was interrupted and goes back: %s", job_name(envelope), self._why)
-        line = f"interrupted after {now - started:.3f} s: {self._why}"
-        self.notes.append(Note(lease.token, line=line, time=now))
+        self.notes.append(interrupted_run(lease.token, started, self._why))
         verdict = Verdict(lease.token, Outcome.RELEASE, started=started)
         self.verdicts.append(verdict)
         self.concluded.append((verdict, lease, envelope))

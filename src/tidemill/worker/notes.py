@@ -9,15 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tidemill.core.clock import clock
 from tidemill.core.job import Note
 
-__all__ = ["add_notes", "latest_notes"]
+__all__ = ["add_notes", "interrupted_run", "latest_notes"]
 
 _LINES_MOST = 100
 """Log lines of a job that the store keeps."""
 
 _LOOK_AT = 1000
 """If more notes than this wait, the notes that the store would not keep are dropped."""
+
+
+def interrupted_run(token: int, started: float, why: str) -> Note:
+    """The note of a run that ends now and counts no attempt; :mod:`tidemill.client.trail` reads it.
+
+    ``started`` is wall time.
+    """
+    now = clock.wall()
+    return Note(token, line=f"interrupted after {now - started:.3f} s: {why}", time=now)
 
 
 def latest_notes(notes: Sequence[Note]) -> list[Note]:

@@ -347,8 +347,7 @@ class ProcessPool(ProcessStarter):
         for up in process.socket.rest():  # the last frames may still be in the socket
             self._hear(process, up)
         point("worker.burying")
-        running = [row.token for row in process.running()]
-        suspected = set_aside(process, running, self.dispatch.spare, self.notes)
+        suspected = set_aside(process, process.running(), self.dispatch.spare, self.notes)
         account = LostJobs(process, closing=self.closing)
         account.close()
         self._take(account)

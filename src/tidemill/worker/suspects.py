@@ -9,10 +9,11 @@ again, this second run counts an attempt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Sequence
 
-from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Note
+from tidemill.core.scoreboard import Running
+from tidemill.worker.notes import interrupted_run
 from tidemill.worker.worker_process import WorkerProcess
 
 __all__ = ["set_aside"]
@@ -21,7 +22,7 @@ log = logging.getLogger("tidemill.worker")
 
 
 def set_aside(
-    process: WorkerProcess, running: Collection[int], spare: list[Lease], notes: list[Note]
+    process: WorkerProcess, running: Sequence[Running], spare: list[Lease], notes: list[Note]
 ) -> bool:
     """Move the suspects of a dead process to the spare leases, to run alone.
 
@@ -29,7 +30,9 @@ def set_aside(
     """
     if not process.gave_up:
         return False
-    suspects = [token for token in running if token in process.held and token not in process.lost]
+    suspects = [
+        row for row in running if row.token in process.held and row.token not in process.lost
+    ]
     # Jobs that had run, with verdicts in the last words: the socket no longer took them.
     ended = sum(bool(verdict.started) for up in process.socket.words for verdict in up.verdicts)
     if not suspects or len(suspects) + ended < 2:
@@ -39,10 +42,10 @@ def set_aside(
         process.cause(),
         len(suspects),
     )
-    line = f"interrupted: {process.cause()}; the job runs alone next"
-    for token in suspects:
-        lease = process.held.pop(token)
+    why = f"{process.cause()}; the job runs alone next"
+    for row in suspects:
+        lease = process.held.pop(row.token)
         lease.losses += 1
         spare.append(lease)
-        notes.append(Note(token, line=line, time=clock.wall()))
+        notes.append(interrupted_run(row.token, row.started, why))
     return True

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.client.trail import trail_of
 from tidemill.core.job import (
     CANCEL_ASKED,
     Attempt,
@@ -101,6 +102,49 @@ def test_a_job_of_a_flow_waits_for_the_jobs_before_it() -> None:
 
 def test_a_successor_waits_for_the_job_with_its_key() -> None:
     assert story(record("waiting", {"key": "k"})) == [("key", 0, 100)]
+
+
+def test_interrupted_runs_are_bars_between_the_waits() -> None:
+    # case M6
+    one = record(
+        "running",
+        log=[
+            (T + 3, "begins"),
+            (T + 9, "interrupted after 7.000 s: its worker was stopped"),
+            (T + 60, "lost after 20.000 s with its worker w2"),
+        ],
+        leased=T + 70,
+        worker="w3",
+    )
+    assert story(one, started=T + 70) == [
+        ("wait", 0, 2),
+        ("run", 2, 9),
+        ("wait", 9, 40),
+        ("run", 40, 60),
+        ("wait", 60, 70),
+        ("run", 70, 100),
+    ]
+    spans = spans_of(one, Known(T + 100, started=T + 70))
+    assert [span.state for span in spans if span.kind == "run"] == ["interrupted"] * 2 + [""]
+    assert "its worker was stopped" in spans[1].detail
+    assert spans[3].label == "at the worker, until the worker was lost"
+    assert spans[5].label == "attempt 1 of 4"
+    # and the trail has them as events
+    events = [(event.what, event.time - T) for event in trail_of(one)]
+    assert events[1:] == [
+        *[("started", 2), ("log", 3), ("interrupted", 9)],
+        *[("leased", 40), ("interrupted", 60), ("leased", 70)],
+    ]
+
+
+def test_an_interrupted_run_ends_no_failed_job() -> None:
+    log = [(T + 9, "interrupted after 7.000 s: its worker was stopped")]
+    failed = attempt(1, 20, 20, 21)
+    one = record(
+        "failed", attempts=[failed], attempt=1, log=log, finished=T + 21, error=failed.error
+    )
+    assert story(one) == [("wait", 0, 2), ("run", 2, 9), ("wait", 9, 20), ("run", 20, 21)]
+    assert [event.what for event in trail_of(one)][-1] == "failed, no attempts are left"
 
 
 def test_a_stop_is_asked_for_and_then_interrupts_the_run() -> None:

@@ -33,7 +33,7 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
-from tidemill.brokers.shared.lost_jobs import LostJob, lost_text
+from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
 from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
     CONSUMER_DIED,
@@ -315,6 +315,10 @@ def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
         settle(commit, owner, worker, died)
         return
     head.losses += 1
+    lease = commit.txn.get(LEASE_KEY.pack(owner, token), db=commit.t.lease)
+    assert lease is not None
+    line = lost_line((commit.wall - LEASE_VALUE.unpack_from(lease)[3]) / MICRO, worker)
+    log(commit, stored, line, commit.wall / MICRO)
     if head.limit and head.losses >= head.limit:
         drop_lease(commit, owner, token, stored)
         why = lost_text(head.losses, head.limit)

@@ -11,6 +11,7 @@ from tidemill.brokers.memory.limits import attempted, set_aside, unstart
 from tidemill.brokers.memory.put import follow
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.brokers.memory.unknown_tasks import set_aside as set_unknown_aside
+from tidemill.brokers.shared.lost_jobs import lost_line
 from tidemill.core.job import (
     CONSUMER_DIED,
     NOT_STARTED,
@@ -170,6 +171,7 @@ def _lose(jobs: Jobs, item: Item) -> None:
         close_attempt(jobs, item, died)
         return
     record.losses += 1
+    log(jobs, item, lost_line(jobs.wall - record.leased, record.worker), jobs.wall)
     if item.limit and record.losses >= item.limit:
         why = f"lost with its worker: loss {record.losses} of {item.limit}"
         jobs.finish(item, State.FAILED, why)

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.core.job import Envelope, Record, State
 
-__all__ = ["LOST", "MOST_LOOKED_AT", "LostJob", "log_failed", "log_lost", "lost_text"]
+__all__ = ["LOST", "MOST_LOOKED_AT", "LostJob", "log_failed", "log_lost", "lost_line", "lost_text"]
 
 log = logging.getLogger("tidemill.lost")
 
@@ -30,6 +30,11 @@ _MOST_LINES = 20
 def lost_text(losses: int, most: int) -> str:
     """The error of a job that was lost too often."""
     return f"{LOST}: loss {losses} of {most}"
+
+
+def lost_line(seconds: float, worker: str) -> str:
+    """The line in the log of a job whose worker was lost ``seconds`` after it got the job."""
+    return f"lost after {seconds:.3f} s with its worker {worker}"
 
 
 class LostJob(msgspec.Struct, frozen=True):

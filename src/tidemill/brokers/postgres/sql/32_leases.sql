@@ -39,6 +39,8 @@ BEGIN
             UPDATE job SET losses = losses + 1, line = line - (line & 3) + CASE line & 3
                 WHEN 1 THEN 1 ELSE 2 END
             WHERE seq = l.seq RETURNING losses, tries, line INTO j;
+            PERFORM add_line(l.seq, format('lost after %s s with its worker %s',
+                             round((t - l.leased)::numeric, 3), worker), t);
             -- tallies count by queue, which stays the same
             IF j.tries > 0 AND j.losses >= j.tries THEN
                 DELETE FROM lease WHERE seq = l.seq;

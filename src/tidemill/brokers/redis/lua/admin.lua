@@ -17,9 +17,8 @@ local function cancel(j)
   if j.state >= SUCCEEDED then return false end
   if j.state == RUNNING then
     if not flagged(j.flags, CANCELLING) then j.flags = j.flags + CANCELLING end
-    if not flagged(j.flags, NOTED) then j.flags = j.flags + NOTED end
     save(j)
-    log(j.id, ARGV[6] == 'terminate' and 'cancel was asked for, at once' or 'cancel was asked for', now / 1000000)
+    log(j, ARGV[6] == 'terminate' and 'cancel was asked for, at once' or 'cancel was asked for', now / 1000000)
     call('RPUSH', B .. ':c:' .. j.owner, pack('>I8', j.token) .. ARGV[6])
     hint_owner(j.owner)
   else

@@ -64,8 +64,7 @@ function alter(j)
   if not moves and rank == j.rank then return 'same' end
   local state, due, until_ = j.state, j.due, Unknown.is_aside(j) and call('ZSCORE', K_DUE, 'u' .. j.id)
   unplace(j)
-  if not flagged(j.flags, NOTED) then j.flags = j.flags + NOTED end
-  log(j.id, text, now / 1000000)
+  log(j, text, now / 1000000)
   j.rank = rank
   if moves then
     if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end

@@ -259,10 +259,17 @@ end
 
 local function save(j) touch_id(j.id) end
 
--- Add a line to the log of a job; the caller must flag the job NOTED.
-local function log(id, line, time)
-  call('RPUSH', B .. ':g:' .. id, pack('>d', time) .. line)
-  call('LTRIM', B .. ':g:' .. id, -100, -1)
+local function flag_noted(j)
+  if flagged(j.flags, NOTED) then return end
+  j.flags = j.flags + NOTED
+  save(j)
+end
+
+-- Add a line to the log of a job.
+local function log(j, line, time)
+  flag_noted(j)
+  call('RPUSH', B .. ':g:' .. j.id, pack('>d', time) .. line)
+  call('LTRIM', B .. ':g:' .. j.id, -100, -1)
 end
 
 local function set_result(j, result)

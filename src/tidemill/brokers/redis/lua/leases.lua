@@ -21,6 +21,7 @@ do
 local function lose(j, worker)
   if flagged(j.flags, MESSAGE) then return close_attempt(j, worker, died(Outcome.RETRY, 'its consumer died')) end
   j.losses = j.losses + 1
+  log(j, string.format('lost after %.3f s with its worker %s', (now - j.leased) / 1000000, worker), now / 1000000)
   if j.limit > 0 and j.losses >= j.limit then
     end_lease(j)
     finish(j, FAILED, 'lost with its worker: loss ' .. j.losses .. ' of ' .. j.limit)

@@ -41,11 +41,8 @@ local function note(x, token, done, total, time, line, text)
   local j = job_held(x, token)
   if not j then return end
   if done >= 0 then call('SET', B .. ':p:' .. j.id, pack('>dd', done, total) .. text) end
-  if line ~= '' then log(j.id, line, time) end
-  if not flagged(j.flags, NOTED) then
-    j.flags = j.flags + NOTED
-    save(j)
-  end
+  if line ~= '' then log(j, line, time) end
+  flag_noted(j)
 end
 
 -- Extend the lease of a message.
