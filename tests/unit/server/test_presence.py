@@ -26,6 +26,10 @@ class QuickLoop(asyncio.SelectorEventLoop):
             self.skipped += max(0.0, self._scheduled[0].when() - self.time())  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Join the threads, with no timer: its time would be skipped."""
+        await super().shutdown_default_executor()
+
 
 def run_quickly(work: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=QuickLoop) as runner:
