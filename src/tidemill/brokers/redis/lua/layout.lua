@@ -259,15 +259,13 @@ end
 
 local function save(j) touch_id(j.id) end
 
-local function flag_noted(j)
-  if flagged(j.flags, NOTED) then return end
-  j.flags = j.flags + NOTED
-  save(j)
-end
-
--- Add a line to the log of a job.
+-- Flag a job NOTED, and add a line to its log, unless the line is empty.
 local function log(j, line, time)
-  flag_noted(j)
+  if not flagged(j.flags, NOTED) then
+    j.flags = j.flags + NOTED
+    save(j)
+  end
+  if line == '' then return end
   call('RPUSH', B .. ':g:' .. j.id, pack('>d', time) .. line)
   call('LTRIM', B .. ':g:' .. j.id, -100, -1)
 end

@@ -41,8 +41,7 @@ local function note(x, token, done, total, time, line, text)
   local j = job_held(x, token)
   if not j then return end
   if done >= 0 then call('SET', B .. ':p:' .. j.id, pack('>dd', done, total) .. text) end
-  if line ~= '' then log(j, line, time) end
-  flag_noted(j)
+  log(j, line, time)
 end
 
 -- Extend the lease of a message.
