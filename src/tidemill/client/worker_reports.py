@@ -164,6 +164,6 @@ def ask_worker(
             if worker.id not in [owner.id for owner in broker.owners()]:
                 raise TidemillError(f"worker {worker.name} ended before it answered")
     raise TidemillError(
-        f"worker {worker.name} did not answer within {seconds + PATIENCE:g} s; a worker of an "
-        f"earlier release answers only kill -USR1 {worker.pid} on {worker.host}"
+        f"worker {worker.name} did not answer within {seconds + PATIENCE:g} s; "
+        f"kill -USR1 {worker.pid} on {worker.host} makes it write its stacks to its log"
     )

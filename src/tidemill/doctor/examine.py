@@ -13,7 +13,7 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.queues import asked_for, backlog, carried, closed_limits, unknown_tasks
 from tidemill.doctor.schedules import schedules
 from tidemill.doctor.store import NOT_SYNCED, cleaning, durable, granted, here, policies, publishing
-from tidemill.doctor.versions import migrated, same_versions
+from tidemill.doctor.versions import same_versions
 from tidemill.doctor.workers import alive, clocks, leases
 
 __all__ = ["examine", "notes", "problems"]
@@ -22,7 +22,7 @@ _Check = Callable[[Seen], Iterator[Finding]]
 
 _ON_MESSAGE_BROKER: tuple[_Check, ...] = (publishing, durable, asked_for, policies)
 _ON_STORE: tuple[_Check, ...] = (
-    *(migrated, granted, writable, here, durable, cleaning, space, clocks, alive, same_versions),
+    *(granted, writable, here, durable, cleaning, space, clocks, alive, same_versions),
     *(backlog, closed_limits, leases, unknown_tasks, carried, schedules),
 )
 _ON_REQUEST = {writable, policies}

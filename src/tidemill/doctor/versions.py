@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from tidemill import __version__
 from tidemill.doctor.findings import Finding, Seen
 
-__all__ = ["installed", "migrated", "remedy", "same_versions"]
+__all__ = ["installed", "remedy", "same_versions"]
 
 _SHOWN_MOST = 3  # the most workers of a version whose names are shown
 
@@ -35,16 +35,6 @@ def remedy(problem: str) -> str:
     if "upgrade tidemill" in problem:
         return "pip install --upgrade tidemill, here and on the machines of the workers"
     return "check the url and its server"
-
-
-def migrated(seen: Seen) -> Iterator[Finding]:
-    """Warn when a newer release made the tables. (A store with older tables cannot be opened.)"""
-    info = seen.info
-    there, here = info.get("format"), info.get("format_here")
-    if there is not None and here is not None and there > here:
-        text = f"a newer release made the tables: version {there}, and this tidemill has {here}"
-        advice = "upgrade tidemill here, and restart workers of older releases"
-        yield Finding("migrations", "warn", text, advice)
 
 
 def same_versions(seen: Seen) -> Iterator[Finding]:

@@ -10,11 +10,6 @@ Two walks downward give all jobs by number: one over the job table without the j
 these entries. A put needs only one comparison: a new job is in order if its id is higher than all
 ids in order, and was made about now. A wrong clock, two producers at once, or a foreign id that
 looks like an id of tidemill costs an entry. The order is exact in any case.
-
-An older release without this index may use the store, too. It makes no entries, but counts jobs in
-the rows of the queues. The :class:`Mark` counts the jobs that were put with the index. While the
-two counts differ, entries are missing. Then lists read the numbers of all jobs, and each tick makes
-some of the missing entries.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ import lmdb
 import msgspec
 
 from tidemill.brokers.lmdb.commit_state import CommitState
-from tidemill.brokers.lmdb.layout import MICRO, accepted_in
+from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.clock import id_floor
@@ -39,11 +34,8 @@ __all__ = [
     "OURS",
     "Mark",
     "Order",
-    "arrange",
-    "is_whole",
     "newest",
     "read_mark",
-    "scanned",
 ]
 
 FIRST = 1 << 64
@@ -53,7 +45,6 @@ OURS = 26
 """Characters of an id made by tidemill."""
 
 _AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
-_SCANNED = 5000  # ids that one pass over all jobs finds
 _ENTRY = struct.Struct(">cQ")  # i, number
 _I = b"i"
 
@@ -66,36 +57,17 @@ class Mark(msgspec.Struct, array_like=True):
     """The counts and bounds that tell jobs in order from jobs apart.
 
     Attributes:
-        counted: the number of jobs that were put with the index, in all queues.
         strays: the number of entries of jobs whose ids have the length of tidemill's ids.
         bottom, top: the lowest and the highest id that a job in order may have.
     """
 
-    counted: int = 0
     strays: int = 0
     bottom: bytes = b""
     top: bytes = b""
 
 
-class _Work(msgspec.Struct, array_like=True):
-    """The progress of making missing entries.
-
-    Attributes:
-        missed: the number of jobs that were accepted without the index before this pass began.
-        number: the highest number of the jobs in order so far.
-        first: the id of the first job in order.
-        reached: the last id that the pass has looked at.
-    """
-
-    missed: int
-    number: int = 0
-    first: bytes = b""
-    reached: bytes = b""
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _MARK = msgspec.msgpack.Decoder(Mark)
-_WORK = msgspec.msgpack.Decoder(_Work)
 
 
 class Order:
@@ -109,7 +81,7 @@ class Order:
 
     @property
     def mark(self) -> Mark:
-        """The mark. In a store without a mark, make the mark and begin the pass over the jobs."""
+        """The stored mark, or that of an empty store."""
         if self._mark is None:
             self._mark = self._load()
         return self._mark
@@ -123,18 +95,12 @@ class Order:
             mark.top = max(mark.top, floor)
             mark.bottom = mark.bottom or floor
             return mark
-        accepted = accepted_in(state.store, state.txn)
-        if not state.txn.stat(state.t.job)["entries"]:
-            return Mark(accepted, 0, floor, floor)
-        top = max(_last_below(state.txn, state.t.job, self._ahead), floor)
-        state.txn.put(state.store.key("ordering"), _encode(_Work(accepted)))
-        return Mark(0, 0, top, top)
+        return Mark(0, floor, floor)
 
     def accept(self, job_id: bytes) -> int:
         """Return the number of a new job. The hot path."""
         number = self.state.next_number()
         mark = self._mark or self.mark
-        mark.counted += 1
         if mark.top < job_id < self._ahead:
             mark.top = job_id
         else:
@@ -175,91 +141,11 @@ def read_mark(store: Store, txn: lmdb.Transaction[bytes]) -> Mark | None:
     return _MARK.decode(data) if data is not None else None
 
 
-def is_whole(store: Store, txn: lmdb.Transaction[bytes]) -> bool:
-    """True when no entry is missing. One look counts for all reads of the same commit."""
-    commit, whole = store.whole
-    if commit != txn.id():
-        mark = read_mark(store, txn)
-        working = txn.get(store.key("ordering")) is not None
-        whole = mark is not None and not working and mark.counted == accepted_in(store, txn)
-        store.whole = txn.id(), whole
-    return whole
-
-
-def _last_below(txn: lmdb.Transaction[bytes], table: lmdb._Database, bound: bytes) -> bytes:
-    """The highest key of a table below a bound, or nothing."""
-    cursor = txn.cursor(table)
-    found = cursor.prev() if cursor.set_range(bound) else cursor.last()
-    return cursor.key() if found else b""
-
-
-# -- making missing entries ----------------------------------------------------------------------
-
-
-def arrange(order: Order, most: int) -> bool:
-    """Make the missing entries of up to ``most`` jobs; True when further jobs are left.
-
-    The pass stores the last id that it reached, and the next call goes on there.
-    """
-    store, txn, key = order.state.store, order.state.txn, order.state.store.key("ordering")
-    stored = read_mark(store, txn)  # ``accepted_in`` counts stored rows, so compare a stored mark
-    missing = accepted_in(store, txn) - (stored.counted if stored is not None else 0)
-    mark, data = order.mark, txn.get(key)
-    if stored is None:
-        return data is not None
-    if data is None and not missing:
-        _sweep(order, most)
-        return False
-    work = _WORK.decode(data) if data is not None else _Work(missing)
-    if not _arrange(order, mark, work, most):
-        txn.put(key, _encode(work))
-        return True
-    if missing != work.missed:  # an older release has put jobs since this pass began
-        txn.put(key, _encode(_Work(missing)))
-        return True
-    txn.delete(key)
-    mark.counted += work.missed
-    mark.bottom = work.first or mark.bottom
-    return False
-
-
-def _arrange(order: Order, mark: Mark, work: _Work, most: int) -> bool:
-    """Walk upward by id, and make an entry for each job that is apart; True when no job is left."""
-    cursor = order.state.txn.cursor(order.state.t.job)
-    found = cursor.set_range(work.reached + b"\0" if work.reached else b"\0")
-    for _ in range(most):
-        if not found:
-            return True
-        job_id, number = cursor.key(), number_in(cursor.value())
-        work.reached = job_id
-        if order.state.txn.get(_ENTRY.pack(_I, number), db=order.state.t.said) != job_id:
-            ours = len(job_id) == OURS and mark.top >= job_id
-            if ours and number > work.number:
-                work.number, work.first = number, work.first or job_id
-            else:
-                order.add(number, job_id)
-        found = cursor.next()
-    return False
-
-
-def _sweep(order: Order, most: int) -> None:
-    """Forget the oldest entries whose jobs were deleted by an older release."""
-    cursor = order.state.txn.cursor(order.state.t.said)
-    for _ in range(most):
-        if not cursor.set_range(_I) or cursor.key()[:1] != _I:
-            return
-        number, job_id = _ENTRY.unpack(cursor.key())[1], cursor.value()
-        data = order.state.txn.get(job_id, db=order.state.t.job)
-        if data is not None and number_in(data) == number:
-            return
-        order.forget(number, job_id)
-
-
 # -- looking -------------------------------------------------------------------------------------
 
 
 def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Rows:
-    """All jobs with numbers below ``below``, the highest first; no entry may be missing.
+    """All jobs with numbers below ``below``, the highest first.
 
     The records are views (:meth:`.Store.reading_views`).
 
@@ -299,16 +185,3 @@ def _apart(store: Store, txn: Txn, views: Txn, below: int) -> Rows:
         if data is not None and number_in(data) == number:
             yield number, job_id, data, False
         found = cursor.prev()
-
-
-def scanned(store: Store, below: int) -> Iterator[bytes]:
-    """Ids of all jobs with numbers below ``below``, the highest first, by passes over all jobs."""
-    while True:
-        # A transaction with buffers does not copy the bodies of jobs.
-        with store.translating(), store.env.begin(buffers=True) as txn:
-            numbers = ((number_in(d), bytes(i)) for i, d in txn.cursor(store.tables.job))
-            some = heapq.nlargest(_SCANNED, (row for row in numbers if row[0] < below))
-        if not some:
-            return
-        yield from (job_id for _, job_id in some)
-        below = some[-1][0]

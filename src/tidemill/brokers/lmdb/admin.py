@@ -271,7 +271,6 @@ def forget_queue(commit: Transitions, queue: str) -> bool:
     if row is not None and row.size:
         return False
     if row is not None:
-        commit.order.mark.counted -= row.accepted
         row.forget()
     drop_bindings(commit, queue)
     return True

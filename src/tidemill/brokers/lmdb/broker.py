@@ -20,7 +20,6 @@ from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step, is_lost, lost
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.parked_waits import Parked, sleep
-from tidemill.brokers.lmdb.acceptance_order import arrange
 from tidemill.brokers.lmdb.calls import (
     AdminCalls,
     HistoryCalls,
@@ -201,9 +200,8 @@ class LmdbBroker(
             self._time.save(commit)
             self._owners.sweep(commit)
             more = come_due(commit)
-            more = commit.partitions.sweep(_PRUNE_MOST) or commit.limiters.catch_up() or more
+            more = commit.partitions.sweep(_PRUNE_MOST) or more
             more = sweep_nonces(commit) or more
-            more = arrange(commit.order, _PRUNE_MOST) or more
             more = prune_history(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
             return prune(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
 

@@ -60,11 +60,10 @@ __all__ = [
     "UNUSED",
     "Row",
     "Tables",
-    "accepted_in",
     "open_tables",
 ]
 
-FORMAT = 2
+FORMAT = 1
 """The format number; it grows when an older tidemill can no longer read new data."""
 
 MICRO = 1_000_000
@@ -96,16 +95,6 @@ class Named(Protocol):
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
 """The totals in a row, since the store was made or the queue was last forgotten."""
-
-
-def accepted_in(store: Named, txn: lmdb.Transaction[bytes]) -> int:
-    """The number of jobs that all queues have accepted, as stored."""
-    prefix, cursor, total = store.key("q/"), txn.cursor(), 0
-    found = cursor.set_range(prefix)
-    while found and cursor.key().startswith(prefix):
-        total += _ACCEPTED.unpack_from(cursor.value())[0]
-        found = cursor.next()
-    return total
 
 
 class Row:
@@ -239,12 +228,12 @@ class Tables(NamedTuple):
     said: lmdb._Database
 
 
-_STORED_NAMES = [{"partition": "lane"}.get(name, name).encode() for name in Tables._fields]
+_NAMES = [name.encode() for name in Tables._fields]
 
 
 def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
     """Open the named databases of an environment that is open for reading only."""
-    names = [prefix + name for name in _STORED_NAMES]
+    names = [prefix + name for name in _NAMES]
     return Tables(*(env.open_db(name, create=False) for name in names))
 
 
@@ -255,4 +244,4 @@ def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: byt
     the driver would begin a write transaction for each table, and hold the interpreter lock while
     it waits for other processes.
     """
-    return Tables(*(env.open_db(prefix + name, txn=txn) for name in _STORED_NAMES))
+    return Tables(*(env.open_db(prefix + name, txn=txn) for name in _NAMES))

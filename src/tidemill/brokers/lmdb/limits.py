@@ -273,17 +273,6 @@ class Limiters:
         if self.go_on(name):
             self._call(name)
 
-    def catch_up(self) -> bool:
-        """Continue a change whose due entry an older release deleted; False when none is left."""
-        if self.pieces:  # this commit has already changed a piece
-            return True
-        for name in names_of(self._state.store, self._state.txn, LIMITS):
-            limited = self._named(name)
-            if limited is not None and limited.behind:
-                self.go_on(name)
-                return True
-        return False
-
     def write(self) -> None:
         """Store what has changed."""
         for key in self._dirty:

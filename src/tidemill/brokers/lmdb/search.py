@@ -17,7 +17,7 @@ from typing import TypeAlias
 import lmdb
 
 from tidemill.brokers.contract.inspection import Filter, bad_cursor
-from tidemill.brokers.lmdb.acceptance_order import FIRST, is_whole, newest, scanned
+from tidemill.brokers.lmdb.acceptance_order import FIRST, newest
 from tidemill.brokers.lmdb.carrier_table import carried_in
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
@@ -80,8 +80,6 @@ class Finding:
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
         self._looked = 0
-        if not is_whole(store, txn):
-            self._gathered = scanned(store, self._number)
         if self._is_better_gathered(txn):
             self._gathered = self._sorted(views, self._gather(txn))
         elif self._prefix:

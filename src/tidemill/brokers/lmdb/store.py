@@ -68,8 +68,6 @@ class Store:
         self.lent: dict[
             int, tuple[bytes, float] | None
         ] = {}  # token → partition, cost: see partitions.py
-        # The last commit that a search looked at, and whether its index was whole.
-        self.whole: tuple[int, bool] = -1, False
         self._wakeups: WakeUps | None = None
         self.watch: Watch | None = None  # the first owner makes it
         if not self.reading:  # make the folder beside a caller's data file

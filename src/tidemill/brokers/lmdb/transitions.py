@@ -271,11 +271,9 @@ class Transitions(CommitState):
             key = FIN_KEY.pack(KEPT_LINKED, head.prune, head.seq)
             if self.txn.delete(key, db=self.t.fin):
                 return
-        # The previous release lists purged jobs of flows as cancelled jobs.
-        for kept in dict.fromkeys((class_of(head.state, stored.tail), KEPT_RESULT)):
-            if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
-                self.kept[kept] -= 1
-                return
+        kept = class_of(head.state, stored.tail)
+        if self.txn.delete(FIN_KEY.pack(kept, head.prune, head.seq), db=self.t.fin):
+            self.kept[kept] -= 1
 
     # -- the end of the commit ------------------------------------------------------------------
 

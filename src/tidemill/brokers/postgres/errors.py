@@ -16,7 +16,6 @@ from tidemill.core.errors import (
 
 __all__ = [
     "NOT_MIGRATED",
-    "Outgrown",
     "Refused",
     "Renumbered",
     "SerializationConflict",
@@ -32,10 +31,6 @@ __all__ = [
 
 class Refused(BrokerUnavailable):
     """The server is up and refuses the login, so waiting does not help."""
-
-
-class Outgrown(Refused):
-    """A newer release has migrated the store: this code can neither migrate it nor work on it."""
 
 
 class Renumbered(Refused):

@@ -94,7 +94,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
 
 
 def _without_want(unserved: Exception, attached: AttachedOwner, step: Step) -> Step:
-    """Return the step without its want, since the newer store no longer serves this code."""
+    """Return the step without its want, since the store has another version now."""
     if step.want is None:
         return step
     if attached.owner.kind == "consumer":

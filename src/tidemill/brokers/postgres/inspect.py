@@ -19,7 +19,6 @@ from tidemill.brokers.contract.inspection import (
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.encoding import texts
-from tidemill.brokers.postgres.schema import VERSION
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
 from tidemill.core.envelope import decode_listed
@@ -300,7 +299,6 @@ def info(session: Session) -> dict[str, Any]:
         "durability": f"fsync={sync}, synchronous_commit={commit}{standby}",
         "schema": schema,
         "format": session.installed.version,
-        "format_here": VERSION,
         "tables_bytes": size,
         "connections": f"{connections} of {most}",
         "pooled": bool(session.connections.pooled),

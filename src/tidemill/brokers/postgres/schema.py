@@ -5,8 +5,7 @@ The files ``sql/migrations/NNNN_name.sql`` change the tables, each once and in o
 migration is one transaction under a lock, so any number of processes may migrate at once. In the
 files, ``tidemill`` stands for the schema's name.
 
-Versions have an order. A release never migrates a store that a newer release has migrated. It works
-on such a store as long as the newer release answers its calls.
+A release works on stores of its own version alone, and never migrates a store of a newer version.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from tidemill.brokers.postgres.errors import NOT_MIGRATED, Outgrown, Refused
+from tidemill.brokers.postgres.errors import NOT_MIGRATED, Refused
 from tidemill.core.clock import new_id
 
 __all__ = [
     "LOCK_TIMEOUT",
-    "SERVES",
     "VERSION",
     "Installed",
     "check",
     "installed",
     "migrate",
-    "refuse_outgrown",
     "version_of",
 ]
 
@@ -45,16 +42,12 @@ _NAME = re.compile(r"\btidemill\b")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """The contents of a schema: the version of its tables, and a digest of its functions.
-
-    ``serves`` is the oldest version whose code the functions answer.
-    """
+    """The contents of a schema: the version of its tables, and a digest of its functions."""
 
     version: int
     functions: str
     store: str = ""
     born: float = 0.0
-    serves: int = 0
 
 
 def _folder() -> Traversable:
@@ -79,12 +72,6 @@ def _functions() -> tuple[str, str]:
 
 VERSION = len(_migrations())
 """The version of the tables of this code. A release that changes a function adds a migration."""
-
-SERVES = 17
-"""The oldest version whose calls the functions answer: that of the previous release, or older.
-
-So workers of two releases work side by side while one replaces the other.
-"""
 
 
 def installed(conn: psycopg.Connection, schema: str) -> Installed | None:
@@ -113,32 +100,18 @@ def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
     found = installed(conn, schema)
     if found is None:
         raise Refused(f"there is no store in schema {schema!r} at {where} yet; {NOT_MIGRATED}")
-    refuse_outgrown(found, schema, where)
-    if found.version < VERSION:
+    if found.version != VERSION:
+        remedy = NOT_MIGRATED if found.version < VERSION else "upgrade tidemill here"
         raise Refused(
             f"the store in schema {schema!r} at {where} has version {found.version}, "
-            f"this tidemill needs version {VERSION}; {NOT_MIGRATED}"
+            f"this tidemill needs version {VERSION}; {remedy}"
         )
-    if found.version == VERSION and found.functions != _functions()[1]:
+    if found.functions != _functions()[1]:
         raise Refused(
             f"the store in schema {schema!r} at {where} has functions of another build of "
             f"version {VERSION}; {NOT_MIGRATED}"
         )
     return found
-
-
-def refuse_outgrown(found: Installed, schema: str, where: str) -> None:
-    """Refuse a store that a newer release has migrated and that no longer answers our calls.
-
-    Raises:
-        Outgrown: the message names both versions.
-    """
-    if found.version > VERSION and found.serves > VERSION:
-        raise Outgrown(
-            f"the store in schema {schema!r} at {where} has version {found.version}, which serves "
-            f"versions from {found.serves} on; this tidemill has version {VERSION}: "
-            "upgrade tidemill here"
-        )
 
 
 def migrate(
@@ -152,7 +125,7 @@ def migrate(
     each wait is short.
 
     Raises:
-        Outgrown: a newer release has migrated the schema; nothing was changed.
+        Refused: a newer release has migrated the schema; nothing was changed.
         psycopg.errors.LockNotAvailable: others use the tables; nothing was changed.
     """
     steps = _migrations() if migrations is None else migrations
@@ -169,7 +142,7 @@ def migrate(
         found = installed(conn, schema)
         before = found.version if found else 0
         if before > len(steps):
-            raise Outgrown(
+            raise Refused(
                 f"schema {schema!r} has version {before}, which a newer release made; this "
                 f"tidemill makes version {len(steps)} and never goes back: upgrade tidemill here, "
                 "or run tidemill migrate with the newer release"
@@ -185,7 +158,6 @@ def migrate(
         # Only a test asks for fewer steps, and the functions do not fit these tables.
         if len(steps) >= VERSION:
             _run(conn, functions, schema)
-            conn.execute("UPDATE meta SET serves = %s", [SERVES])
         conn.execute("UPDATE meta SET version = %s, functions = %s", [len(steps), digest])
     return before, len(steps)
 

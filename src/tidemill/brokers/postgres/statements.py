@@ -11,9 +11,9 @@ from typing import Any
 
 from tidemill.brokers.postgres.connections import Connections, ServerConnection
 from tidemill.brokers.postgres.encoding import texts
-from tidemill.brokers.postgres.errors import Outgrown, Renumbered
+from tidemill.brokers.postgres.errors import Refused, Renumbered
 from tidemill.brokers.postgres.migrate import bring_up
-from tidemill.brokers.postgres.schema import VERSION, check, installed, refuse_outgrown
+from tidemill.brokers.postgres.schema import check, installed
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.postgres.wakeup import WakeUps
@@ -93,10 +93,9 @@ class Session:
         self._tone_deaf = False
         self._settled = 0
         self._next_chores = 0.0
-        self.unserved: Outgrown | None = None  # a newer release no longer answers our calls
+        self.unserved: Refused | None = None  # the store has another version now
         if address.migrate:
-            with contextlib.suppress(Outgrown):  # the check below decides whether this is an error
-                bring_up(address)
+            bring_up(address)
 
         def look(_: object, conn: Connection) -> tuple[Any, ...]:
             found = check(conn, address.schema, address.where)
@@ -257,30 +256,23 @@ class Session:
                 self._met.add(txn)
 
     def outgrown(self) -> bool:
-        """True when the store has a newer version than this code, or has changed since opening."""
-
-        def look(_: object, conn: Connection) -> bool:
-            found = installed(conn, self.address.schema)
-            if found is None:
-                return False
-            ours = self.installed.version, self.installed.functions
-            return found.version > VERSION or (found.version, found.functions) != ours
-
-        return self.connections.run(look)
+        """True when somebody has migrated the store since its opening."""
+        self.look_for_upgrade()
+        return self.unserved is not None
 
     def look_for_upgrade(self) -> None:
-        """See whether a newer release has migrated the store and no longer serves this release."""
+        """See whether somebody has migrated the store to another version."""
 
-        def look(_: object, conn: Connection) -> None:
-            found = installed(conn, self.address.schema)
-            if found is not None:
-                refuse_outgrown(found, self.address.schema, self.address.where)
+        def look(_: object, conn: Connection) -> Refused | None:
+            if installed(conn, self.address.schema) is None:
+                return None
+            try:
+                check(conn, self.address.schema, self.address.where)
+            except Refused as error:
+                return error
+            return None
 
-        try:
-            self.connections.run(look)
-            self.unserved = None
-        except Outgrown as error:
-            self.unserved = error
+        self.unserved = self.connections.run(look)
 
     def chores(self, settled: int) -> int:
         """Return how many finished jobs the next call may prune; 0 until chores are due."""

@@ -61,7 +61,7 @@ class InspectionCalls(ServerCalls):
         self._check_open()
         self._consuming()
         version = text_of(self._out.server.get("version", ""))
-        return examine(self._settings, self._names, self._all_queues(), version)
+        return examine(self._settings, self._names, version)
 
 
 class AdminCalls(ServerCalls):

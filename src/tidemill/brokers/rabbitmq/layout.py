@@ -51,7 +51,6 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         name: its name on the server.
         arguments: the arguments that declare the place.
-        older: the arguments of earlier releases; the server changes no existing queue.
         queue, kind: its queue of tidemill, and the kind of its jobs: ``tasks`` or ``messages``.
         due: whether the place is bound to the exchange of the due jobs.
         alone: whether each of its jobs runs alone.
@@ -60,7 +59,6 @@ class Place(msgspec.Struct, frozen=True):
 
     name: str
     arguments: dict[str, Any]
-    older: dict[str, Any] | None = None
     queue: str = ""
     kind: str = ""
     due: bool = False
@@ -142,12 +140,12 @@ class Names(msgspec.Struct, frozen=True):
 def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
     if is_pattern(queue):
         raise InvalidOption(f"queue {queue!r} has a * or #, which RabbitMQ reads as a pattern")
-    older: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
+    arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
     if names.classic:
-        older = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
+        arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
     name = f"{names.prefix}.{kind}.{band}.{queue}"
-    arguments = older | safe(names.failed)
-    return Place(name, arguments, older, queue, kind, due=True, alone=band == "suspect")
+    arguments |= safe(names.failed)
+    return Place(name, arguments, queue, kind, due=True, alone=band == "suspect")
 
 
 def safe(failed: Place) -> dict[str, Any]:

@@ -1,22 +1,18 @@
 """Policies of the server that can destroy accepted jobs: for ``tidemill doctor``.
 
-AMQP does not report policies, so this module reads them from the management plugin. Queues of
-earlier releases lack the arguments that protect jobs from policies. AMQP does report whether a
-queue has these arguments.
+AMQP does not report policies, so this module reads them from the management plugin.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidemill.brokers.contract.policies import Danger, ServerPolicies
 from tidemill.brokers.network.address import opener_without_redirects
-from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
-from tidemill.brokers.rabbitmq.layout import Names, Place
+from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import by_workers, forwards
 
@@ -35,10 +31,8 @@ _TAKES_OUT = ("delivery-limit", "message-ttl")
 Rows = list[dict[str, Any]]
 
 
-def examine(
-    settings: Settings, names: Names, queues: Iterable[str], version: str
-) -> ServerPolicies:
-    """Find dangers of loss or delay for these queues and all other queues under the prefix."""
+def examine(settings: Settings, names: Names, version: str) -> ServerPolicies:
+    """Find dangers of loss or delay for all queues under the prefix."""
     rows: Rows | None = None
     seen = ""
     for base in _addresses(settings):
@@ -50,8 +44,6 @@ def examine(
     dangers, delays = list(of_version(settings, version)), of_delays(settings, version)
     if rows is not None:
         return ServerPolicies(seen, [*dangers, *of_policies(rows, names)], delays)
-    older = _older(settings, [p for q in queues for p in _places(names, q)])
-    dangers += [_of_older(settings, names, older)] if older else []
     return ServerPolicies(seen, dangers, delays)
 
 
@@ -170,31 +162,6 @@ def _harm_to_jobs(
     overflow = arguments.get("x-overflow") or policy.get("overflow")
     if overflow != "reject-publish":
         yield from ((key, _DROPS_OLDEST) for key in _LENGTHS if key in policy)
-
-
-# -- queues of earlier releases -------------------------------------------------------------------
-
-
-def _places(names: Names, queue: str) -> list[Place]:
-    return [place for kind in ("tasks", "messages") for place in names.of(queue, kind)]
-
-
-def _older(settings: Settings, places: Iterable[Place]) -> list[str]:
-    """The places that an earlier release declared."""
-    with short_connection(settings) as server:
-        there = [place for place in places if server.look(place) is not None]
-        return [place.name for place in there if not server.is_declared_so(place)]
-
-
-def _of_older(settings: Settings, names: Names, older: list[str]) -> Danger:
-    more = f" and {len(older) - 1} more" if len(older) > 1 else ""
-    text = (
-        f"a policy with {', '.join((*_TAKES_OUT, *_LENGTHS))} would drop jobs without a trace in "
-        f"queues that an earlier release made: {older[0]}{more}"
-    )
-    pattern = f"'^{re.escape(names.prefix)}\\.(tasks|messages)\\.'"
-    command = f"rabbitmqctl set_policy -p {settings.vhost} tidemill {pattern}"
-    return Danger(text, f"{command} '{json.dumps(_keeping(names))}' --apply-to queues")
 
 
 def _keeping(names: Names) -> dict[str, str]:

@@ -15,7 +15,7 @@ __all__ = ["open_store"]
 
 log = logging.getLogger("tidemill.redis")
 
-FORMAT = b"2"
+FORMAT = b"1"
 """The version of the format; it grows when an older tidemill cannot read the store any more."""
 
 

@@ -16,8 +16,14 @@ _INDEXES = {
     "token": ("token", "token > 0"),
     "alarm": ("alarm", "alarm IS NOT NULL"),
     "prune": ("prune", "prune IS NOT NULL"),
-    "share": ("share, state, rank, seq", "share <> ''"),
+    "aside": ("task, queue, rank, seq", "unknown = 1"),
+    "limited": ("share, queue, rank, seq", "state = 2 AND share <> ''"),
 }
+_MARIADB = {
+    "aside": "unknown, task, queue, rank, seq",
+    "limited": "share, state, rank, seq",
+}
+"""The columns of two indexes on MariaDB, which has no partial indexes, and short keys."""
 
 
 def make_indexes(apps: Any, editor: Any) -> None:
@@ -30,6 +36,7 @@ def make_indexes(apps: Any, editor: Any) -> None:
                 "COLLATE utf8mb4_nopad_bin"
             )
     for name, (columns, where) in _INDEXES.items():
+        columns = _MARIADB.get(name, columns) if vendor == "mysql" else columns
         partial = "" if vendor == "mysql" else f" WHERE {where}"
         columns = ", ".join(editor.quote_name(c) for c in columns.split(", "))
         editor.execute(f"CREATE INDEX tidemill_job_{name} ON tidemill_job ({columns}){partial}")

@@ -129,9 +129,8 @@ def test_a_put_that_changes_a_limit_reaches_all_keys_soon(broker: LmdbBroker) ->
     assert [row.terms for row in broker.limits()] == [SLOTS[2]]
 
 
-@pytest.mark.parametrize("how", ["exchange", "tick"])
 def test_a_change_whose_process_was_killed_is_finished_by_another(
-    broker: LmdbBroker, url: str, how: str
+    broker: LmdbBroker, url: str
 ) -> None:
     # laws 3, 13
     put(broker, SLOTS[1], jobs=2)
@@ -148,10 +147,6 @@ def test_a_change_whose_process_was_killed_is_finished_by_another(
     with Process(url, code) as other:
         other.expect("")
     assert is_changing(broker)
-    if how == "tick":  # the entry in what is due was lost on somebody of an older release
-        drop_calls(broker)
-        broker.tick()
-        assert not is_changing(broker)
     assert sum(len(take(broker)) for _ in range(10)) == KEYS
     assert not is_changing(broker)
 
@@ -172,8 +167,6 @@ def test_keys_that_a_change_has_not_reached_keep_the_old_terms(broker: LmdbBroke
     held = broker.held("99999b")
     assert held is not None
     assert held.terms == SLOTS[1]
-    broker.tick()
-    assert len(take(broker)) == 2 * (KEYS - PIECE) + 2
 
 
 @pytest.mark.parametrize("last", [1, 3])

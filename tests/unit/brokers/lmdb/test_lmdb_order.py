@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from lmdb_desk import Process, job
+from lmdb_desk import Process
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb import acceptance_order
-from tidemill.brokers.lmdb.acceptance_order import arrange, is_whole, newest, read_mark
+from tidemill.brokers.lmdb.acceptance_order import newest, read_mark
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.registry import open_broker
@@ -46,7 +46,6 @@ def walked(broker: LmdbBroker) -> list[str]:
     """All ids, from the index; every entry is there, and none too many."""
     store = broker._store
     with store.reading_views() as (txn, views):
-        assert is_whole(store, txn)
         rows = list(newest(store, txn, views, acceptance_order.FIRST, b""))
         entries = [key for key, _ in txn.cursor(store.tables.said) if key[:1] == b"i"]
         apart = [row for row in rows if not row[3]]
@@ -55,24 +54,6 @@ def walked(broker: LmdbBroker) -> list[str]:
         assert mark is not None
         assert mark.strays == sum(len(job_id) == 26 for _, job_id, *_ in apart)
     return [job_id.decode() for _, job_id, *_ in rows]
-
-
-def forget_index(broker: LmdbBroker) -> None:
-    """Have the store as a release without the index leaves it."""
-    store = broker._store
-    with store.env.begin(write=True) as txn:
-        txn.delete(store.key("order"))
-        txn.delete(store.key("ordering"))
-        for key, _ in list(txn.cursor(store.tables.said)):
-            if key[:1] == b"i":
-                txn.delete(key, db=store.tables.said)
-
-
-def put_as_before(broker: LmdbBroker, ids: list[str]) -> None:
-    """Put as a release without the index does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(acceptance_order.Order, "accept", lambda self, _: self.state.next_number())
-        broker.put([job(id=each) for each in ids])
 
 
 def made_at(seconds: float, n: int) -> str:
@@ -96,13 +77,7 @@ def any_id(rng: random.Random, n: int) -> str:
     )
 
 
-@pytest.fixture
-def no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.search.scanned", lambda *_: pytest.fail("scanned"))
-
-
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.usefixtures("no_scan")
 def test_a_list_is_that_of_the_memory_broker_whatever_the_ids(
     broker: LmdbBroker, seed: int
 ) -> None:
@@ -146,7 +121,7 @@ def test_nothing_is_left_of_jobs_that_are_gone(url: str) -> None:
 
 
 def test_jobs_of_processes_that_put_at_once_are_listed_in_the_order_of_acceptance(
-    broker: LmdbBroker, url: str, no_scan: None
+    broker: LmdbBroker, url: str
 ) -> None:
     code = """
     ids = [[new_id() for _ in range(5)] for _ in range(60)]
@@ -172,7 +147,6 @@ def test_jobs_of_processes_that_put_at_once_are_listed_in_the_order_of_acceptanc
     assert walked(broker) == every
 
 
-@pytest.mark.usefixtures("no_scan")
 def test_a_page_looks_at_few_jobs_whatever_the_store_holds(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,66 +168,12 @@ def test_a_page_looks_at_few_jobs_whatever_the_store_holds(
     assert len(looked) < 40
 
 
-def test_an_old_store_is_listed_rightly_before_and_after_its_index_is_made(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(1)
-    for n in range(300):
-        broker.put([job(id=any_id(rng, n))])
-    forget_index(broker)
-    assert listed(broker, limit=7) == by_number(broker)
-    # when its index is made in pieces, with puts in between, of this release and of that before
-    turns = 0
-    while broker._commit(lambda commit: arrange(commit.order, 7)):
-        turns += 1
-        broker.put([job(id=any_id(rng, 1000 + turns))])
-        if turns < 20:
-            put_as_before(broker, [any_id(rng, 2000 + turns)])
-        assert listed(broker, limit=50) == by_number(broker)
-    # then
-    assert turns > 300 // 7
-    monkeypatch.setattr("tidemill.brokers.lmdb.search.scanned", lambda *_: pytest.fail("scanned"))
-    assert listed(broker, limit=7) == by_number(broker) == walked(broker)
-
-
-def test_jobs_that_an_older_release_puts_are_listed(broker: LmdbBroker) -> None:
-    broker.put([Envelope(id=each) for each in IDS])
-    put_as_before(broker, ["zz", "1", new_id()])
-    broker.put([Envelope(id=each) for each in ("y", "2")])
-    assert listed(broker) == by_number(broker)
-    broker.tick()
-    assert listed(broker) == by_number(broker) == walked(broker)
-    broker.forget_queue("none")
-    broker.purge("default")
-    assert broker.forget_queue("default")
-    broker.put([Envelope(id="last")])
-    assert walked(broker) == ["last"]
-
-
-def test_jobs_that_an_older_release_deleted_leave_no_entries(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker.put([Envelope(id=each) for each in IDS])
-    with monkeypatch.context() as patch:
-        patch.setattr(acceptance_order.Order, "forget", lambda *_: None)
-        broker.delete(IDS[:4])
-    assert listed(broker) == ["0", "Z"]
-    broker.tick()
-    assert walked(broker) == ["0", "Z"]
-
-
 def test_a_list_goes_on_after_what_is_put_meanwhile(broker: LmdbBroker) -> None:
     broker.put([Envelope(id=each) for each in IDS])
     page = broker.find(Filter(), 2)
     broker.delete(["17"])
     broker.put([Envelope(id="17"), Envelope(id=new_id())])
     assert listed(broker, page.cursor) == ["b", "apple", "zebra"]
-
-
-def test_a_cursor_of_an_earlier_release_goes_on_or_is_refused(broker: LmdbBroker) -> None:
-    broker.put([Envelope(id=each) for each in [*IDS, new_id(), new_id()]])
-    number = broker.find(Filter(), 4).cursor.split(":")[1]
-    assert listed(broker, f"n:{number}") == IDS[3::-1]
 
 
 @pytest.fixture

@@ -217,30 +217,17 @@ def test_jobs_removed_by_a_message_ttl_are_failed(
     assert record.error.endswith(f"{prefix}.tasks.normal.q: the message-ttl of a policy was over")
 
 
-# -- queues of earlier releases --------------------------------------------------------------------
+# -- policies ------------------------------------------------------------------------------------
 
 
-def old_queue(server: RabbitMQ, prefix: str, queue: str = "default") -> str:
-    """Declare a place as earlier releases did; its name."""
-    name = f"{prefix}.tasks.normal.{queue}"
+def unprotected_queue(server: RabbitMQ, prefix: str) -> str:
+    """Declare a queue under the prefix without the arguments that protect its jobs; its name."""
+    name = f"{prefix}.tasks.normal.foreign"
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
     connection.channel().queue_declare(name, durable=True, arguments=arguments)
     connection.close()
     return name
-
-
-def test_a_queue_of_an_earlier_release_goes_on(
-    server: RabbitMQ, open_one: Open, prefix: str
-) -> None:
-    old_queue(server, prefix)
-    producer, worker = open_one(), LiveOwner(open_one())
-    jobs = [job(), job("new"), job(delay=0.02)]
-    producer.put(jobs)
-    leases = worker.await_all(3)
-    assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
-    assert all(map(worker.settle, leases))
-    assert {row.name: row.ready for row in producer.stats()} == {"default": 0, "new": 0}
 
 
 def doctor(server: RabbitMQ, prefix: str, management: str) -> list[dict[str, str]]:
@@ -265,8 +252,8 @@ def test_the_doctor_names_policies_that_can_destroy_jobs(
     server: Managed, open_one: Open, prefix: str
 ) -> None:
     # given
-    old, broker = old_queue(server, prefix), open_one()
-    broker.put([job(), job("new")])
+    old, broker = unprotected_queue(server, prefix), open_one()
+    broker.put([job("new")])
     # when
     policy(server, prefix, delivery_limit=5)
     # then: the queue that is new keeps its jobs
@@ -336,21 +323,14 @@ def test_the_password_of_the_plugin_follows_no_redirect(
     assert len(asked) == 1
 
 
-def test_without_the_plugin_the_doctor_names_queues_of_earlier_releases(
+def test_without_the_plugin_the_doctor_says_that_policies_cannot_be_read(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    old, broker = old_queue(server, prefix), open_one()
-    broker.put([job("new")])
+    open_one().put([job()])
     (found,) = doctor(server, prefix, nowhere)
     assert (found["status"], found["message"].split("; ")[0]) == (
         "ok",
         "none is known to destroy jobs",
     )
     assert f"cannot be read: the management plugin at {nowhere} says: " in found["message"]
-    broker.put([job()])
-    (found,) = doctor(server, prefix, nowhere)
-    assert found["status"] == "warn"
-    assert old in found["message"]
-    assert found["advice"].startswith("rabbitmqctl set_policy -p / tidemill ")
-    assert f'"dead-letter-routing-key": "{Names(prefix, False).failed.name}"' in found["advice"]

@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 _HEARTBEAT = 600
-_UNLIKE = 406
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
 """The answer for a missing place. With another text the place exists, but its node is away."""
 
@@ -114,18 +113,6 @@ class ShortConnection:
             self._come_back(error, place)
             return None
         return found.method.message_count, found.method.consumer_count
-
-    def is_declared_so(self, place: Place) -> bool:
-        """Whether an existing place has the arguments of this release."""
-        try:
-            with self._answer_of(place):
-                self._questions.queue_declare(place.name, durable=True, arguments=place.arguments)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != _UNLIKE:
-                raise
-            self._questions = self._connection.channel()
-            return False
-        return True
 
     def purge(self, place: Place) -> int:
         """Delete the ready messages of a place. Return their number."""

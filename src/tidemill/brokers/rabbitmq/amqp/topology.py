@@ -19,7 +19,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pika
@@ -46,9 +46,6 @@ Answer = Callable[[str], None]
 """Called in the connection thread: with an empty text when all is done, else with the reason."""
 
 _Act = Callable[[Channel, Callable[..., None]], Any]
-
-_UNLIKE = "inequivalent arg"
-"""The server's text for a queue that was declared with other arguments."""
 
 
 class _Errand:
@@ -85,7 +82,6 @@ class Declarer:
         self._channel: Channel | None = None
         self._known: set[str] = set()
         self._doubted: set[str] = set()
-        self._older: set[str] = set()  # queues that an earlier release made
         self._ways: set[tuple[int, ...]] = set()
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
@@ -129,7 +125,6 @@ class Declarer:
     def forget_all(self) -> None:
         """Forget everything that was declared: somebody may have deleted queues."""
         self._known.clear()
-        self._older.clear()
         self._ways.clear()
 
     def declare(self, places: Sequence[Place], then: Answer) -> None:
@@ -183,7 +178,9 @@ class Declarer:
         return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
 
     def _queue(self, place: Place) -> _Act:
-        return _Queue(place, self._older)
+        return lambda ch, done: ch.queue_declare(
+            place.name, durable=True, arguments=place.arguments, callback=done
+        )
 
     def _exchange(self, level: int) -> list[_Act]:
         name = self._delays.exchange(level)
@@ -276,29 +273,8 @@ class Declarer:
             return
         why = str(getattr(reason, "reply_text", reason))
         for errand in [self._current, *self._apart]:
-            if errand is None or errand.channel is not channel:
-                continue
-            if not self._goes_on(errand, why):
+            if errand is not None and errand.channel is channel:
                 self._end(errand, None, why)
-
-    def _goes_on(self, errand: _Errand, why: str) -> bool:
-        """Declare a queue with older arguments, if its arguments are the reason of the failure.
-
-        Return False if the failure has another reason: then the errand has failed.
-        """
-        act = errand.acts[0]
-        if _UNLIKE not in why or not isinstance(act, _Queue) or not act.place.older:
-            return False
-        if act.place.name in self._older:
-            return False
-        self._older.add(act.place.name)
-        if errand is self._current:
-            self._current = None
-        else:
-            self._apart.remove(errand)
-        self._waiting.appendleft(errand)
-        self._next()
-        return True
 
     # -- late answers ---------------------------------------------------------------------------
 
@@ -322,21 +298,6 @@ class Declarer:
             self._next()
         if self._current or self._apart:
             self._watch()
-
-
-class _Queue:
-    """The act that declares a queue. ``older`` has the queues that an earlier release made."""
-
-    def __init__(self, place: Place, older: Set[str]) -> None:
-        self.place = place
-        self._older = older
-
-    def __call__(self, channel: Channel, done: Callable[..., None]) -> None:
-        place = self.place
-        arguments = place.arguments
-        if place.older is not None and place.name in self._older:
-            arguments = place.older
-        channel.queue_declare(place.name, durable=True, arguments=arguments, callback=done)
 
 
 def _bind(queue: str, exchange: str, pattern: str) -> _Act:

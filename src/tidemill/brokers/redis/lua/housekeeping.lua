@@ -7,7 +7,6 @@ function Verbs.housekeeping()
     flush()
     more = prune(most, most, math.ceil(most / 5))
     more = Unique.sweep(most) >= most or more
-    Partitions.resume_walks()
     more = prune_history(most) >= most or more
   end
   finish_step()

@@ -101,12 +101,6 @@ function Partitions.walk(limit)
   go_on_later(limit, walk)
 end
 
--- Go on with a walk whose entry in B:due was lost, because a process of an older version took it.
-function Partitions.resume_walks()
-  if limits.walking or is_sealed() or call('EXISTS', B .. ':walk') == 0 then return end
-  Partitions.walk(call('HRANDFIELD', B .. ':walk'))
-end
-
 -- Set the settings of a limit by name.
 function Partitions.set(limit, packed, declared)
   local is_new = not Settings.known('n', limit)

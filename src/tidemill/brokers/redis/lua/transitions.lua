@@ -209,10 +209,7 @@ end
 local function unfinish(j)
   flush_finished()
   if flagged(j.flags, LINKED) and call('ZREM', B .. ':fin:3', j.id) == 1 then return end
-  local class = class_of(j)
-  call('ZREM', B .. ':fin:' .. class, j.id)
-  -- The previous release lists purged jobs of flows, and purged jobs that it adopts, among cancelled jobs.
-  if class == 2 then call('ZREM', B .. ':fin:1', j.id) end
+  call('ZREM', B .. ':fin:' .. class_of(j), j.id)
 end
 
 -- -- writing ---------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ CREATE TABLE tidemill.queue (
     name     text    COLLATE "C" NOT NULL UNIQUE,
     listed   boolean NOT NULL DEFAULT false, -- shown although nothing was ever accepted
     paused   boolean NOT NULL DEFAULT false,
-    max_size bigint  NOT NULL DEFAULT 0
+    max_size bigint  NOT NULL DEFAULT 0,
+    gated    boolean NOT NULL DEFAULT false  -- it has a limit
 );
 
 CREATE SEQUENCE tidemill.acceptance;         -- the order in which jobs were accepted
@@ -43,7 +44,11 @@ CREATE TABLE tidemill.job (
     key        text    COLLATE "C",
     error      text    NOT NULL DEFAULT '',  -- why it waits
     trail      jsonb,                        -- attempts but the one in "done"
-    envelope   bytea   NOT NULL
+    envelope   bytea   NOT NULL,
+    linked     boolean NOT NULL DEFAULT false, -- part of a flow
+    inputs     text[],                       -- ids whose ends come with its lease
+    lane       text COLLATE "C",             -- its key of a limit
+    cost       float8                        -- there
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -58,10 +63,21 @@ CREATE TABLE tidemill.ready (
 CREATE TABLE tidemill.later (
     seq     bigint  PRIMARY KEY,
     due     float8  NOT NULL,
-    waiting boolean NOT NULL
+    waiting boolean NOT NULL,
+    task    text    COLLATE "C",             -- of an unknown task, see 31_unknown_tasks.sql; the job then
+    queue   int,                             -- fails at "due", or never
+    rank    bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX later_due ON tidemill.later (due) WHERE NOT waiting;
+CREATE INDEX later_unknown ON tidemill.later (task, queue, rank, seq) WHERE task IS NOT NULL;
+
+-- The unknown tasks that have such jobs, or had some; numbers are committed in their order.
+CREATE TABLE tidemill.unknown (
+    task   text   COLLATE "C" PRIMARY KEY,
+    number bigint NOT NULL
+);
+CREATE INDEX unknown_number ON tidemill.unknown (number);
 
 CREATE TABLE tidemill.lease (
     seq        bigint  PRIMARY KEY,
@@ -73,10 +89,14 @@ CREATE TABLE tidemill.lease (
     owner      int     NOT NULL,
     line       int     NOT NULL,
     attempt    int     NOT NULL,
-    keyed      boolean NOT NULL
+    keyed      boolean NOT NULL,
+    linked     boolean NOT NULL DEFAULT false,
+    lane       text    COLLATE "C"
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lease_deadline ON tidemill.lease (deadline) WHERE deadline IS NOT NULL;
+-- Leases may lie with a carrier, see 48_carrier.sql. Such leases have the owner 0.
+CREATE INDEX lease_carried ON tidemill.lease (line, seq) WHERE owner = 0;
 
 CREATE TABLE tidemill.done (
     seq      bigint   PRIMARY KEY,
@@ -102,17 +122,23 @@ CREATE TABLE tidemill.expiry (               -- of unfinished jobs
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX expiry_due ON tidemill.expiry (due);
 
+-- Keys, see 15_unique.sql. The times belong to the last job in line for the key.
 CREATE TABLE tidemill.key (
     key       text   COLLATE "C" PRIMARY KEY,
     holder    bigint NOT NULL,
-    successor bigint
+    successor bigint,
+    until     float8 NOT NULL DEFAULT 0,     -- the job has the key so long, also if it has succeeded
+    since     float8 NOT NULL DEFAULT 0,     -- the acceptance of the first job that it replaced
+    over      text   COLLATE "C"             -- the job that has succeeded and still holds the key
 );
+CREATE INDEX key_held ON tidemill.key (until) WHERE over IS NOT NULL;
 
 CREATE TABLE tidemill.note (
     seq   bigint PRIMARY KEY,
     done  float8,
     total float8,
-    log   jsonb  NOT NULL DEFAULT '[]'
+    log   jsonb  NOT NULL DEFAULT '[]',
+    text  text   NOT NULL DEFAULT ''         -- of the report of progress
 );
 
 -- Counters. A row updated by every put would have them all wait for each other: each transaction adds
@@ -129,7 +155,9 @@ CREATE TABLE tidemill.tally (
     retried   bigint NOT NULL DEFAULT 0,
     cancelled bigint NOT NULL DEFAULT 0,
     expired   bigint NOT NULL DEFAULT 0,
-    kept      bigint NOT NULL DEFAULT 0      -- finished jobs here that are bounded by number
+    kept      bigint NOT NULL DEFAULT 0,     -- finished jobs here that are bounded by number
+    carried   bigint NOT NULL DEFAULT 0,     -- the running jobs that lie with a carrier
+    purged    bigint NOT NULL DEFAULT 0
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -141,7 +169,8 @@ CREATE TABLE tidemill.owner (
     host    text    NOT NULL,
     channel text    NOT NULL,                -- where it hears
     locked  boolean NOT NULL,                -- it holds a session lock as long as it lives
-    facts   bytea   NOT NULL
+    facts   bytea   NOT NULL,
+    lease   float8  NOT NULL DEFAULT 0       -- seconds of silence after which a remote owner is given up
 );
 
 -- What changes with every step of an owner, on a page of its own as good as.
@@ -157,7 +186,11 @@ CREATE TABLE tidemill.pulse (
     messages   boolean NOT NULL DEFAULT false,
     alone      boolean NOT NULL DEFAULT false,
     queues     int[],                        -- none means all
-    missed     jsonb   NOT NULL DEFAULT '{}' -- what the last step could not settle and touch
+    missed     jsonb   NOT NULL DEFAULT '{}', -- what the last step could not settle and touch
+    room       int     NOT NULL DEFAULT 0,   -- the jobs that puts may lease to it; 0 unless it is asleep
+    handed     bigint[] NOT NULL DEFAULT '{}', -- the tokens of these leases that it has not heard of
+    knows      text[],                       -- the unknown tasks that the owner knows
+    told       bigint  NOT NULL DEFAULT -1   -- the highest number of an unknown task that it has heard of
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -170,14 +203,19 @@ CREATE TABLE tidemill.command (
 );
 CREATE INDEX command_owner ON tidemill.command (owner);
 
--- The last call on each line to a client, so that one whose reply was lost is answered again.
+-- The last call on each line to a client, so that a client whose reply was lost is answered again. A put
+-- with a nonce leaves a row that does not change, for ten minutes. So rows with a nonce have an index of
+-- their own, and changes of the other rows stay within their page.
 CREATE TABLE tidemill.call (
     line   text   PRIMARY KEY,
     serial bigint NOT NULL,
     seen   float8 NOT NULL,
-    answer jsonb
+    answer jsonb,
+    once   float8                            -- when the put with this nonce came
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX call_once ON tidemill.call (once) WHERE once IS NOT NULL;
+CREATE INDEX call_line ON tidemill.call (line) WHERE once IS NULL;
 
 -- Who waits for a job to end (its seq) or for space in a queue (minus its number).
 CREATE TABLE tidemill.await (
@@ -203,10 +241,198 @@ CREATE TYPE tidemill.prefs AS (
 CREATE TYPE tidemill.given AS (
     ord bigint, id text, envelope bytea, line int, rank bigint, delay float8, at float8,
     expires float8, timeout float8, ttr float8, result_ttl float8, tries int, key text,
-    conflict text, verdict int
+    conflict text, verdict int, linked boolean, next text[], waits text, inputs text[],
+    period float8, max_wait float8, lane text, cost float8, terms float8[], if_new boolean
 );
 
 -- What an owner wants of a step; "queues" NULL means all.
 CREATE TYPE tidemill.want AS (
-    count int, queues int[], mode text, tasks boolean, messages boolean, sleep boolean, alone boolean
+    count int, queues int[], mode text, tasks boolean, messages boolean, sleep boolean, alone boolean,
+    hand boolean,                            -- a put may lease to it while it sleeps
+    knows text[], told bigint
 );
+
+-- Moving: whether this store moves to another store, and how far other stores were taken in.
+
+CREATE TABLE tidemill.departure (
+    mark     text    NOT NULL,
+    moves_to text    NOT NULL,
+    sealed   boolean NOT NULL
+);
+
+CREATE TABLE tidemill.arrival (
+    mark   text   PRIMARY KEY,
+    cursor text   NOT NULL,
+    first  bigint NOT NULL               -- the first of its numbers here
+);
+
+-- Flows. The row in "behind" says what a job still waits for. It is kept as long as the job, so that the
+-- end of a group is counted without a change of the job.
+
+CREATE TABLE tidemill.behind (
+    seq      bigint  PRIMARY KEY,
+    id       text    COLLATE "C" NOT NULL UNIQUE,
+    waits    text    NOT NULL,                         -- success · any · failure · barrier
+    pending  bigint  NOT NULL,                         -- before it, that have not ended
+    failures bigint  NOT NULL,                         -- before it, that did not succeed
+    dropped  boolean NOT NULL DEFAULT false,           -- it ended for how those before it ended
+    delay    float8  NOT NULL,                         -- from when it may begin
+    at       float8  NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE tidemill.edge (
+    parent bigint NOT NULL,                            -- a job, by its number
+    child  text   COLLATE "C" NOT NULL                 -- one behind it, by its id
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX edge_parent ON tidemill.edge (parent);
+
+-- Schedules, see 55_schedules.sql.
+
+CREATE TABLE tidemill.schedule (
+    name    text   COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,                 -- fresh with every change
+    due     float8 NOT NULL,                 -- 0 for never
+    next    float8,                          -- when it is to be handed out
+    body    bytea  NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX schedule_next ON tidemill.schedule (next) WHERE next IS NOT NULL;
+
+-- A job that a put hands over is seen before it is on disk, see 25_handoff.sql. A server that died empties
+-- this table when it comes back: then something that was seen may have been lost.
+
+CREATE UNLOGGED TABLE tidemill.uptime (
+    since float8 NOT NULL
+);
+INSERT INTO tidemill.uptime VALUES (extract(epoch FROM now()));
+
+-- Limits, see 26_limiter.sql and 27_limits.sql.
+--
+-- A gate is remembered for each queue that has a limit (q and its number), and for each lane: one key
+-- of one limit by name (n and the name, chr(31), the key). The ready jobs of lanes are in "parked", not
+-- in "ready"; of those that may start now the first ones stand in "stand".
+
+CREATE TABLE tidemill.terms (
+    id       text     COLLATE "C" PRIMARY KEY,  -- q and a queue's number, or n and a name
+    terms    float8[] NOT NULL,                 -- see 26_limiter.sql
+    declared float8[],                          -- what code said last
+    by_hand  boolean  NOT NULL,                 -- "terms" were set by hand
+    version  int      NOT NULL DEFAULT 0        -- grows with each change
+);
+
+-- What code says of a limit, or somebody sets, until it is taken over.
+CREATE TABLE tidemill.said (
+    n        bigint   GENERATED ALWAYS AS IDENTITY,
+    id       text     COLLATE "C" NOT NULL,
+    terms    float8[],                          -- none: by hand, have those hold that code declares
+    by_code  boolean  NOT NULL,
+    if_new   boolean  NOT NULL                  -- only if nothing is known of it
+);
+
+CREATE TABLE tidemill.gate (
+    id       text     COLLATE "C" PRIMARY KEY,
+    terms    text     COLLATE "C" NOT NULL,     -- their id
+    filled   float8   NOT NULL DEFAULT 0,       -- when the bucket is full again; microseconds, as all here
+    slots    float8[] NOT NULL DEFAULT '{}',    -- of the window: end, count, and so on
+    failures int      NOT NULL DEFAULT 0,       -- attempts in a row
+    until    float8   NOT NULL DEFAULT 0,       -- when the breaker lets the next one try
+    opens    float8   NOT NULL DEFAULT 0,       -- of a queue: when it lets the next one start; 0 for now
+    running  bigint   NOT NULL DEFAULT 0,       -- of a lane; a queue counts by its tallies
+    turn     bigint   NOT NULL DEFAULT 0,       -- of a lane with a key: number of its last lease
+    lines    int[]    NOT NULL DEFAULT '{}',    -- where the lane has jobs
+    due      float8,                            -- when time opens it, and somebody is to look
+    clear    float8,                            -- when a lane that nothing is in can be forgotten
+    held     float8   NOT NULL DEFAULT 0,       -- of a lane: the cost of its jobs that lie with the carrier
+    version  int      NOT NULL DEFAULT 0        -- of the terms that it goes by
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX gate_due ON tidemill.gate (due) WHERE due IS NOT NULL;
+CREATE INDEX gate_clear ON tidemill.gate (clear) WHERE clear IS NOT NULL;
+CREATE INDEX gate_terms ON tidemill.gate (terms, version);
+
+-- Terms that no longer hold, as long as a gate goes by them. New terms reach the gates in pieces, see
+-- 28_limit_settings.sql.
+CREATE TABLE tidemill.outdated (
+    id      text     COLLATE "C" NOT NULL,
+    version int      NOT NULL,
+    terms   float8[] NOT NULL,
+    PRIMARY KEY (id, version)
+);
+
+CREATE TABLE tidemill.parked (
+    lane text   COLLATE "C" NOT NULL,
+    line int    NOT NULL,
+    rank bigint NOT NULL,
+    seq  bigint NOT NULL,
+    cost float8 NOT NULL,
+    PRIMARY KEY (lane, line, rank, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+        autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE tidemill.stand (
+    line   int    NOT NULL,
+    rank   bigint NOT NULL,
+    number bigint NOT NULL,                     -- the job's, or the turn of its lane
+    lane   text   COLLATE "C" NOT NULL,
+    cost   float8 NOT NULL,
+    PRIMARY KEY (line, rank, number, lane)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX stand_lane ON tidemill.stand (lane);
+
+-- What happened at a gate, until somebody has the lock on it and takes it over.
+CREATE TABLE tidemill.inbox (
+    n    bigint  GENERATED ALWAYS AS IDENTITY,
+    gate text    COLLATE "C" NOT NULL,
+    line int,                                   -- a job of the lane came there
+    ran  int     NOT NULL DEFAULT 0,            -- less of the lane run
+    well boolean,                               -- an attempt has ended
+    back float8,                                -- what was leased then goes back, and never ran
+    cost float8,
+    again float8,                               -- "back" is when it was charged, and then it starts
+    held float8                                 -- more of the gate's "held", or less
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+
+-- Numbers that were given away, for protocols whose jobs have numbers, see 72_job_numbers.sql.
+
+CREATE TABLE tidemill.numbered (
+    last bigint NOT NULL
+);
+INSERT INTO tidemill.numbered VALUES (0);
+
+-- Queues that are bound to patterns of topics, see 22_topics.sql.
+
+CREATE TABLE tidemill.binding (
+    queue   text COLLATE "C" NOT NULL,
+    pattern text COLLATE "C" NOT NULL,
+    PRIMARY KEY (queue, pattern)
+);
+
+-- One row: a new id after each change of a binding.
+CREATE TABLE tidemill.binding_version (version text NOT NULL);
+INSERT INTO tidemill.binding_version VALUES ('');
+
+-- History: rows of numbers by period, see 52_history.sql.
+
+CREATE TABLE tidemill.history (
+    span int    NOT NULL,
+    kind text   COLLATE "C" NOT NULL,
+    at   bigint NOT NULL,
+    name text   COLLATE "C" NOT NULL,
+    data bytea  NOT NULL,                    -- the row, packed by the client
+    PRIMARY KEY (span, kind, at, name)
+);
+
+-- Rows that steps have added. Their sums are not in the table above yet.
+CREATE TABLE tidemill.history_added (
+    n    bigint GENERATED ALWAYS AS IDENTITY,
+    rows bytea  NOT NULL                     -- all rows of one step, packed by the client
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+
+-- One row: the count of changes of sums.
+CREATE TABLE tidemill.history_changes (count bigint NOT NULL);
+INSERT INTO tidemill.history_changes VALUES (0);
