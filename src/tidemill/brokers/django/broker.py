@@ -41,8 +41,8 @@ from tidemill.brokers.django.put import (
     put_within,
 )
 from tidemill.brokers.django.settings import check_url, set_up
-from tidemill.brokers.django.tables import in_parts
-from tidemill.brokers.django.transaction import Transaction, begin_on
+from tidemill.brokers.django.tables import Rows, in_parts
+from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.memory.settle import release_owner
 from tidemill.brokers.memory.transitions import store_moved
 from tidemill.core.config import Url
@@ -174,10 +174,12 @@ class DjangoBroker(
 
     def _inside(self, wrapper: Any, work: Callable[[Transaction], T]) -> T:
         """Change jobs within a caller's transaction, on the caller's connection."""
-        transaction = begin_on(Borrowed(wrapper), self._database)
-        transaction.come_due()
-        done = work(transaction)
-        transaction.jobs.flush()
+        connection = Borrowed(wrapper)
+        with connection.entered():
+            transaction = Transaction(Rows(connection), self._database)
+            transaction.come_due()
+            done = work(transaction)
+            transaction.jobs.flush()
         return self._woken(wrapper, done)
 
     def _woken(self, wrapper: Any, done: T) -> T:

@@ -179,6 +179,21 @@ class Borrowed:
         self.dialect: Dialect = dialect_of(wrapper.vendor)
 
     @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Exclude other transactions that change jobs. Make no lasting change of the connection."""
+        leave = self.dialect.enter(self.execute)
+        try:
+            yield
+        except TidemillError:
+            self._leave(leave)
+            raise
+        self._leave(leave)
+
+    def _leave(self, statement: str) -> None:
+        if statement and not self._wrapper.needs_rollback:
+            self.execute(statement)
+
+    @contextlib.contextmanager
     def _cursor(self) -> Iterator[Any]:
         from django.db import Error
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.brokers.network.postgres_session import settings_of
+
 __all__ = ["Dialect", "MariaDB", "Postgres", "SQLite", "Statement", "dialect_of"]
 
 Execute = Callable[[str, Sequence[Any]], list[Any]]
@@ -41,6 +43,12 @@ _MARIADB_LOCKED = 1205
 _SHORT_WAIT = 1.0
 """Seconds for which one statement waits for a lock, if the driver lets no signal end the wait."""
 
+_PRECISE = (
+    "current_setting('extra_float_digits'), set_config('extra_float_digits', "
+    "greatest(current_setting('extra_float_digits')::int, 1)::text, true)"
+)
+"""Makes PostgreSQL write all digits of a number until the transaction ends."""
+
 _SHARE = "hashtextextended('tidemill.' || current_schema(), 0)"
 
 
@@ -60,6 +68,13 @@ class Dialect(Protocol):
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         """Set up a fresh connection of the broker's own."""
+        ...
+
+    def enter(self, execute: Execute) -> str:
+        """Take ``lock`` within a transaction of a caller, and read numbers with all digits.
+
+        Return the statement that gives the caller's connection its own setting back, if any.
+        """
         ...
 
     def lock_limit(self, patience: float) -> str:
@@ -167,6 +182,9 @@ class SQLite:
                 raise
             # Another connection, perhaps of this thread, writes now. The next connection tries it.
 
+    def enter(self, execute: Execute) -> str:
+        return ""
+
     def lock_limit(self, patience: float) -> str:
         return ""
 
@@ -238,7 +256,7 @@ class Postgres:
     """A server with sequences and advisory locks."""
 
     vendor = "postgresql"
-    begin = "BEGIN"
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     lock = f"SELECT pg_advisory_xact_lock({_SHARE})"
     now = "extract(epoch FROM clock_timestamp())::float8"
     most_parameters = 60_000
@@ -246,10 +264,16 @@ class Postgres:
     _sequence = "pg_get_serial_sequence('tidemill_job', 'seq')"
 
     def prepare(self, wrapper: Any, patience: float) -> None:
-        cursor = wrapper.connection.cursor()
+        connection = wrapper.connection
+        cursor = connection.cursor()
+        cursor.execute(settings_of(connection.info.backend_pid))
         # During a wait in psycopg 2, Python handles no signal: so wait in short pieces.
-        limit = patience if _is_psycopg_3(wrapper.connection) else min(patience, _SHORT_WAIT)
+        limit = patience if _is_psycopg_3(connection) else min(patience, _SHORT_WAIT)
         cursor.execute(self.lock_limit(limit))
+
+    def enter(self, execute: Execute) -> str:
+        [(_, digits, _)] = execute(f"{self.lock}, {_PRECISE}", [])
+        return "" if int(digits) > 0 else f"SET LOCAL extra_float_digits = {digits}"
 
     def lock_limit(self, patience: float) -> str:
         return f"SET lock_timeout = {int(max(1.0, patience) * 1000)}"
@@ -336,6 +360,10 @@ class MariaDB:
         # During a wait in these drivers, Python handles no signal: so wait in short pieces.
         cursor.execute("SET innodb_lock_wait_timeout = 1, lock_wait_timeout = 1")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+    def enter(self, execute: Execute) -> str:
+        execute(self.lock, [])
+        return ""
 
     def lock_limit(self, patience: float) -> str:
         return ""

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.django.connections import Borrowed, Connection, Database
+from tidemill.brokers.django.connections import Connection, Database
 from tidemill.brokers.django.dialects import Dialect, Statement
 from tidemill.brokers.django.due import come_due
 from tidemill.brokers.django.jobs import Facts, StoredJobs
 from tidemill.brokers.django.tables import Rows
 from tidemill.core.clock import clock, new_id
 
-__all__ = ["Transaction", "begin", "begin_on", "create_store", "time_of"]
+__all__ = ["Transaction", "begin", "create_store", "time_of"]
 
 _FIRST = "(SELECT min({0}) FROM tidemill_job WHERE {0} IS NOT NULL)"
 _OPEN = (
@@ -74,10 +74,3 @@ def begin(
 ) -> Transaction:
     """Begin on a connection of the broker."""
     return Transaction(Rows(connection), database, also)
-
-
-def begin_on(connection: Borrowed, database: Database) -> Transaction:
-    """Begin within a caller's transaction; other changes of jobs wait until it ends."""
-    if database.dialect.lock:
-        connection.execute(database.dialect.lock)
-    return Transaction(Rows(connection), database)

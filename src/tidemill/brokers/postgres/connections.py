@@ -37,7 +37,6 @@ __all__ = ["Connections", "ServerConnection"]
 T = TypeVar("T")
 _PAUSE, _PAUSE_MOST = 0.05, 2.0
 _AGAIN_MOST = 20
-_LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accepts
 
 
 class ServerConnection:
@@ -154,10 +153,8 @@ class Connections:
         address = self._address
         begun = time.monotonic()
         try:
-            conn = connect(address.conninfo, address.where, prepared=not self.pooled)
-            if not self.pooled:
-                conn.until = until
-                self._look_for_pooler(conn)
+            conn = connect(address, until=until)
+            self.pooled = conn.pooled
             self._greet(conn)
         except BrokerUnavailable as error:
             with self._changed:
@@ -169,24 +166,6 @@ class Connections:
         with self._changed:
             self._pause, self._why = 0.0, None
         return conn
-
-    def _look_for_pooler(self, conn: Connection) -> None:
-        """Look for PgBouncer, behind which a session keeps no prepared statements and no locks."""
-        row = conn.execute("SELECT pg_backend_pid()").fetchone()
-        self.pooled = row != (conn.info.backend_pid,)
-        if self.pooled:
-            conn.prepare_threshold = None
-            return
-        settings = {
-            # A step must see what other transactions commit during the step. So the isolation level
-            # does not depend on the default of the database.
-            "default_transaction_isolation": "read committed",
-            # No statement_timeout: it would end the wait for a synchronous standby, and the server
-            # would report success.
-            "lock_timeout": str(min(int(self._address.limit * 1000), _LONGEST)),
-        }
-        names = ", ".join(f"set_config('{name}', %s, false)" for name in settings)
-        conn.execute(f"SELECT {names}".encode(), [*settings.values()])
 
     # -- the stack ------------------------------------------------------------------------------
 

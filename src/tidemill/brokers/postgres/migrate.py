@@ -43,7 +43,8 @@ def bring_up(address: Address) -> tuple[int, int]:
 
 
 def _try(address: Address) -> tuple[int, int]:
-    conn = connect(address.direct or address.conninfo, address.where, prepared=False)
+    conn = connect(address, direct=True)
+    conn.until = None  # a migration takes its time
     try:
         return migrate(conn, address.schema)
     except psycopg.errors.LockNotAvailable as error:

@@ -16,15 +16,18 @@ from typing import Any
 import psycopg
 from psycopg import capabilities, waiting
 
+from tidemill.brokers.network.postgres_session import settings_of
 from tidemill.brokers.postgres import encoding
 from tidemill.brokers.postgres.errors import Stalled, translated
-from tidemill.brokers.postgres.settings import CANCEL
+from tidemill.brokers.postgres.settings import CANCEL, Address
 from tidemill.core.signals import InterruptibleWait, raised_by_handler
 
 __all__ = ["Connection", "connect", "leave_to_parent"]
 
 _TICK = 0.1
 """Seconds after which psycopg looks for a signal. With 0, psycopg would not sleep at all."""
+
+_LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accepts
 
 _inherited: list[object] = []  # connections that the parent still uses: never closed here
 
@@ -34,9 +37,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     Attributes:
         until: monotonic time by which the server must have answered; None means no limit.
+        pooled: True behind PgBouncer.
     """
 
     until: float | None = None
+    pooled = False
 
     def wait(self, gen: Any, interval: float = _TICK, timeout: float | None = None) -> Any:
         if self.until is not None:
@@ -77,8 +82,12 @@ def _bounded(gen: Any, until: float) -> Generator[Any, Any, Any]:
         return end.value
 
 
-def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
-    """Connect within about 2 seconds.
+def connect(
+    address: Address, *, direct: bool = False, until: float | None = None, **more: object
+) -> Connection:
+    """Connect within about 2 seconds, and make the settings of the session.
+
+    ``direct`` goes past a pooler. ``more`` are settings of this session alone.
 
     Raises:
         BrokerUnavailable: the server is away or refuses the connection.
@@ -86,9 +95,10 @@ def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
     try:
         with InterruptibleWait():
             conn = Connection.connect(
-                conninfo,
+                address.direct if direct and address.direct else address.conninfo,
                 autocommit=True,
-                prepare_threshold=3 if prepared else None,
+                prepare_threshold=3,
+                client_encoding="utf8",
                 connect_timeout=2,
                 keepalives_idle=5,
                 keepalives_interval=2,
@@ -96,8 +106,19 @@ def connect(conninfo: str, where: str, *, prepared: bool = True) -> Connection:
                 tcp_user_timeout=10_000,
             )
     except psycopg.Error as error:
-        raise translated(error, where) from error
+        raise translated(error, address.where) from error
     encoding.prepare(conn)
+    conn.until = time.monotonic() + address.limit if until is None else until
+    own = conn.info.backend_pid
+    lock_timeout = min(int(address.limit * 1000), _LONGEST)
+    try:
+        row = conn.execute(settings_of(own, lock_timeout=lock_timeout, **more).encode()).fetchone()
+    except psycopg.Error as error:
+        conn.close()
+        raise translated(error, address.where) from error
+    conn.pooled = row is None or row[0] != own
+    if conn.pooled:
+        conn.prepare_threshold = None
     return conn
 
 

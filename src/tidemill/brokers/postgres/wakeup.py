@@ -37,9 +37,7 @@ class WakeUps:
         heard: Callable[[str], None],
         back: Callable[[], None],
     ) -> None:
-        self._conninfo = address.direct or address.conninfo
-        self._where = address.where
-        self._limit = address.limit
+        self._address = address
         self._table = table  # the oid of table "owner": the first key of each lock
         # Seconds within which the server must notice that a connection is dead.
         self._lease = int(address.owner_lease)
@@ -76,26 +74,25 @@ class WakeUps:
                 raise
 
     def _connect(self) -> None:
-        conn = connect(self._conninfo, self._where)
-        conn.until = time.monotonic() + self._limit
+        # The server must notice that a machine has vanished, and free its locks. An idle connection
+        # needs keepalives for this, a busy connection needs tcp_user_timeout.
+        conn = connect(
+            self._address,
+            direct=True,
+            tcp_keepalives_idle=max(1, self._lease // 3),
+            tcp_keepalives_interval=max(1, self._lease // 10),
+            tcp_keepalives_count=3,
+            tcp_user_timeout=self._lease * 1000 * 2 // 3,
+            application_name="tidemill",
+        )
         try:
-            # The server must notice that a machine has vanished, and free its locks. An idle
-            # connection needs keepalives for this, a busy connection needs tcp_user_timeout.
-            settings = {
-                "tcp_keepalives_idle": max(1, self._lease // 3),
-                "tcp_keepalives_interval": max(1, self._lease // 10),
-                "tcp_keepalives_count": 3,
-                "tcp_user_timeout": self._lease * 1000 * 2 // 3,
-                "application_name": "tidemill",
-            }
-            for name, value in settings.items():
-                conn.execute("SELECT set_config(%s, %s, false)", [name, str(value)])
             conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
             for number in list(self._held):  # a copy, since the set may grow during the loop
                 self._take_lock(conn, number)
         except psycopg.Error as error:
             conn.close()
-            raise BrokerUnavailable(f"PostgreSQL at {self._where} went away: {error}") from error
+            where = self._address.where
+            raise BrokerUnavailable(f"PostgreSQL at {where} went away: {error}") from error
         conn.until = None
         self._conn = conn
         self.since = time.monotonic()
@@ -135,7 +132,7 @@ class WakeUps:
             if self._conn is None:
                 return
             conn = self._conn
-            conn.until = time.monotonic() + self._limit
+            conn.until = time.monotonic() + self._address.limit
             try:
                 work(conn)
             except psycopg.Error:

@@ -167,7 +167,7 @@ LANGUAGE sql STABLE AS $$
     SELECT int8send(token) || int4send(attempt) || int4send(losses) || int8send(rank)
         || int8send(seq) || float8send(timeout) || float8send(leased) || float8send(ttr)
         || int4send(length(envelope)) || envelope
-        || CASE WHEN inputs IS NULL THEN '\x00000000' ELSE tidemill.pack_inputs(inputs) END
+        || CASE WHEN inputs IS NULL THEN E'\\x00000000' ELSE tidemill.pack_inputs(inputs) END
 $$;
 
 -- Lease the ready jobs that an owner wants: by count, queues (NULL means all) and mode.

@@ -106,8 +106,8 @@ LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     at   int   := (read_value(envelope, CASE get_byte(envelope, 0) WHEN 220 THEN 3 ELSE 1 END)).next;
     data bytea := convert_to(name, 'UTF8');
-    head bytea := CASE WHEN length(data) < 32 THEN set_byte('\x00', 0, 160 + length(data))
-                       ELSE set_byte('\xd900', 1, length(data)) END;
+    head bytea := CASE WHEN length(data) < 32 THEN set_byte(E'\\x00', 0, 160 + length(data))
+                       ELSE set_byte(E'\\xd900', 1, length(data)) END;
 BEGIN
     RETURN substring(envelope FROM 1 FOR at) || head || data
            || substring(envelope FROM (read_value(envelope, at)).next + 1);

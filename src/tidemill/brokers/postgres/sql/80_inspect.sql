@@ -8,7 +8,7 @@ BEGIN
     FOR field IN 1..3 LOOP
         at := (read_value(envelope, at)).next;
     END LOOP;
-    RETURN substring(envelope FROM 1 FOR at) || '\xc400'
+    RETURN substring(envelope FROM 1 FOR at) || E'\\xc400'
            || substring(envelope FROM (read_value(envelope, at)).next + 1);
 END $$;
 
