@@ -125,9 +125,10 @@ def test_a_worker_that_its_store_has_outgrown_ends_its_jobs_and_exits_with_3(
     job = sim.task("long", seconds=50.0).enqueue()
     worker = sim.worker()
     worker.command("quiet")
-    worker.command("outgrown")
+    worker.command("outgrown the store has version 9")
     assert worker.until_ended() == 3
     assert job.state is State.SUCCEEDED
+    assert sim.said("the store has version 9; this worker stops; ") == 1
 
 
 def test_term_after_quiet_has_the_shutdown_timeout(sim: Simulation) -> None:

@@ -10,8 +10,8 @@ __all__ = ["RELAY", "Command", "Owner"]
 class Command(msgspec.Struct, array_like=True, gc=False):
     """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.
 
-    ``outgrown`` beside ``quiet`` tells a worker that the store has a newer version and no longer
-    serves this one.
+    ``outgrown WHY`` beside ``quiet`` tells a worker that the store or its job server has another
+    version, and no longer serves this one.
 
     ``dump ID`` and ``profile ID SECONDS HERTZ`` ask a worker for a report. The worker writes the
     report into the history of the store (:mod:`tidemill.client.worker_reports`).

@@ -354,14 +354,20 @@ class Supervisor:
             elif command.verb == "quiet":
                 self._stopping = self._stopping or float("inf")
                 self.pool.be_quiet()
-            elif command.verb == "outgrown":
-                self._outgrown = True
+            elif command.verb.startswith("outgrown "):
+                self._leave(command.verb.removeprefix("outgrown "))
             elif command.verb == "stop":
                 self._stop_softly()
             elif command.verb == "dump":
                 self.pool.dump()
             elif command.verb.startswith(("dump ", "profile ")):
                 self.pool.report(command)
+
+    def _leave(self, why: str) -> None:
+        """Say once why the store no longer serves this worker."""
+        if not self._outgrown:
+            log.error("%s; this worker stops; jobs whose verdicts it cannot report run again", why)
+        self._outgrown = True
 
     def _begin_anew(self, broker: Store) -> None:
         """Drop all leases and attach again: the broker has given the leases to other workers."""

@@ -12,7 +12,19 @@ from tidemill.brokers.contract.schedules import Schedule
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Command, Lease, Note, Verdict
 
-__all__ = ["MAX_NONCE", "Mode", "Reply", "Step", "Want", "check_nonce", "is_lost", "late", "lost"]
+__all__ = [
+    "MAX_NONCE",
+    "Mode",
+    "Reply",
+    "Step",
+    "Want",
+    "check_nonce",
+    "is_lost",
+    "late",
+    "left",
+    "lost",
+    "outgrown",
+]
 
 MAX_NONCE = 100
 """The most characters of a nonce."""
@@ -134,6 +146,17 @@ def lost(step: Step) -> Reply:
     """The reply to an owner that was given up: all its leases are lost."""
     none = [False] * len(step.verdicts), [False] * len(step.touch)
     return Reply(*none, commands=[Command("lost")], next_due=0.0)
+
+
+def outgrown(why: Exception) -> list[Command]:
+    """The commands to a worker that can no longer use its store: it leaves, and says why."""
+    return [Command("quiet"), Command(f"outgrown {why}")]
+
+
+def left(step: Step, why: Exception) -> Reply:
+    """The reply to a worker whose step the store does not understand."""
+    none = [False] * len(step.verdicts), [False] * len(step.touch)
+    return Reply(*none, commands=outgrown(why))
 
 
 def is_lost(reply: Reply) -> bool:

@@ -8,11 +8,15 @@ from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, NotAllowed, 
 from tidemill.brokers.http.response import Response
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 
-__all__ = ["ServerAway", "refusal", "unreachable"]
+__all__ = ["OtherVersion", "ServerAway", "refusal", "unreachable"]
 
 
 class ServerAway(BrokerUnavailable):
     """The server is away, perhaps only for a moment: the caller tries again."""
+
+
+class OtherVersion(BrokerUnavailable):
+    """The server speaks another version of the protocol."""
 
 
 class _Problem(msgspec.Struct):
@@ -40,7 +44,7 @@ def refusal(response: Response, where: str) -> TidemillError:
     ours = response.headers.get("content-type") == MEDIA
     theirs = response.headers.get(PROTOCOL, "")
     if theirs and theirs != VERSION:
-        return BrokerUnavailable(
+        return OtherVersion(
             f"{server} speaks version {theirs[:20]} of the protocol, and this tidemill speaks "
             f"version {VERSION}; use the same release on both sides"
         )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.exchange import Reply, Step, left
 from tidemill.brokers.contract.rpc import CALLS, LONGEST
 from tidemill.brokers.http.connections import (
     STEP_TIMEOUT,
@@ -21,7 +21,7 @@ from tidemill.brokers.http.connections import (
     ServerConnection,
     ServerConnections,
 )
-from tidemill.brokers.http.errors import ServerAway
+from tidemill.brokers.http.errors import OtherVersion, ServerAway
 from tidemill.brokers.http.presence import Presence
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
@@ -94,6 +94,7 @@ class LocalOwner:
         self._calls = RepeatedCalls(self._send, owner.serial)
         self._renew_at = time.monotonic() + self._lease / 3
         self._pipe = WakePipe()
+        self._left = False  # the server speaks another version: no hint will come
 
     @property
     def serial(self) -> int:
@@ -104,6 +105,11 @@ class LocalOwner:
         """Exchange one step. After a lost reply the next exchange repeats the step."""
         try:
             return self._calls.exchange(step)
+        except OtherVersion as error:
+            if self.owner.kind == "consumer":
+                raise
+            self._left = True
+            return left(step, error)
         except BrokerUnavailable:
             self._wakeup.close()  # its connection leads to the same server
             raise
@@ -123,6 +129,8 @@ class LocalOwner:
             BrokerUnavailable: the connection is broken; the next call connects again.
         """
         until = min(time.monotonic() + max(0.0, timeout), self._renew_at)
+        if self._left:
+            return readable(fds, max(0.0, min(timeout, LONGEST)))
         while True:
             wakeup_fd = self._wakeup.request(self._connection.server_name)
             now = time.monotonic()
@@ -132,7 +140,7 @@ class LocalOwner:
             if wakeup_fd in ready or time.monotonic() >= self._wakeup.late_at:
                 try:
                     hint = self._wakeup.read()
-                except ServerAway:
+                except (OtherVersion, ServerAway):  # the next step tells the owner
                     hint = True
             if self._pipe.fd in ready:
                 hint = True

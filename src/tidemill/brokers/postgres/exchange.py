@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.brokers.contract.exchange import Reply, Step, Want, late, lost
+from tidemill.brokers.contract.exchange import Reply, Step, Want, late, left, lost, outgrown
 from tidemill.brokers.contract.unknown_tasks import MOST_NAMED
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of, texts
 from tidemill.brokers.postgres.errors import Unfit
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["send"]
 
-_LOG = logging.getLogger("tidemill.postgres")
 _NOTHING = Want(0, sleep=False)
-_LEAVE = (Command("quiet"), Command("outgrown"))
 
 
 class _Answer(msgspec.Struct):
@@ -81,15 +78,14 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
     except Unfit as error:
         if attached.owner.kind == "consumer" or not session.outgrown():
             raise
-        return _leave(attached, step, error)
+        return left(step, error)
     if answer.last:
         raise late(step, answer.last)
     reply = _reply(step, parts, answer, leases)
     if serial:
         _go_on(session, attached, step, answer, reply, told)
         if unserved is not None:
-            _leaves(attached, unserved)
-            reply.commands += _LEAVE
+            reply.commands += outgrown(unserved)
     return reply
 
 
@@ -200,19 +196,6 @@ def _go_on(
     # The store did not mark this owner as asleep: the owner starts its jobs, and asks again.
     want = step.want or _NOTHING
     attached.partial = want.sleep and 0 < len(reply.leases) < want.count
-
-
-def _leave(attached: AttachedOwner, step: Step, error: Unfit) -> Reply:
-    """Tell a worker to leave an outgrown store, so that other workers run its jobs."""
-    _leaves(attached, error)
-    lost = [False] * len(step.verdicts), [False] * len(step.touch)
-    return Reply(*lost, commands=[*_LEAVE], next_due=float("inf"))
-
-
-def _leaves(attached: AttachedOwner, error: Exception) -> None:
-    if not attached.outgrown:
-        attached.outgrown = True
-        _LOG.error("%s; this worker stops; jobs whose verdicts it cannot report run again", error)
 
 
 def _may_be_handed(owner: Owner) -> bool:

@@ -34,7 +34,6 @@ class AttachedOwner:
         self.hand_off = HandOff()
         self.renewed = time.monotonic()
         self.partial = False  # True when the last step took some jobs, but fewer than wanted
-        self.outgrown = False  # True when the store has another version now
         self.near = False  # its caller is in this process, so steps need no serials
         self.hears = False  # this process gets the notifications of a remote owner
         self.asleep = Asleep()

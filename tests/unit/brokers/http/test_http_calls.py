@@ -77,6 +77,39 @@ def broker(store: str, lossy: Lossy) -> Iterator[Broker]:
     broker.close()
 
 
+# -- servers of another version ------------------------------------------------------------------
+
+
+def test_a_worker_leaves_a_server_that_speaks_another_version_now(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case M13
+    broker = open_broker(store)
+    worker, consumer = HttpOwner(broker), HttpOwner(broker, kind="consumer")
+    broker.put([job()])
+    [lease] = worker.exchange(want=Want(1)).leases
+    monkeypatch.setattr(connections, "VERSION", "0")
+    monkeypatch.setattr(errors, "VERSION", "0")
+    # when its steps come to the server: each tells the worker to leave, and why
+    for _ in range(2):
+        reply = worker.exchange(verdicts=[Verdict(lease.token, Outcome.SUCCESS)])
+        assert reply.settled == [False]
+        quiet, outgrown = reply.commands
+        assert quiet.verb == "quiet"
+        assert re.match("outgrown the job server at .* speaks version 1", outgrown.verb)
+    # then the worker sleeps until one of its processes has news
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    assert worker.wait(3600.0, (reader,)) == [reader]
+    os.close(reader)
+    os.close(writer)
+    # and a consumer gets an error
+    with pytest.raises(BrokerUnavailable, match="speaks version 1"):
+        consumer.exchange(want=Want(1))
+    monkeypatch.undo()
+    broker.close()
+
+
 # -- replies that are lost ----------------------------------------------------------------------
 
 
