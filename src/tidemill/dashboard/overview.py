@@ -84,9 +84,11 @@ def _now(page: Page) -> list[Tile]:
     counts = totals_of(page.look.queues, knows=knows)
     links = {state: page.jobs_url(state=state) if knows else "" for state in _NOW}
     tiles = [
-        Tile(state.capitalize(), number(counts[state]), "now", links[state], state)
+        _running(page, count, links[state])
+        if state == "running"
+        else Tile(state.capitalize(), number(count), "now", links[state], state)
         for state in _NOW
-        if counts[state] is not None
+        if (count := counts[state]) is not None
     ]
     with_oldest = [row for row in page.look.queues if row.oldest]
     if with_oldest:
@@ -97,6 +99,15 @@ def _now(page: Page) -> list[Tile]:
     elif knows:
         tiles.append(Tile("Oldest ready", duration(None), "nothing waits", "", "scheduled"))
     return tiles
+
+
+def _running(page: Page, leased: int, link: str) -> Tile:
+    """Running jobs, and the jobs that wait in their workers."""
+    fetched = page.held.waiting()
+    if fetched is None:
+        return Tile("Running or fetched", number(leased), "now", link, "running")
+    note = f"and {fetched:,} fetched" if fetched else "now"
+    return Tile("Running", number(max(0, leased - fetched)), note, link, "running")
 
 
 def _ended(page: Page, over: Window, whole: TaskNumbers | None) -> list[Tile]:

@@ -23,6 +23,7 @@ from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
 from tidemill.dashboard.security import CSRF_FIELD, Signer
 from tidemill.dashboard.static_files import version_of
+from tidemill.doctor.held import Held, held_jobs
 
 __all__ = ["Flash", "Forbidden", "NotFound", "Page", "jobs_query"]
 
@@ -96,6 +97,14 @@ class Page:
         if self._look is None:
             self._look = self.dashboard.looks.take()
         return self._look
+
+    @property
+    def held(self) -> Held:
+        """The leased jobs, at most a second old."""
+        look = self.look
+        return self.cached(
+            "held", 1.0, lambda: held_jobs(self.mill.broker, look.owners, look.queues)
+        )
 
     def cached(self, key: object, seconds: float, make: Callable[[], T]) -> T:
         """An answer that all viewers share for some seconds. An action drops the answer."""

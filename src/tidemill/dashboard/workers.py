@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.flame_graph import flame_graph
 from tidemill.client.worker_reports import ask_worker
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Command, Owner, Record, State
+from tidemill.core.job import Command, Owner, Record
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import worker_command
@@ -24,7 +24,6 @@ __all__ = ["routes"]
 
 routes = Routes()
 
-_MOST_RUNNING = 1000
 _usages = Usages()
 
 _COMMANDS = {
@@ -48,15 +47,15 @@ class Run(NamedTuple):
     record: Record
     pid: int
     started: float
-    is_prefetched: bool
+    is_fetched: bool
 
 
 class WorkerRow(NamedTuple):
-    """A worker, its running jobs, the number of its other leased jobs, and its use of memory."""
+    """A worker, its running jobs, the number of its fetched jobs, and its use of memory."""
 
     owner: Owner
     runs: list[Run]
-    prefetched: int
+    fetched: int
     usage: Usage | None
 
     @property
@@ -80,7 +79,7 @@ def index(page: Page) -> Response:
     """All workers, by host."""
     if not page.has(Feature.INSPECT):
         nothing: dict[str, Any] = {"hosts": {}, "consumers": [], "queue": "", "command": ""}
-        nothing |= {"slots": 0, "busy": 0, "count": 0, "knows": False}
+        nothing |= {"slots": 0, "busy": 0, "fetched": 0, "count": 0, "knows": False}
         return page.render("workers.html", title="Workers", section="/workers", **nothing)
     queue = page.request.arg("queue")
     owners = page.look.serving(queue) if queue else page.look.workers
@@ -88,7 +87,7 @@ def index(page: Page) -> Response:
     hosts: dict[str, list[WorkerRow]] = {}
     for owner in sorted(owners, key=lambda one: (one.host, one.name)):
         hosts.setdefault(owner.host or "unknown host", []).append(
-            _row(owner, page.look.workers, held)
+            _row(owner, page.look.workers, held, page.held.fetched)
         )
     rows = [row for host in hosts.values() for row in host]
     return page.render(
@@ -102,6 +101,7 @@ def index(page: Page) -> Response:
         command=worker_command(page, queue),
         slots=sum(row.owner.concurrency for row in rows),
         busy=sum(row.busy for row in rows),
+        fetched=sum(row.fetched for row in rows),
         count=len(rows),
         now=clock.wall(),
         has_reports=page.has(Feature.HISTORY),
@@ -110,16 +110,11 @@ def index(page: Page) -> Response:
 
 
 def _held(page: Page) -> dict[str, list[Record]]:
-    """The running jobs by the name of their worker."""
-    what = Filter(states=frozenset({State.RUNNING}))
-
-    def look() -> dict[str, list[Record]]:
-        found: dict[str, list[Record]] = {}
-        for record in page.mill.broker.find(what, _MOST_RUNNING).records:
-            found.setdefault(record.worker, []).append(record)
-        return found
-
-    return page.cached("running", 1.0, look)
+    """The leased jobs by the name of their worker."""
+    found: dict[str, list[Record]] = {}
+    for record in page.held.records:
+        found.setdefault(record.worker, []).append(record)
+    return found
 
 
 def _known_runs(owner: Owner) -> dict[int, tuple[int, float]] | None:
@@ -128,7 +123,9 @@ def _known_runs(owner: Owner) -> dict[int, tuple[int, float]] | None:
     return read_runs(owner.board, owner.id) if owner.board and is_here else None
 
 
-def _row(owner: Owner, owners: list[Owner], held: dict[str, list[Record]]) -> WorkerRow:
+def _row(
+    owner: Owner, owners: list[Owner], held: dict[str, list[Record]], fetched: Collection[int]
+) -> WorkerRow:
     """What a worker runs. Jobs name their worker, and several workers may have one name."""
     known = _known_runs(owner)
     twins = [_known_runs(one) for one in owners if one.name == owner.name and one.id != owner.id]
@@ -140,16 +137,17 @@ def _row(owner: Owner, owners: list[Owner], held: dict[str, list[Record]]) -> Wo
         if known is not None and run is None and None in twins:
             continue  # the worker of the same name on another machine may hold the job
         pid, started = run or (0, 0.0 if known is not None else record.leased)
-        runs.append(Run(record, pid, started, known is not None and run is None))
-    prefetched = sum(run.is_prefetched for run in runs)
-    runs = [run for run in runs if not run.is_prefetched]
+        is_fetched = record.token in fetched if known is None else run is None
+        runs.append(Run(record, pid, started, is_fetched))
+    waiting = sum(run.is_fetched for run in runs)
+    runs = [run for run in runs if not run.is_fetched]
     # A scoreboard also has jobs that have ended, whose ends are not stored yet. These jobs began
     # first.
     runs.sort(key=lambda run: -run.started)
     runs = sorted(runs[: owner.concurrency or None], key=lambda run: run.started)
     is_here = owner.host == socket.gethostname()
     usage = _usages.of(owner.pid) if is_here and owner.pid else None
-    return WorkerRow(owner, runs, prefetched, usage)
+    return WorkerRow(owner, runs, waiting, usage)
 
 
 @routes.post("/workers/{owner_id}/dump", role=Role.ADMIN)

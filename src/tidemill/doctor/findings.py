@@ -14,6 +14,7 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.client.explain import serving
 from tidemill.client.reading import users_queues
 from tidemill.core.job import Owner
+from tidemill.doctor.held import Held, held_jobs
 from tidemill.limits.arithmetic import LimitStats
 
 __all__ = ["Finding", "Seen"]
@@ -68,6 +69,11 @@ class Seen:
     def workers(self) -> list[Owner]:
         """The owners that run jobs."""
         return [owner for owner in self.owners if owner.kind == "worker"]
+
+    @functools.cached_property
+    def held(self) -> Held:
+        """The leased jobs."""
+        return held_jobs(self.broker, self.owners, self.queues)
 
     @functools.cached_property
     def limits(self) -> list[LimitStats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "duration", "size"]
+__all__ = ["count", "duration", "running_in_words", "size"]
 
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
@@ -10,6 +10,17 @@ _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 def count(number: int, what: str) -> str:
     """A number of things: ``1 ready job``, ``2,000 ready jobs``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def running_in_words(leased: int, fetched: int | None) -> str:
+    """The numbers of running and fetched jobs: ``22 running, 356 fetched``.
+
+    ``fetched`` is None if the store's number of leased jobs is all that is known.
+    """
+    if fetched is None:
+        return f"{leased:,} running or fetched"
+    text = f"{max(0, leased - fetched):,} running"
+    return f"{text}, {fetched:,} fetched" if fetched else text
 
 
 def duration(seconds: float) -> str:

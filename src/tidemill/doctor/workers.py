@@ -12,7 +12,7 @@ from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Owner, Record, State
 from tidemill.core.scoreboard import read_unkillable, runs_by_name
 from tidemill.doctor.findings import Finding, Seen
-from tidemill.doctor.words import count, duration
+from tidemill.doctor.words import count, duration, running_in_words
 
 __all__ = ["LATE", "STRAY", "alive", "clocks", "leases"]
 
@@ -28,7 +28,6 @@ SKEW = 1.0
 WRONG = 5.0
 """Seconds by which the clock of a worker or a producer may differ from the store's clock."""
 
-_RUNNING_MOST = 1000
 _SAMPLE = 50
 
 
@@ -65,12 +64,7 @@ def _needs_workers(seen: Seen) -> bool:
 
 def leases(seen: Seen) -> Iterator[Finding]:
     """Find running jobs that nobody works on, and jobs whose timeout has long passed."""
-    broker, running = seen.broker, list[Record]()
-    leased = sum(row.running for row in seen.queues)
-    if leased:
-        most = min(leased, _RUNNING_MOST)
-        running = broker.find(Filter(states=frozenset({State.RUNNING})), most).records
-    owners = seen.owners
+    broker, running, owners = seen.broker, seen.held.records, seen.owners
     names, stray = {owner.name for owner in owners}, _stray_tokens(owners, running)
     tests: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         ("held by a worker that is gone", lambda r: r.worker not in names, "start a worker"),
@@ -89,7 +83,8 @@ def leases(seen: Seen) -> Iterator[Finding]:
             text = f"{count(len(bad), 'running job')} {what}, for example {bad[0]}"
             yield Finding("leases", "fail", text, f"{advice}; tidemill job {bad[0]}")
             return
-    yield Finding("leases", "ok", f"{leased:,} running, held by live owners, within their time")
+    text = running_in_words(sum(row.running for row in seen.queues), seen.held.waiting())
+    yield Finding("leases", "ok", f"{text}, held by live owners, within their time")
 
 
 def _is_late(record: Record) -> bool:

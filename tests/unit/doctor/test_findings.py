@@ -19,9 +19,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
 from tidemill.cli.top.rates import Meter
 from tidemill.cli.top.snapshot import take
+from tidemill.cli.top.tables import headline
 from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.doctor import queues
-from tidemill.doctor.examine import problems
+from tidemill.doctor.examine import examine, problems
 from tidemill.testing import run_all
 
 
@@ -66,6 +67,37 @@ def notes_in_top(mill: Tidemill) -> dict[str, str]:
 def test_nothing_is_wrong_with_an_idle_store(mill: Tidemill) -> None:  # case M17
     assert found(mill) == []
     assert notes_in_top(mill) == {}
+
+
+def test_a_fetched_job_is_not_called_running(  # case M17
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a worker with 4 slots that holds 10 jobs
+    attach(mill)
+    send = mill.task(name="send", queue="mail")(print)
+    for _ in range(10):
+        send.enqueue()
+    mill.broker.exchange(Step("w1", want=Want(10)))
+    # then every place says that 4 run, and that 6 wait in their worker
+    said = {"/": "Running 4 and 6 fetched", "/queues": "0 4 and 6 fetched"}
+    said |= {"/queues/mail": "Running 4 and 6 fetched"}
+    said |= {"/workers": "4 of 4 slots busy, 6 jobs fetched"}
+    for path, text in said.items():
+        assert text in words(Visitor(mill).get(path)), path
+    assert "4 running, 6 fetched" in headline(take(mill, Meter()))
+    assert [row.fetched for row in take(mill, Meter()).queues] == [6]
+    [leases] = [one for one in examine(mill) if one.check == "leases"]
+    assert leases.message.startswith("4 running, 6 fetched, held by")
+    # and a look that did not read all held jobs says what is known
+    monkeypatch.setattr("tidemill.doctor.held.MOST", 5)
+    assert "Running or fetched 10 now" in words(Visitor(mill).get("/"))
+    assert "10 running or fetched" in words(Visitor(mill).get("/queues"))
+    assert "10 running or fetched" in headline(take(mill, Meter()))
+
+
+def words(text: str) -> str:
+    """The text of a page as a reader sees it, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text.partition("<main")[2])).split())
 
 
 def test_a_breaker_is_open_while_it_blocks(mill: Tidemill, clock: MovedClock) -> None:  # case M17

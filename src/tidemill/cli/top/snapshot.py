@@ -1,6 +1,6 @@
 """One look at a store for ``tidemill top``: queues, running jobs and workers of one moment.
 
-A look is one read of the queues, one of the owners, and one page of running jobs. Once a minute, a
+A look is one read of the queues, one of the owners, and one page of leased jobs. Once a minute, a
 look also reads the history. A look never reads jobs one by one, and writes nothing.
 """
 
@@ -12,14 +12,15 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter, QueueStats, totals_of
+from tidemill.brokers.contract.inspection import QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.inline_jobs import move_due
 from tidemill.core.clock import clock
-from tidemill.core.job import RELAY, Owner, Record, State
+from tidemill.core.job import RELAY, Owner, Record
 from tidemill.core.scoreboard import read_runs, runs_by_name
 from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen
+from tidemill.doctor.held import Held
 
 __all__ = ["JOBS_MOST", "QueueRow", "RunningJob", "Snapshot", "WorkerRow", "take"]
 
@@ -33,13 +34,15 @@ _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
 class QueueRow(msgspec.Struct):
     """A queue, its rates, and the number of workers that take its jobs (-1: not known).
 
-    ``note`` is the problem of the queue that ``doctor`` finds, in a few words.
+    ``note`` is the problem of the queue that ``doctor`` finds, in a few words. ``fetched`` is the
+    number of leased jobs that wait in their workers; None if it is not known.
     """
 
     stats: QueueStats
     rates: Rates
     workers: int = -1
     note: str = ""
+    fetched: int | None = None
 
     @property
     def depth(self) -> int:
@@ -77,7 +80,8 @@ class Snapshot(msgspec.Struct):
 
     Attributes:
         at: the wall time of the look.
-        running: the number of running jobs; ``jobs`` lists at most :data:`JOBS_MOST` of them.
+        leased: the number of leased jobs; ``jobs`` lists at most :data:`JOBS_MOST` of them.
+        fetched: the number of leased jobs that wait in their workers; None if it is not known.
         missing: what the broker cannot report, in words for the user, such as "workers".
     """
 
@@ -89,10 +93,11 @@ class Snapshot(msgspec.Struct):
     totals: dict[str, int | None]
     missing: tuple[str, ...] = ()
     paused: bool = False
+    fetched: int | None = None
 
     @property
-    def running(self) -> int:
-        """The number of running jobs in all queues."""
+    def leased(self) -> int:
+        """The number of leased jobs in all queues."""
         return sum(row.stats.running for row in self.queues)
 
     @property
@@ -106,6 +111,7 @@ class Snapshot(msgspec.Struct):
             row.stats.public()
             | row.rates.public()
             | {"workers": row.workers if row.workers >= 0 else None, "note": row.note or None}
+            | {"fetched": row.fetched}
             for row in self.queues
         ]
         names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
@@ -117,7 +123,7 @@ class Snapshot(msgspec.Struct):
         jobs = [msgspec.to_builtins(job) for job in self.jobs]
         return {
             "time": self.at,
-            "totals": self.totals,
+            "totals": {**self.totals, "fetched": self.fetched},
             "queues": queues,
             "running": jobs if "running jobs" not in self.missing else None,
             "workers": workers if "workers" not in self.missing else None,
@@ -139,18 +145,22 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
         rows = [QueueRow(s, rates[s.name], s.consumers, noted.get(s.name, "")) for s in stats]
         return Snapshot(clock.wall(), broker.url, rows, [], [], totals, _MISSING)
     owners = [owner for owner in seen.owners if owner.kind != RELAY]
-    records: list[Record] = []
-    if any(row.running for row in stats):
-        records = broker.find(Filter(states=frozenset({State.RUNNING})), JOBS_MOST).records
-    runs = runs_by_name(owners)
-    tokens = {record.token for record in records}
-    jobs = sorted((_running(r, runs.get(r.worker)) for r in records), key=_longest)
+    held, runs = seen.held, runs_by_name(owners)
+    tokens = {record.token for record in held.records}
+    jobs = sorted((_job(r, runs.get(r.worker), held) for r in held.records), key=_longest)
     workers = [WorkerRow(owner, _busy(owner, tokens)) for owner in owners]
     rows = [
-        QueueRow(row, rates[row.name], _takers(owners, row.name), noted.get(row.name, ""))
+        QueueRow(
+            row,
+            rates[row.name],
+            _takers(owners, row.name),
+            noted.get(row.name, ""),
+            held.waiting(row.name),
+        )
         for row in stats
     ]
-    return Snapshot(clock.wall(), broker.url, rows, jobs, workers, totals)
+    url, fetched = broker.url, held.waiting()
+    return Snapshot(clock.wall(), url, rows, jobs[:JOBS_MOST], workers, totals, fetched=fetched)
 
 
 def _takers(owners: list[Owner], queue: str) -> int:
@@ -164,10 +174,9 @@ def _busy(owner: Owner, tokens: set[int]) -> int:
     return -1 if runs is None else len(runs.keys() & tokens)
 
 
-def _running(record: Record, runs: dict[int, tuple[int, float]] | None) -> RunningJob:
+def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) -> RunningJob:
     envelope, started = record.envelope, record.leased
-    waits = runs is not None and record.token not in runs
-    if runs is not None and not waits:
+    if runs is not None and record.token in runs:
         started = runs[record.token][1]
     return RunningJob(
         envelope.id,
@@ -177,7 +186,7 @@ def _running(record: Record, runs: dict[int, tuple[int, float]] | None) -> Runni
         started,
         record.current_attempt,
         record.progress,
-        waits and not envelope.is_message,
+        record.token in held.fetched,
     )
 
 

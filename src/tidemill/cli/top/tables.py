@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.cli import console
 from tidemill.cli.top.snapshot import QueueRow, RunningJob, Snapshot, WorkerRow
 from tidemill.core.clock import clock, short_id
+from tidemill.doctor.words import running_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,7 @@ def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
 def headline(snapshot: Snapshot) -> str:
     """The totals of the store in one line."""
     names = ("ready", "running", "scheduled", "waiting", "failed")
-    known = [f"{snapshot.totals[name]:,} {name}" for name in names if _known(snapshot, name)]
+    known = [_total(snapshot, name) for name in names if snapshot.totals.get(name) is not None]
     into, out = (_sum(snapshot, side) for side in ("into", "out"))
     if into is not None and out is not None:
         known.append(f"in {_rate(into)}/s, out {_rate(out)}/s")
@@ -49,8 +50,10 @@ def headline(snapshot: Snapshot) -> str:
     return "   ".join(known)
 
 
-def _known(snapshot: Snapshot, name: str) -> bool:
-    return snapshot.totals.get(name) is not None
+def _total(snapshot: Snapshot, name: str) -> str:
+    if name == "running":
+        return running_in_words(snapshot.leased, snapshot.fetched)
+    return f"{snapshot.totals[name]:,} {name}"
 
 
 def _sum(snapshot: Snapshot, side: str) -> float | None:
@@ -81,7 +84,13 @@ def queues_table(out: Console, rows: Sequence[QueueRow], *, bars: bool = True) -
 
 
 def _number(row: QueueRow, name: str) -> str:
-    return "-" if name in row.stats.unknown else f"{getattr(row.stats, name):,}"
+    if name in row.stats.unknown:
+        return "-"
+    if name == "running" and row.stats.running and row.fetched is None:
+        return f"{row.stats.running:,} or fetched"
+    if name == "running" and row.fetched:
+        return f"{max(0, row.stats.running - row.fetched):,} + {row.fetched:,}"
+    return f"{getattr(row.stats, name):,}"
 
 
 def _age(row: QueueRow) -> str:

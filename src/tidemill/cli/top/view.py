@@ -149,7 +149,8 @@ class View:
         at = next((n for n, job in enumerate(jobs) if job.id == selected), 0)
         first = max(0, min(at - room // 2, len(jobs) - room))
         shown = jobs[first : first + room]
-        lines = [_title("RUNNING, longest first", len(shown), snapshot.running, out.width)]
+        name = "RUNNING" if snapshot.fetched == 0 else "RUNNING OR FETCHED"
+        lines = [_title(f"{name}, longest first", len(shown), snapshot.leased, out.width)]
         if not shown:
             return [*lines, "no job is running"]
         header, *rows = render(out, tables.jobs_table(out, shown))

@@ -1,0 +1,73 @@
+"""Leased jobs: which of them run, and which their workers have only fetched.
+
+The store says ``running`` of every leased job. A worker leases more jobs than it has slots. A
+*fetched* job waits in its worker for a slot.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tidemill.brokers.contract.inspection import Filter, Inspection, QueueStats
+from tidemill.core.job import Owner, Record, State
+from tidemill.core.scoreboard import runs_by_name
+
+__all__ = ["MOST", "Held", "fetched_of", "held_jobs"]
+
+MOST = 1000
+"""The most leased jobs that a look reads."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The leased jobs of a store at one moment.
+
+    Attributes:
+        records: the latest accepted leased jobs, at most :data:`MOST`.
+        fetched: the tokens of those that have not begun.
+        is_whole: False when the store has more leased jobs.
+        counts: the number of fetched jobs of each queue that has one.
+    """
+
+    records: list[Record]
+    fetched: frozenset[int]
+    is_whole: bool
+    counts: dict[str, int]
+
+    def waiting(self, queue: str = "") -> int | None:
+        """The number of fetched jobs, of all queues or of one; None if not all were read."""
+        if not self.is_whole:
+            return None
+        return self.counts.get(queue, 0) if queue else sum(self.counts.values())
+
+
+def held_jobs(broker: Inspection, owners: Iterable[Owner], queues: Sequence[QueueStats]) -> Held:
+    """Read the leased jobs: one page, or nothing if the numbers of the queues show no such job."""
+    leased = sum(row.running for row in queues)
+    what, records = Filter(states=frozenset({State.RUNNING})), list[Record]()
+    if leased:
+        records = broker.find(what, min(leased, MOST)).records
+    fetched = fetched_of(records, owners)
+    counts = collections.Counter(r.envelope.queue for r in records if r.token in fetched)
+    return Held(records, fetched, leased <= MOST, counts)
+
+
+def fetched_of(records: Iterable[Record], owners: Iterable[Owner]) -> frozenset[int]:
+    """The tokens of the jobs that their workers have not begun. Messages have begun.
+
+    A worker with a free slot begins a fetched job at once. So a worker whose scoreboard is on
+    another machine runs the jobs that it leased first, one in each slot.
+    """
+    workers = [owner for owner in owners if owner.kind == "worker"]
+    mine: dict[str, list[Record]] = collections.defaultdict(list)
+    for record in sorted(records, key=lambda record: (record.leased, record.seq)):
+        if not record.envelope.is_message:
+            mine[record.worker].append(record)
+    found: set[int] = set()
+    for name, runs in runs_by_name(workers).items():
+        slots = sum(owner.concurrency for owner in workers if owner.name == name)
+        waiting = mine[name][slots:] if runs is None else mine[name]
+        found.update(record.token for record in waiting if runs is None or record.token not in runs)
+    return frozenset(found)
