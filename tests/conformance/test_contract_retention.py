@@ -578,4 +578,5 @@ def test_info_says_which_broker_it_is(broker: Broker, kind: Kind) -> None:
     info = broker.info()
     name = "django" if kind.name.startswith("django") else kind.name
     assert (info["broker"], info["url"], info.get("jobs", 0)) == (name, broker.url, 0)
+    assert (info.get("made", 0) > 0) is (Feature.INSPECT in broker.features)
     assert info["durable"] is (Feature.DURABLE in broker.features and not kind.volatile)

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -14,6 +15,7 @@ from tidemill.brokers.contract.inspection import totals_of
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import public, queues_table
 from tidemill.client.history_numbers import TaskNumbers
+from tidemill.core.clock import clock
 from tidemill.core.config import lmdb_url
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Owner
@@ -36,7 +38,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
     knows = Feature.INSPECT in mill.broker.features
     totals = totals_of(rows, knows=knows)
-    tasks = mill.history.tasks() if Feature.HISTORY in mill.broker.features else None
+    tasks = _last_hour(mill, facts) if Feature.HISTORY in mill.broker.features else None
     if as_json:
         workers = [_public(owner) for owner in owners] if knows else None
         queues = public(mill, rows)
@@ -54,6 +56,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     out = console.console()
     for name, value in facts.items():
         shown = console.size(value) if name.endswith("_bytes") else str(value)
+        shown = console.ago(value) if name == "made" else shown
         out.print(f"{name.removesuffix('_bytes'):<9} {console.clean(shown, one_line=True)}")
     counts = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count)
     out.print(f"totals    {counts or 'nothing yet'}")
@@ -77,6 +80,14 @@ def info(mill: Tidemill, as_json: bool) -> None:
         for o in owners
     ]
     out.print(console.table(out, ("worker", "kind", "queues…?", "slots#?", "up#?"), cells))
+
+
+def _last_hour(mill: Tidemill, facts: dict[str, Any]) -> list[TaskNumbers]:
+    """The runs of the last hour. The rates of a younger store are over its age."""
+    tasks, age = mill.history.tasks(), max(1.0, clock.wall() - facts.get("made", 0.0))
+    if age >= 3600 or mill.history.tasks(until=age):  # the runs of a store that moved are older
+        return tasks
+    return [msgspec.structs.replace(one, seconds=age) for one in tasks]
 
 
 def _tasks_table(out: Console, tasks: list[TaskNumbers]) -> Table:

@@ -18,6 +18,7 @@ from tidemill.dashboard.windows import (
     Window,
     chart,
     failures,
+    known_seconds,
     per_period,
     queue_history,
     series,
@@ -65,7 +66,7 @@ def overview(page: Page) -> Response:
         over=over,
         windows=WINDOWS,
         problems=problems(page),
-        tiles=[tiles for tiles in (_now(page), _ended(page, over, whole)) if tiles],
+        tiles=[tiles for tiles in (_now(page), _ended(page, over)) if tiles],
         whole=whole,
         charts=_charts(page, over),
         failing=_failing(page, over, by_task),
@@ -110,7 +111,7 @@ def _running(page: Page, leased: int, link: str) -> Tile:
     return Tile("Running", number(max(0, leased - fetched)), note, link, "running")
 
 
-def _ended(page: Page, over: Window, whole: TaskNumbers | None) -> list[Tile]:
+def _ended(page: Page, over: Window) -> list[Tile]:
     """Jobs that ended in the window."""
     numbers = queue_history(page, over).get("")
     if numbers is None:
@@ -125,8 +126,7 @@ def _ended(page: Page, over: Window, whole: TaskNumbers | None) -> list[Tile]:
     share = numbers.total("failed") / ended if ended else None
     link = page.jobs_url(state="failed", ended=over.name)
     tiles.append(Tile("Failure rate", percent(share), "of ended jobs", link))
-    seconds = whole.seconds if whole is not None else over.seconds
-    tiles.append(Tile("Throughput", rate(ended / seconds), "ended jobs"))
+    tiles.append(Tile("Throughput", rate(ended / known_seconds(page, over)), "ended jobs"))
     return tiles
 
 

@@ -22,6 +22,7 @@ from tidemill.dashboard.spark import spark
 from tidemill.dashboard.windows import (
     WINDOWS,
     chart,
+    known_seconds,
     per_period,
     queue_history,
     series,
@@ -38,6 +39,9 @@ routes = Routes()
 _RATE_OVER = 5
 """The rates of a queue are counted over this many whole minutes and the current minute."""
 
+_TREND = 20.0
+"""Seconds after which a change of the number of ready jobs tells whether a queue shrinks."""
+
 _MOST_SHOWN = 200
 _RESTORED_AT_ONCE = 1000
 """The most purged jobs of a queue that a request restores; more are restored in the background."""
@@ -48,8 +52,9 @@ _SORTS = ("ready", "running", "failed", "name")
 class QueueRow(NamedTuple):
     """A queue as its page shows it. A value that the broker does not know is None.
 
-    Rates are jobs per second. ``empty_in`` is in seconds; infinite for a queue that grows.
-    ``is_unserved`` is true when ready jobs of tasks have no worker.
+    Rates are jobs per second. ``empty_in`` is in seconds; infinite for a queue that does not empty.
+    ``grows`` is true when more jobs come than go. ``is_unserved`` is true when ready jobs of tasks
+    have no worker.
     """
 
     stats: QueueStats
@@ -57,6 +62,7 @@ class QueueRow(NamedTuple):
     came: float | None = None
     went: float | None = None
     empty_in: float | None = None
+    grows: bool = False
     numbers: TaskNumbers | None = None
     depths: list[int] = []  # noqa: RUF012 - never changed
     is_unserved: bool = False
@@ -160,15 +166,46 @@ def _row(
     )
     if history is None or not history.points:
         return bare
-    recent = history.points[-_RATE_OVER - 1 :]
-    seconds = max(1.0, page.look.at - recent[0].at)
-    came = sum(point.accepted for point in recent) / seconds
-    went = sum(_ended(point) for point in recent) / seconds
-    empty_in = stats.ready / (went - came) if went > came else float("inf")
-    depths = [point.ready for point in history.points]
+    came, went = _rates(page, stats, history.points)
+    shrinks = _shrinks(page, stats, history.points)
+    if shrinks is None:  # the numbers of jobs that came and went tell
+        shrinks = went - came
+    empty_in = stats.ready / shrinks if shrinks > 0 else float("inf")
     return bare._replace(
-        came=came, went=went, empty_in=empty_in if stats.ready else None, depths=depths
+        came=came,
+        went=went,
+        empty_in=empty_in if stats.ready else None,
+        grows=shrinks < 0,
+        depths=[point.ready for point in history.points],
     )
+
+
+def _rates(page: Page, stats: QueueStats, points: list[QueuePoint]) -> tuple[float, float]:
+    """Jobs per second that came and that went lately, over the time in which the store existed.
+
+    Jobs that came before the history began count in its first minute. So the time begins at least
+    with the oldest ready job.
+    """
+    recent, now = points[-_RATE_OVER - 1 :], page.look.at
+    accepted = sum(point.accepted for point in recent)
+    begin = max(recent[0].at, now - known_seconds(page, WINDOWS[0]))
+    if stats.oldest and accepted >= stats.accepted:
+        begin = min(begin, stats.oldest)
+    seconds = max(1.0, now - begin)
+    return accepted / seconds, sum(_ended(point) for point in recent) / seconds
+
+
+def _shrinks(page: Page, stats: QueueStats, points: list[QueuePoint]) -> float | None:
+    """By how many ready jobs a second a queue shrinks now; negative for a queue that grows.
+
+    It compares the present with the end of a minute, 20 to 80 seconds ago. None without such a
+    minute, or if the number is the same.
+    """
+    now, span = page.look.at, 60
+    before = next((p for p in reversed(points[:-1]) if now - (p.at + span) >= _TREND), None)
+    if before is None or before.ready == stats.ready:
+        return None
+    return (before.ready - stats.ready) / (now - before.at - span)
 
 
 def _ended(point: QueuePoint) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill import __version__
 from tidemill.brokers.contract.features import Feature
-from tidemill.dashboard.formats import number, size
+from tidemill.dashboard.formats import ago, number, size
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
@@ -95,6 +95,8 @@ def index(page: Page) -> Response:
 
 def _shown(name: str, value: Any) -> str:
     """A fact as people read it. Brokers leave passwords out of their facts."""
+    if name == "made":
+        return ago(value)
     if name.endswith("_bytes") and isinstance(value, (int, float)):
         return size(value)
     if isinstance(value, bool):

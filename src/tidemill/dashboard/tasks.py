@@ -81,11 +81,11 @@ def task(page: Page, task: str) -> Response:
     """One task."""
     over = window(page)
     latest = _latest(page, task)
-    queues = totals_of(page, over, task, ("queue",))
+    queues = totals(page, over, ("queue",), task)
     if not latest.records and not queues and task not in page.mill.tasks:
         raise NotFound(f"no job of the task {task[:200]} is kept, and none ran lately")
-    releases = totals_of(page, over, task, ("release",))
-    whole = totals_of(page, over, task, ("task",))
+    releases = totals(page, over, ("release",), task)
+    whole = totals(page, over, ("task",), task)
     marks = _deploys(page, over)
     return page.render(
         "task.html",
@@ -107,18 +107,6 @@ def task(page: Page, task: str) -> Response:
         declared=page.mill.tasks.get(task),
         has_history=page.has(Feature.HISTORY),
         now=clock.wall(),
-    )
-
-
-def totals_of(page: Page, over: Window, task: str, by: Sequence[str]) -> list[TaskNumbers]:
-    """The runs of a task in a window."""
-    if not page.has(Feature.HISTORY):
-        return []
-    history = page.mill.history
-    return page.cached(
-        ("task", task, over.name, *by),
-        over.keep,
-        lambda: history.tasks(over.seconds, task=task, by=by),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.history_numbers import FailureNumbers, QueueNumbers, Series, TaskNumbers
 from tidemill.core.clock import clock
@@ -15,6 +17,7 @@ __all__ = [
     "Window",
     "chart",
     "failures",
+    "known_seconds",
     "per_period",
     "queue_history",
     "series",
@@ -58,13 +61,29 @@ def window(page: Page) -> Window:
     return next((one for one in WINDOWS if one.name == name), WINDOWS[0])
 
 
-def totals(page: Page, over: Window, by: Sequence[str]) -> list[TaskNumbers]:
-    """How runs ended in a window, for each queue or task; empty without history."""
+def known_seconds(page: Page, over: Window) -> float:
+    """The part of a window in which the store existed, in seconds; at least 1.
+
+    A store whose jobs moved here has history from before it was made. The first snapshot of a store
+    counts in the minute or hour before it, so history is older only from two periods on.
+    """
+    begin = float(page.look.facts.get("made", 0.0))
+    if (whole := queue_history(page, over).get("")) is not None:
+        acted = (point.at for point in whole.points if point.accepted or point.succeeded)
+        first = next(acted, clock.wall())
+        begin = first if first + 2 * whole.span <= begin else begin
+    return max(1.0, min(over.seconds, clock.wall() - begin))
+
+
+def totals(page: Page, over: Window, by: Sequence[str], task: str = "") -> list[TaskNumbers]:
+    """How runs ended in a window, of one task or of all; empty without history."""
     if not page.has(Feature.HISTORY):
         return []
     history = page.mill.history
-    key = ("tasks", over.name, *by)
-    return page.cached(key, over.keep, lambda: history.tasks(over.seconds, by=by))
+    key = ("tasks", over.name, task, *by)
+    found = page.cached(key, over.keep, lambda: history.tasks(over.seconds, task=task, by=by))
+    seconds = known_seconds(page, over)
+    return [msgspec.structs.replace(one, seconds=min(one.seconds, seconds)) for one in found]
 
 
 def failures(page: Page, over: Window, task: str = "") -> list[FailureNumbers]:

@@ -254,5 +254,8 @@ class Inspection(Protocol):
         ...
 
     def info(self) -> dict[str, Any]:
-        """Facts about the store for ``tidemill info`` and ``doctor``."""
+        """Facts about the store for ``tidemill info`` and ``doctor``.
+
+        A store with ``INSPECT`` has ``made``, the wall time at which it was made.
+        """
         ...

@@ -99,7 +99,12 @@ class InspectionCalls(ServerCalls):
         [(count,)] = self._read(lambda rows: rows.execute("SELECT count(*) FROM tidemill_job", []))
         vendor = self._database.dialect.vendor
         shown = {"broker": "django", "url": self.url, "jobs": count, "durable": True}
-        shown |= {"database": self._address.alias, "vendor": vendor, "poll": self._address.poll}
+        shown |= {
+            "made": facts.born,
+            "database": self._address.alias,
+            "vendor": vendor,
+            "poll": self._address.poll,
+        }
         return shown | ({"moves_to": facts.departure.where} if facts.departure else {})
 
 

@@ -288,6 +288,7 @@ class Inspection:
             "broker": "lmdb",
             "folder": store.folder,
             "durable": store.environment.sync,
+            "made": self._time.born,
             "jobs": jobs,
             "file_bytes": os.path.getsize(path),
             "used_bytes": used,

@@ -39,7 +39,7 @@ class StoreTime:
             noted = self._read(txn)
         if noted is None or noted.boot != self._boot:
             noted = self._after_boot(noted) if store.reading else store.write(self._note_boot)
-        self._offset, self._born = noted.offset, noted.born
+        self._offset, self.born = noted.offset, noted.born
 
     def _read(self, txn: lmdb.Transaction[bytes]) -> _Clock | None:
         data = txn.get(self._key)
@@ -64,7 +64,7 @@ class StoreTime:
 
     def save(self, commit: Transitions) -> None:
         """Store the readings of the clocks, to continue from these after the next boot."""
-        noted = _Clock(self._boot, self._offset, clock.wall(), clock.machine(), self._born)
+        noted = _Clock(self._boot, self._offset, clock.wall(), clock.machine(), self.born)
         commit.txn.put(self._key, _ENCODE(noted))
 
     def micros(self) -> tuple[int, int]:
@@ -78,12 +78,12 @@ class StoreTime:
     @property
     def identity(self) -> str:
         """The creation time of the store to the microsecond, which no other store shares."""
-        return f"lmdb {self._born!r}"
+        return f"lmdb {self.born!r}"
 
     def was_here(self, job_id: str) -> bool:
         """True when tidemill made the id after the store was made."""
         made = id_time(job_id)
-        return made is not None and self._born - 1 <= made <= clock.wall() + 1
+        return made is not None and self.born - 1 <= made <= clock.wall() + 1
 
 
 def _boot_id() -> str:

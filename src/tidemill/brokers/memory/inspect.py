@@ -104,4 +104,5 @@ class Inspection(Part):
         with self._lock:
             departure, count = self._jobs.departure, len(self._jobs.items)
             facts = {"broker": "memory", "url": self.url, "jobs": count, "durable": False}
+            facts["made"] = self._jobs.born
             return facts | ({"moves_to": departure.where} if departure else {})

@@ -294,6 +294,7 @@ def info(session: Session) -> dict[str, Any]:
     return {
         "broker": "postgresql",
         "url": session.address.shown,
+        "made": session.installed.born,
         "jobs": jobs,
         "durable": sync == "on" and commit != "off",
         "durability": f"fsync={sync}, synchronous_commit={commit}{standby}",

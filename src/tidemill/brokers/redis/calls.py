@@ -92,7 +92,7 @@ class InspectionCalls(ServerCalls):
     def info(self) -> dict[str, Any]:
         self._check_open()
         told = self._inspection.info(self._settings.replicas)
-        facts = {"broker": "redis", "url": self.url, **told}
+        facts = {"broker": "redis", "url": self.url, "made": self._born, **told}
         where = self._lines.ask(b"HGET", self._lines.key + b":departure", b"where")
         return facts | ({"moves_to": where.decode()} if where else {})
 
