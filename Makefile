@@ -19,10 +19,10 @@ help:            ## this list
 demo: $(VENV)/ready      ## run the main job on real input: one job per file of DIR, embedded LMDB
 	$(BIN)/tidemill demo "$(patsubst ~%,$(HOME)%,$(DIR))"
 
-quick: lint              ## one to two minutes, without servers: units, the contract on memory and LMDB, house rules
+quick: lint              ## about one minute, without servers: units, the contract on memory and LMDB, house rules
 	$(PYTEST) -n $$(($(JOBS) + 1)) --tier quick tests/unit tests/simulation tests/conformance  # a few tests wait
 
-test:            ## what CI runs, eight to nine minutes: quick, types, each store, one test with processes for each law and verb
+test:            ## what CI runs, about eight minutes: quick, types, each store, one test with processes for each law and verb
 	@$(MAKE) --no-print-directory -j 2 servers lint types
 	$(PYTEST) --tier test
 
