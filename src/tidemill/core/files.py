@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import tempfile
@@ -80,17 +81,27 @@ def private_folder() -> str:
     """The folder of this user's processes among the temporary files of this machine.
 
     Its name has the number of the user. If another user has made a folder or link of this name, the
-    processes of this user find each other in a folder with a longer name.
+    name gets a further number. All processes of the user find the folder that the first one made,
+    also after the other user has given the usual name free.
     """
-    above, name = tempfile.gettempdir(), f"tidemill-{os.geteuid()}"
-    path = os.path.join(above, name)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    if _is_mine(path):
-        return path
-    others = sorted(entry for entry in os.listdir(above) if entry.startswith(f"{name}."))
-    paths = (os.path.join(above, entry) for entry in others)
-    return next(filter(_is_mine, paths), "") or tempfile.mkdtemp(prefix=f"{name}.")
+    usual = os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}")
+    while not (mine := list(filter(_is_mine, _private_paths(usual)))):
+        for number in itertools.count():
+            path = f"{usual}.{number}" if number else usual
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            if _is_mine(path):
+                break
+    return mine[0]
+
+
+def _private_paths(usual: str) -> list[str]:
+    """The paths that exist: ``usual``, and ``usual`` with a further number, in order."""
+    above, name = os.path.split(usual)
+    entries = os.listdir(above)
+    ends = (one.removeprefix(f"{name}.") for one in entries if one.startswith(f"{name}."))
+    numbers = sorted(int(end) for end in ends if end.isdecimal())
+    return [usual] * (name in entries) + [f"{usual}.{number}" for number in numbers]
 
 
 def _is_mine(path: str) -> bool:

@@ -76,6 +76,32 @@ def test_the_processes_of_a_user_share_a_folder_that_no_other_user_can_take(
     assert (found == str(usual)) == (not taken)
     facts = os.lstat(found)
     assert (stat.S_IMODE(facts.st_mode), facts.st_uid) == (0o700, os.geteuid())
+    # and they stay there when the other user has given the name free
+    if taken:
+        usual.unlink()
+    assert private_folder() == found
+
+
+def test_two_processes_that_start_at_once_make_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case M13
+    # given a name that another user has taken
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    usual = tmp_path / f"tidemill-{os.geteuid()}"
+    usual.write_text("")
+    make, others = os.mkdir, list[str]()
+
+    def make_late(path: str, mode: int) -> None:
+        if path != str(usual):
+            monkeypatch.setattr(os, "mkdir", make)
+            others.append(private_folder())  # another process is faster
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", make_late)
+    # then this process takes the folder of the faster one
+    assert [private_folder()] == others
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_owner_is_not_dead_because_its_fifo_cannot_be_opened(
