@@ -19,6 +19,7 @@ from typing import Any
 
 from tidemill.brokers.lmdb.environment import Environment, no_inode
 from tidemill.brokers.lmdb.layout import Tables
+from tidemill.brokers.lmdb.write_transaction import begin_resized
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
 from tidemill.core.files import create_file
 
@@ -74,14 +75,14 @@ class DiskReserve:
 
     def used(self) -> int:
         """Bytes of pages in use; the rest of the file is free for reuse."""
-        with self._env.begin() as txn:
+        with begin_resized(self._env) as txn:
             stats = [txn.stat(table) for table in self._tables]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
         return pages * stats[0]["psize"]
 
     def _reusable(self) -> int:
         """Bytes of the file that deleted jobs have freed, and that new jobs can use."""
-        with self._env.begin() as txn, txn.cursor() as cursor:
+        with begin_resized(self._env) as txn, txn.cursor() as cursor:
             ends = [cursor.key() for move in (cursor.first, cursor.last) if move()]
             if not all(key.startswith(self._prefix) for key in ends):
                 return 0  # unknown: the file also has data of the caller
@@ -170,6 +171,7 @@ class DiskReserve:
                 f"the disk of {self._folder} has {free >> 20} MiB left, less than the reserve of "
                 f"{reserve >> 20} MiB; make room, or finish or delete jobs"
             ), 0
+        begin_resized(self._env).abort()  # else the size of the map may be out of date
         info = self._env.info()
         limit = int(info["map_size"] * MAP_FOR_PUTS)
         used = info["last_pgno"] * self._env.stat()["psize"]

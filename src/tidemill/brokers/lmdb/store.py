@@ -216,12 +216,16 @@ class Store:
         A view copies nothing: only the parts of a job that the caller looks at are read. After the
         end of the transaction its views are invalid.
         """
-        env = self.env
         while True:
-            with self.translating(), self.reading_txn() as txn, env.begin(buffers=True) as views:
-                if views.id() == txn.id():
-                    yield txn, views
-                    return
+            with self.translating(), self.reading_txn() as txn:
+                try:
+                    second = self.env.begin(buffers=True)
+                except lmdb.MapResizedError:  # another process has just made the map larger
+                    continue  # the next first transaction adopts the map
+                with second as views:
+                    if views.id() == txn.id():
+                        yield txn, views
+                        return
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:

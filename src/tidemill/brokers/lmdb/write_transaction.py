@@ -91,8 +91,11 @@ class Writing:
                 self._txn.abort()
 
 
-def begin_resized(env: lmdb.Environment, *, write: bool) -> lmdb.Transaction[bytes]:
-    """Begin a transaction. If another process has made the map larger, first map the file again."""
+def begin_resized(env: lmdb.Environment, *, write: bool = False) -> lmdb.Transaction[bytes]:
+    """Begin a transaction. If another process has made the map larger, first map the file again.
+
+    This thread must have no other transaction, or one that keeps the map from growing (a write).
+    """
     try:
         return env.begin(write=write)
     except lmdb.MapResizedError:

@@ -12,8 +12,10 @@ from lmdb_desk import Process, job
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.environment import translated
+from tidemill.brokers.lmdb.read_transaction import Reading
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Owner, Verdict
@@ -102,6 +104,54 @@ def test_a_map_that_another_process_made_larger_is_adopted(tmp_path: Path) -> No
     assert broker.get("first") is not None
     assert broker.stats()[0].ready == 61
     assert broker.put([job()])
+    broker.close()
+
+
+@pytest.mark.parametrize("place", ["between two transactions", "before a step"])
+def test_a_map_that_grows_at_any_moment_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    url = f"lmdb://{tmp_path}/store?durability=relaxed"
+    broker = open_broker(f"{url}&map_size={1 << 21}")
+    assert isinstance(broker, LmdbBroker)
+    broker.put([job(id="first")])
+    broker.attach(Owner(id="o", name="w"))
+    [lease] = broker.exchange(Step("o", want=Want(1))).leases
+    code = """
+        say("open")
+        sys.stdin.readline()
+        for n in range(60):
+            broker.put([Envelope(id=f"{n}", task="t", body=b"x" * 100_000)])
+        say("done")
+        sys.stdin.readline()
+    """
+    with Process(f"{url}&map_size={1 << 26}", code) as other:
+        other.expect("open")
+
+        def grow() -> None:
+            monkeypatch.undo()
+            assert other.popen.stdin is not None
+            other.popen.stdin.write("go\n")
+            other.popen.stdin.flush()
+            other.expect("done")
+
+        # when the map grows while a list is read, or before a step
+        if place == "before a step":
+            grow()
+            settled = broker.exchange(Step("o", [Verdict(lease.token, 0)])).settled
+            assert settled == [True]
+        else:
+            enter = Reading.__enter__
+
+            def enter_and_grow(reading: Reading) -> lmdb.Transaction[bytes]:
+                txn = enter(reading)
+                grow()
+                return txn
+
+            monkeypatch.setattr(Reading, "__enter__", enter_and_grow)
+        # then nobody notices
+        assert broker.find(Filter(), 100).records[-1].envelope.id == "first"
+        assert len(broker.find(Filter(), 100).records) == 61
     broker.close()
 
 
