@@ -21,6 +21,7 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Outcome, Record, State
+from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 
 def finish(
@@ -356,6 +357,20 @@ def test_oldest_is_the_ready_job_accepted_first(broker: Broker, worker: LiveOwne
     assert {row.name: row.oldest for row in broker.stats()} == {"q": 7.0, "other": 3.0}
     broker.purge("q")
     assert {row.name: row.oldest for row in broker.stats()}["q"] == 0.0
+
+
+@pytest.mark.needs(Feature.INSPECT, Feature.LIMITS)
+def test_oldest_counts_the_jobs_that_wait_for_a_limit(  # case M17
+    broker: Broker, worker: LiveOwner
+) -> None:
+    one = LimitSettings(concurrency=1)
+    limits = {key: JobLimit("api", key, 1.0, one) for key in "ab"}
+    broker.put([job("q", created=4.0, limit=limits[key]) for key in "ab"])
+    worker.take(2, ["q"])
+    broker.put([job("q", created=5.0, limit=limits["a"], priority=-5)])
+    broker.put([job("q", created=6.0, limit=limits[key], priority=5) for key in "ba"])
+    broker.put([job("q", created=7.0)])
+    assert [row.oldest for row in broker.stats()] == [5.0]
 
 
 def test_records_are_plain_data_for_programs(broker: Broker, worker: LiveOwner) -> None:

@@ -232,7 +232,7 @@ def test_an_open_breaker(desk: Desk) -> None:
 
 def test_jobs_that_wait_for_a_limit_of_their_own(desk: Desk) -> None:
     desk.add.using(limit=Limit(concurrency=0, key="ada")).enqueue(1)
-    assert "1 ready job waits for limits" in findings(desk, "ok")["backlog"]
+    assert "the oldest ready job of sums" in findings(desk, "ok")["backlog"]
 
 
 def test_an_old_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,8 @@ def backlog(seen: Seen) -> Iterator[Finding]:
     worst, where = max(ages, default=(0.0, ""))
     if worst > OLD and found:
         return
-    ready = sum(row.ready for row in seen.queues if not row.paused)
-    waits = f"{count(ready, 'ready job')} {'waits' if ready == 1 else 'wait'} for limits"
-    text = waits if ready else "no job is ready"
-    text = f"the oldest ready job of {where} is {duration(worst)} old" if where else text
+    oldest = f"the oldest ready job of {where} is {duration(worst)} old"
+    text = oldest if where else "no job is ready"
     yield Finding("backlog", "ok", text)
 
 
@@ -74,7 +72,7 @@ def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
     if not seen.serving(name) and not seen.consuming(name):
         text = f"{old}, and no consumer lives"
         return Finding("backlog", "warn", text, f"start one; {show}", name, "no consumer")
-    return Finding("backlog", "warn", old, f"add workers or slots; {show}", name, "old jobs")
+    return Finding("backlog", "warn", old, f"add workers or slots, or raise a limit; {show}", name, "old jobs")
 
 
 def _is_served(seen: Seen, row: QueueStats) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lmdb
@@ -23,6 +23,7 @@ from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
+    NUMBER,
     READY_KEY,
     Row,
     Tables,
@@ -36,7 +37,13 @@ from tidemill.brokers.lmdb.limits import (
     read_limited,
 )
 from tidemill.brokers.lmdb.owner_table import name_of
-from tidemill.brokers.lmdb.partitions import is_parked, parked_key, partition_held, partitions_of
+from tidemill.brokers.lmdb.partitions import (
+    COST,
+    is_parked,
+    parked_key,
+    partition_held,
+    partitions_of,
+)
 from tidemill.brokers.lmdb.queue_heads import first_ids
 from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
 from tidemill.brokers.lmdb.search import Finding, queue_rows
@@ -58,6 +65,7 @@ and a file never shrinks."""
 
 _BEHIND_LINE = READY_KEY.size - 4  # the bytes of a ready key behind its line
 _RANKS_MOST = 256  # the most priorities among which the oldest job is sought; tasks have 201
+_PARKED_MOST = 1000  # the most keys of limits, each with its priorities, that a look goes through
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 
@@ -191,7 +199,9 @@ class Inspection:
     def stats(self) -> list[QueueStats]:
         """The figures of every queue, by name."""
         with self._store.reading_txn() as txn:
-            return [self._stats_of(txn, r) for r in queue_rows(self._store, txn) if r.is_listed]
+            parked = self._parked(txn)
+            rows = (row for row in queue_rows(self._store, txn) if row.is_listed)
+            return [self._stats_of(txn, row, parked) for row in rows]
 
     def limits(self) -> list[LimitStats]:
         """The figures of every limit, queues first."""
@@ -252,16 +262,34 @@ class Inspection:
             line = itertools.islice(cursor.iternext(values=False), most)
             return sum(1 for _ in itertools.takewhile(lambda key: key < place, line))
 
-    def _stats_of(self, txn: lmdb.Transaction[bytes], row: Row) -> QueueStats:
+    def _stats_of(
+        self, txn: lmdb.Transaction[bytes], row: Row, parked: Mapping[int, tuple[int, bytes]]
+    ) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest", "consumers"}
         values = {name: row.shown(name) for name in names}
-        oldest = self._oldest(txn, row)
+        oldest = self._oldest(txn, row, parked)
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
-    def _oldest(self, txn: lmdb.Transaction[bytes], row: Row) -> float:
+    def _parked(self, txn: lmdb.Transaction[bytes]) -> dict[int, tuple[int, bytes]]:
+        """The sequence and id of the oldest job of each line, among jobs under named limits."""
+        cursor, oldest = txn.cursor(self._store.tables.park), dict[int, tuple[int, bytes]]()
+        found = cursor.first()
+        for _ in range(_PARKED_MOST if found else 0):
+            key, value = cursor.item()
+            line, rank, seq = READY_KEY.unpack_from(key, NUMBER.size)
+            first = seq, value[COST.size :]
+            oldest[line] = min(first, oldest.get(line, first))
+            behind = READY_KEY.pack(line, rank, 2**64 - 1)
+            if not cursor.set_range(key[: NUMBER.size] + behind):
+                break
+        return oldest
+
+    def _oldest(
+        self, txn: lmdb.Transaction[bytes], row: Row, parked: Mapping[int, tuple[int, bytes]]
+    ) -> float:
         """The creation time of the oldest ready job, which is the first job of its priority."""
         lines, tables = (*row.lines, row.lost_line), self._store.tables
-        firsts: list[tuple[int, bytes]] = []
+        firsts = [parked[line] for line in lines if line in parked]
         for line in lines if row.ready else ():
             firsts += _firsts(txn.cursor(tables.ready), line)
         for line in lines if row.carried else ():

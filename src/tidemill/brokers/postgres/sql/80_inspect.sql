@@ -39,8 +39,8 @@ LEFT JOIN tidemill.done ON done.seq = job.seq
 LEFT JOIN tidemill.note ON note.seq = job.seq
 LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
--- The number of the ready job that a queue accepted first. This looks at carried jobs, and at the
--- first jobs of up to 256 ranks and of up to 1000 partitions.
+-- The number of the ready job that a queue accepted first. This looks at carried jobs, at the first
+-- jobs of up to 256 ranks, and at the first jobs of all ranks in up to 1000 partitions.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -49,7 +49,14 @@ DECLARE
         SELECT min(p.seq) FROM (
             SELECT id, lines FROM gate WHERE lines <> '{}' LIMIT 1000) AS g
         CROSS JOIN LATERAL unnest(g.lines) AS l CROSS JOIN LATERAL (
-            SELECT seq FROM parked WHERE lane = g.id AND line = l ORDER BY rank, seq LIMIT 1) AS p
+            WITH RECURSIVE head AS (
+                (SELECT rank, seq FROM parked WHERE lane = g.id AND line = l
+                 ORDER BY rank, seq LIMIT 1)
+                UNION ALL
+                SELECT n.rank, n.seq FROM head CROSS JOIN LATERAL (
+                    SELECT rank, seq FROM parked WHERE lane = g.id AND line = l AND rank > head.rank
+                    ORDER BY rank, seq LIMIT 1) AS n)
+            SELECT min(seq) AS seq FROM head) AS p
         WHERE l / 4 = which);
 BEGIN
     FOR k IN which * 4..which * 4 + 2 LOOP

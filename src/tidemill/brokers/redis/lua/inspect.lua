@@ -82,15 +82,27 @@ local function find(below, most, states, first, last)
   return {on, found}
 end
 
+-- The older of a job, or nil, and the oldest job of a table, which is the first job of its rank.
+local function older(oldest, key)
+  local from = '-inf'
+  for _ = 1, 256 do
+    local first = call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if not first[1] then break end
+    if not oldest or number_in(first[1]) < number_in(oldest) then oldest = first[1] end
+    from = '(' .. first[2]
+  end
+  return oldest
+end
+
 local function stats(behind, most)
   local all, from = {}, behind == '' and '-' or '(' .. behind
   for _, queue in ipairs(call('ZRANGEBYLEX', B .. ':queues', from, '+', 'LIMIT', 0, most)) do
     local oldest
     for _, kind in ipairs(KINDS) do
-      for _, key in ipairs({':r:', ':x:'}) do
-        for _, member in ipairs(call('ZRANGE', B .. key .. kind .. queue, 0, 255)) do
-          if not oldest or number_in(member) < number_in(oldest) then oldest = member end
-        end
+      local line = kind .. queue
+      for _, key in ipairs({':r:', ':x:'}) do oldest = older(oldest, B .. key .. line) end
+      for _, partition in ipairs(call('SSCAN', B .. ':parked:' .. line, '0', 'COUNT', 256)[2]) do
+        oldest = older(oldest, Partitions.park_of(line, partition))
       end
     end
     all[#all + 1] = queue
