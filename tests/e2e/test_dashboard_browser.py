@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -133,6 +134,20 @@ def test_held_pages_stay_as_they_are(visit: Callable[..., Visit], place: Place) 
     expect(page.get_by_role("link", name="another", exact=True)).to_have_count(0)
     page.keyboard.press("p")
     expect(page.get_by_role("link", name="another", exact=True)).to_be_visible()
+
+
+def test_a_page_without_an_answer_says_from_when_it_is(  # case M17
+    visit: Callable[..., Visit], place: Place
+) -> None:
+    page = visit().go("/queues")
+    text = page.locator(".live-text")
+    expect(text).to_have_text("Live")
+    # when the server hangs: an answer to a request for news does not come
+    news = LateNews(page, place, "silent")
+    expect(text).to_have_text(re.compile(r"as of \d\d:\d\d:\d\d"), timeout=60_000)
+    # and when it answers again
+    news.come()
+    expect(text).to_have_text("Live", timeout=60_000)
 
 
 class LateNews:

@@ -10,13 +10,18 @@
   // An event says that something has changed. The page then requests its own URL, and replaces the
   // element #live. With data-every="2" the page asks every 2 seconds; with data-still it never asks.
 
+  // While no answer comes, the page says from when it is.
+
   const LEAST_BETWEEN = 1000;
+  const PATIENCE = 5000; // for an answer
   let paused = sessionStorage.getItem("tidemill-paused") === "yes";
   let source = null;
   let polling = null;
   let asked = 0;
   let waiting = null;
   let lost = false;
+  let heard = Date.now(); // when the latest answer came
+  let unanswered = 0; // when the first request since then was sent
 
   function isBusy() {
     const focus = document.activeElement;
@@ -33,6 +38,7 @@
       return;
     }
     asked = Date.now();
+    unanswered = unanswered || asked;
     htmx.ajax("GET", location.pathname + location.search, {
       target: "#live", select: "#live", swap: "morph:outerHTML", headers: { "X-Live": "1" },
     }).catch(() => {});
@@ -41,6 +47,13 @@
   // While the page is paused, an answer to an earlier request does not change the page.
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (paused && event.detail.target.id === "live") event.detail.shouldSwap = false;
+  });
+
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (event.detail.target.id !== "live" || !event.detail.successful) return;
+    heard = Date.now();
+    unanswered = 0;
+    show("live");
   });
 
   function connect() {
@@ -67,7 +80,7 @@
   }
 
   function poll() {
-    show("live");
+    if (!lost) show("live");
     polling = polling || setInterval(refresh, 2000);
   }
 
@@ -82,7 +95,11 @@
     if (!button) return;
     button.dataset.state = paused ? "paused" : state;
     button.setAttribute("aria-pressed", String(!paused));
-    one(".live-text").textContent = paused ? "Paused" : state === "lost" ? "No news" : "Live";
+    one(".live-text").textContent = paused ? "Paused" : state === "lost" ? "as of " + time(heard) : "Live";
+  }
+
+  function time(moment) {
+    return new Date(moment).toLocaleTimeString("en-GB");
   }
 
   function togglePause() {
@@ -94,10 +111,12 @@
   }
 
   document.addEventListener("visibilitychange", () => {
+    unanswered = 0;
     if (document.hidden) disconnect();
     else { connect(); refresh(); }
   });
   setInterval(() => {
+    if (unanswered && Date.now() - unanswered > PATIENCE) show("lost");
     const live = one("#live");
     const every = live ? Number(live.dataset.every || 10) : 10;
     if (Date.now() - asked >= every * 1000) refresh();
