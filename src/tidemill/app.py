@@ -6,6 +6,7 @@ or ``worker``. The broker is opened at its first use.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 import weakref
@@ -134,6 +135,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         self.sync, self.inline_jobs = sync, InlineJobs()
         self.threads, self.waiters = _pools()
         self.before_close: list[Callable[[], None]] = []  # close() calls these to end workers
+        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run  # if sync
         self.worker_command = ""  # the command that starts a worker, if the app knows a better one
         self.local_tasks: set[str] = set()  # tasks declared inside functions, without a name
         self.reading = False  # True opens the broker only to read, and makes no file

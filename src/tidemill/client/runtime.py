@@ -7,7 +7,7 @@ handles or batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, Unpack
 
 from tidemill.brokers.contract.features import Feature
@@ -167,6 +167,8 @@ class Runtime(Protocol):
     def event_handlers(self) -> Mapping[str, list[Callable[..., Any]]]: ...
     @property
     def worker_command(self) -> str: ...
+    @property
+    def run_coroutine(self) -> Callable[[Coroutine[Any, Any, Any]], Any]: ...
     @property
     def before_close(self) -> list[Callable[[], None]]: ...
 

@@ -7,10 +7,11 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
 
@@ -47,6 +48,7 @@ class DjangoMill(Tidemill):
         )
         self._own_imports = self.allow_imports
         self.worker_command = "manage.py tidemill worker"
+        self.run_coroutine = _run_with_connections
 
     @property
     def url(self) -> str:
@@ -147,6 +149,15 @@ def _packages() -> list[str]:
     """The packages of the installed apps, and the package of the settings."""
     root = (getattr(django_settings, "SETTINGS_MODULE", "") or "").partition(".")[0]
     return [*(config.name for config in apps.get_app_configs()), *([root] if root else [])]
+
+
+def _run_with_connections(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine whose database calls use the connections of this thread, in a new context."""
+
+    async def run() -> Any:
+        return await coroutine
+
+    return copy_context().run(async_to_sync(run))
 
 
 def in_tests() -> bool:

@@ -13,7 +13,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -174,12 +174,21 @@ class Executor:
             call = functools.partial(task.function, *args, **kwargs)
             return lambda: _through_async(layers, call, context)
         call = functools.partial(self.call_function, task.function, args, kwargs)
-        return lambda: _through(layers, call, context)
+        return lambda: self.through(layers, call, context)
 
     @staticmethod
     def call_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the task's function, inside all middleware."""
         return function(*args, **kwargs)
+
+    def through(self, layers: Sequence[Layer], call: Callable[[], Any], context: JobContext) -> Any:
+        """Call a sync task inside the middleware, and await what this call returns, if need be."""
+        value = compose(layers, call, context, awaits=False)
+        return self.run_awaitable(value) if inspect.isawaitable(value) else value
+
+    def run_awaitable(self, awaitable: Awaitable[Any]) -> Any:
+        """Await something for a sync task."""
+        return run_awaitable(awaitable)
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
         """Call a sync task."""
@@ -221,11 +230,6 @@ def _run_sync(steps: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise RuntimeError("the run of a sync job awaits something")
-
-
-def _through(layers: Sequence[Layer], call: Callable[[], Any], context: JobContext) -> Any:
-    value = compose(layers, call, context, awaits=False)
-    return run_awaitable(value) if inspect.isawaitable(value) else value
 
 
 async def _through_async(

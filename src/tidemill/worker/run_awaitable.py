@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 __all__ = ["run_awaitable"]
 
 
-def run_awaitable(awaitable: Awaitable[Any]) -> Any:
-    """The result of an awaitable, which gets an event loop of its own."""
+def run_awaitable(
+    awaitable: Awaitable[Any],
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+) -> Any:
+    """The result of an awaitable. ``run_coroutine`` runs it where no event loop runs."""
 
     async def run() -> Any:
         return await awaitable
@@ -20,7 +23,7 @@ def run_awaitable(awaitable: Awaitable[Any]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(run())
+        return run_coroutine(run())
     # A thread cannot run two event loops, so another thread runs the awaitable.
     return _in_thread(lambda: asyncio.run(run()))
 

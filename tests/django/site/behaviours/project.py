@@ -17,7 +17,7 @@ from django.utils import timezone
 from shop import tasks
 from shop.models import Customer, Order
 
-from tidemill import CodecError, Tidemill
+from tidemill import CodecError, Tidemill, current_job
 from tidemill.django import mill
 from tidemill.django.checks import problems
 from tidemill.django.connections import fresh_connections
@@ -107,6 +107,19 @@ class Tasks(TidemillTestCase):
             job = tasks.write_order.enqueue("now")
         self.assertEqual(Order.objects.get(pk=job.result()).note, "now")
         self.assertEqual(list(mill.jobs()), [])
+
+    def test_jobs_at_once_read_the_rows_of_the_test(self):  # case M15
+        Order.objects.create()
+        for task in (tasks.count_orders_async, tasks.orders_are_counted):
+            with self.subTest(task), immediate():
+                self.assertEqual(mill.job(task.enqueue().id).result(), 1)
+
+    async def test_jobs_at_once_read_the_rows_of_the_test_for_asyncio(self):  # case M15
+        await Order.objects.acreate()
+        for task in (tasks.count_orders, tasks.count_orders_async, tasks.orders_are_counted):
+            with self.subTest(task), immediate():
+                self.assertEqual(await mill.job((await task.aenqueue()).id), 1)
+                self.assertIsNone(current_job())  # the job has ended
 
     def test_a_model_instance_travels_by_its_key(self):
         order = Order.objects.create(note="before")

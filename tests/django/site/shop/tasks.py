@@ -102,6 +102,12 @@ async def count_orders_async():
     return await Order.objects.acount()
 
 
+@mill.task
+def orders_are_counted():
+    """Return what an event loop has yet to await."""
+    return Order.objects.acount()
+
+
 @task(backend="second")
 def on_second():
     """Run in the store of another alias."""
