@@ -72,7 +72,8 @@ def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
     if not seen.serving(name) and not seen.consuming(name):
         text = f"{old}, and no consumer lives"
         return Finding("backlog", "warn", text, f"start one; {show}", name, "no consumer")
-    return Finding("backlog", "warn", old, f"add workers or slots, or raise a limit; {show}", name, "old jobs")
+    advice = f"add workers or slots, or raise a limit; {show}"
+    return Finding("backlog", "warn", old, advice, name, "old jobs")
 
 
 def _is_served(seen: Seen, row: QueueStats) -> bool:
