@@ -239,9 +239,9 @@ def test_a_cancelled_block_frees_its_place(mill: Tidemill) -> None:
                 inside.set()
                 await asyncio.Event().wait()
 
-        running = asyncio.ensure_future(block())
-        await inside.wait()
-        running.cancel()
+        running, began = map(asyncio.ensure_future, (block(), inside.wait()))
+        await asyncio.wait((running, began), return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()  # an error of the block comes from the await below
         with pytest.raises(asyncio.CancelledError):
             await running
         assert_nothing_is_left(mill)

@@ -11,7 +11,8 @@ INSTALLED_APPS = ["tidemill.django"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = json.loads(os.environ.get("TIDEMILL_TEST_DATABASES", "{}"))
 
-if any(database["ENGINE"].endswith("mysql") for database in DATABASES.values()):
+ENGINES = [database["ENGINE"] for database in DATABASES.values()]
+if os.environ.get("TIDEMILL_TEST_MARIADB") or any(name.endswith("mysql") for name in ENGINES):
     try:
         import MySQLdb  # noqa: F401
     except ImportError:

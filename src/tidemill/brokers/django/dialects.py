@@ -40,6 +40,9 @@ _POSTGRES_LOCKED = "55P03"
 _MARIADB_LOCKED = 1205
 """The errors of a lock that another transaction holds."""
 
+_LONGEST_WAIT = 2**31 - 1
+"""The longest timeout that PostgreSQL accepts, in milliseconds."""
+
 _SHORT_WAIT = 1.0
 """Seconds for which one statement waits for a lock, if the driver lets no signal end the wait."""
 
@@ -276,7 +279,8 @@ class Postgres:
         return "" if int(digits) > 0 else f"SET LOCAL extra_float_digits = {digits}"
 
     def lock_limit(self, patience: float) -> str:
-        return f"SET lock_timeout = {int(max(1.0, patience) * 1000)}"
+        millis = int(max(1.0, patience) * 1000)
+        return f"SET lock_timeout = {min(millis, _LONGEST_WAIT)}"
 
     def give_up(self, wrapper: Any) -> None:
         # A server that waits for a lock does not notice that the client hangs up.

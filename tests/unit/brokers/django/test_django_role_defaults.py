@@ -8,10 +8,12 @@ import pytest
 from broker_driver import job
 from servers import Postgres, django_on_own_postgres
 
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import DuplicateJob
+from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday
 
@@ -98,3 +100,12 @@ def test_a_put_in_a_transaction_of_the_user_leaves_its_settings_alone(broker: Dj
     record = broker.get(first.id)
     assert record is not None
     assert record.due == pytest.approx(broker._now() + 100, abs=60)
+
+
+def test_a_step_without_a_limit_of_time_waits_as_long_as_the_server_can(
+    broker: DjangoBroker,
+) -> None:
+    # case M11
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job()])
+    assert len(broker.exchange(Step("o", want=Want(1), patience=1e9)).leases) == 1
