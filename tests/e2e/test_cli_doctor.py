@@ -65,7 +65,7 @@ def test_jobs_that_nobody_will_take(desk: Desk) -> None:
     # then
     warnings = findings(desk, "warn")
     assert warnings["queues"] == "queue sums has 1 ready job and no worker"
-    assert warnings["workers"] == "no worker is alive, and 1 unfinished job of 1 queue waits"
+    assert "workers" not in warnings
     # given a worker of another queue
     desk.mill.broker.attach(Owner(id="w", name="w", queues=("other",), concurrency=1))
     assert "queues" in findings(desk, "warn")

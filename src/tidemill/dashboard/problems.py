@@ -6,9 +6,9 @@ import shlex
 from typing import NamedTuple
 
 from tidemill.dashboard.page import Page
-from tidemill.doctor import queues as checks_of_queues
 from tidemill.doctor.examine import problems as found_problems
 from tidemill.doctor.findings import Finding
+from tidemill.doctor.findings import has_tasks as has_tasks_in
 
 __all__ = ["Problem", "has_tasks", "problems", "worker_command"]
 
@@ -79,6 +79,6 @@ def has_tasks(page: Page, queue: str) -> bool:
     """True when the queue has ready jobs of tasks, which need a worker. Messages need none."""
 
     def look() -> bool:
-        return checks_of_queues.has_tasks(page.mill.broker, queue)
+        return has_tasks_in(page.mill.broker, queue)
 
     return page.cached(("has tasks", queue), _SAMPLE_SHARED, look)

@@ -38,8 +38,6 @@ def problems(mill: Tidemill) -> list[Finding]:
     """What is wrong now, the worst first. This changes nothing, and takes milliseconds."""
     checks = [check for check in _checks(mill) if check not in _ON_REQUEST]
     found = [finding for finding in _run(Seen(mill), checks) if finding.status != "ok"]
-    if any(finding.note == "no worker" for finding in found):  # the next would say it once more
-        found = [finding for finding in found if finding.note != "no worker alive"]
     chosen = [finding for finding in found if finding.message == NOT_SYNCED]
     return sorted((one for one in found if one not in chosen), key=lambda one: one.status != "fail")
 

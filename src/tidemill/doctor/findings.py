@@ -9,15 +9,20 @@ from typing import Any
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.contract.store import Store
 from tidemill.client.explain import serving
 from tidemill.client.reading import users_queues
-from tidemill.core.job import Owner
+from tidemill.core.job import Owner, State
 from tidemill.doctor.held import Held, held_jobs
 from tidemill.limits.arithmetic import LimitStats
 
-__all__ = ["Finding", "Seen"]
+__all__ = ["Finding", "Seen", "has_tasks"]
+
+_SAMPLE = 50
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,6 +76,17 @@ class Seen:
         return [owner for owner in self.owners if owner.kind == "worker"]
 
     @functools.cached_property
+    def unserved(self) -> frozenset[str]:
+        """The queues that have ready jobs of tasks, and no worker."""
+        rows = (row for row in self.queues if row.ready and not self.serving(row.name))
+        return frozenset(row.name for row in rows if has_tasks(self.broker, row.name))
+
+    @property
+    def is_unserved(self) -> bool:
+        """True when no worker is alive and several queues need one: one finding for all."""
+        return len(self.unserved) > 1 and not self.workers
+
+    @functools.cached_property
     def held(self) -> Held:
         """The leased jobs."""
         return held_jobs(self.broker, self.owners, self.queues)
@@ -88,3 +104,13 @@ class Seen:
         """The consumers that take messages of a queue."""
         takers = (owner for owner in self.owners if owner.kind == "consumer")
         return [owner for owner in takers if not owner.queues or queue in owner.queues]
+
+
+def has_tasks(broker: Store, queue: str) -> bool:
+    """True when a sample of the queue's ready jobs has a job of a task, not only messages."""
+    if Feature.NAMED in broker.features:
+        head = with_job_numbers(broker, "doctor").head(queue, State.READY, _SAMPLE)
+        if head:  # it has no jobs that lie with a carrier
+            return any(not record.envelope.is_message for record in head)
+    ready = Filter(states=frozenset({State.READY}), queue=queue)
+    return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)

@@ -6,12 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter, QueueStats
-from tidemill.brokers.contract.job_numbers import with_job_numbers
-from tidemill.brokers.contract.store import Store
+from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, with_unknown_tasks
 from tidemill.core.clock import clock
-from tidemill.core.job import State
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import count, duration
 from tidemill.limits.arithmetic import LimitStats
@@ -21,7 +18,6 @@ __all__ = [
     "backlog",
     "carried",
     "closed_limits",
-    "has_tasks",
     "state_of_limit",
     "unknown_tasks",
 ]
@@ -37,9 +33,6 @@ _MOST = 10
 def backlog(seen: Seen) -> Iterator[Finding]:
     """Find queues whose jobs nobody takes, and queues with old jobs."""
     found = [finding for row in seen.queues if (finding := _of_queue(seen, row)) is not None]
-    lonely = [one for one in found if one.note == "no worker"]
-    if len(lonely) > 1 and not seen.workers:  # the check of workers says it for all queues
-        found = [one for one in found if one.note != "no worker"]
     yield from found[:_MOST]
     if len(found) > _MOST:
         text = f"{len(found) - _MOST:,} more queues are paused, have no worker, or have old jobs"
@@ -56,16 +49,16 @@ def backlog(seen: Seen) -> Iterator[Finding]:
 def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
     """The problem of a queue; None without a problem."""
     name, ready = row.name, count(row.ready, "ready job")
+    is_lonely = name in seen.unserved and not seen.is_unserved
     if row.paused:
-        unserved = ", and has no worker" if row.ready and not _is_served(seen, row) else ""
-        text = f"queue {name} is paused with {ready}{unserved}"
+        text = f"queue {name} is paused with {ready}{', and has no worker' if is_lonely else ''}"
         advice = f"tidemill resume {shlex.quote(name)}"
         return Finding("queues", "warn", text, advice, name, "paused")
-    if row.ready and not _is_served(seen, row):
+    if is_lonely:
         advice = f"start one: tidemill worker MODULE:VAR -Q {shlex.quote(name)}"
         text = f"queue {name} has {ready} and no worker"
         return Finding("queues", "warn", text, advice, name, "no worker")
-    if not row.oldest or _age(row) <= OLD:
+    if not row.oldest or _age(row) <= OLD or name in seen.unserved:
         return None
     old = f"queue {name} has {ready}, the oldest {duration(_age(row))} old"
     show = f"tidemill jobs --queue {shlex.quote(name)} --state ready"
@@ -76,23 +69,8 @@ def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
     return Finding("backlog", "warn", old, advice, name, "old jobs")
 
 
-def _is_served(seen: Seen, row: QueueStats) -> bool:
-    """False when the queue has ready jobs of tasks, and no worker."""
-    return bool(seen.serving(row.name)) or not has_tasks(seen.broker, row.name)
-
-
 def _age(row: QueueStats) -> float:
     return clock.wall() - row.oldest
-
-
-def has_tasks(broker: Store, queue: str) -> bool:
-    """True when a sample of the queue's ready jobs has a job of a task, not only messages."""
-    if Feature.NAMED in broker.features:
-        head = with_job_numbers(broker, "doctor").head(queue, State.READY, _SAMPLE)
-        if head:  # it has no jobs that lie with a carrier
-            return any(not record.envelope.is_message for record in head)
-    ready = Filter(states=frozenset({State.READY}), queue=queue)
-    return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)
 
 
 def closed_limits(seen: Seen) -> Iterator[Finding]:

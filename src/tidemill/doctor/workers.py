@@ -39,7 +39,7 @@ def alive(seen: Seen) -> Iterator[Finding]:
     text = f"{len(workers)} alive with {slots} slots, {consumers}"
     if workers or not _needs_workers(seen):
         yield Finding("workers", "ok", text)
-    else:
+    elif len(seen.unserved) != 1:  # of one queue, the check of queues says so
         sizes = [row.size for row in seen.queues if row.size]
         jobs, queues = count(sum(sizes), "unfinished job"), count(len(sizes), "queue")
         wait = "waits" if sum(sizes) == 1 else "wait"

@@ -100,6 +100,33 @@ def words(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text.partition("<main")[2])).split())
 
 
+@pytest.mark.parametrize(
+    ("queues", "paused", "says"),
+    [
+        (("a",), (), {"queue a has 1 ready job and no worker"}),
+        (("a",), ("a",), {"queue a is paused with 1 ready job, and has no worker"}),
+        (("a", "b"), (), {"no worker is alive, and 2 unfinished jobs of 2 queues wait"}),
+        (
+            *(("a", "b"), ("b",)),
+            {
+                "no worker is alive, and 2 unfinished jobs of 2 queues wait",
+                "queue b is paused with 1 ready job",
+            },
+        ),
+    ],
+)
+def test_a_queue_without_a_worker_is_told_once(  # case M17
+    mill: Tidemill, queues: tuple[str, ...], paused: tuple[str, ...], says: set[str]
+) -> None:
+    for queue in queues:
+        mill.task(name=f"of.{queue}", queue=queue)(print).enqueue()
+    for queue in paused:
+        mill.broker.set_queue(queue, paused=True)
+    assert set(found(mill)) == says
+    report = {one.message for one in examine(mill) if one.status != "ok"}
+    assert {message for message in report if "worker" in message or "paused" in message} == says
+
+
 def test_a_breaker_is_open_while_it_blocks(mill: Tidemill, clock: MovedClock) -> None:  # case M17
     # given a queue whose jobs fail in a row
     mill.queue("partner", rate="2/s", breaker=Breaker(2, pause=100))
