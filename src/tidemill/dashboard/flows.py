@@ -39,11 +39,12 @@ def flows(page: Page) -> Response:
     need(page.mill.broker, Feature.FLOWS, "the page of flows")
     cursor = page.request.arg("cursor")
     listed = page_of(page.mill, parse(query_text(task=GROUP)), _LISTED, cursor)
-    chains: list[Record] = []
+    chains, stopped = list[Record](), False
     if not cursor:
-        waiting = Filter(states=frozenset({State.WAITING}), look=_LOOK)
-        found_waiting = page.mill.find(waiting, limit=200).records
-        chains = [record for record in found_waiting if record.envelope.links is not None]
+        what = Filter(states=frozenset({State.WAITING}), look=_LOOK)
+        waiting = page.mill.find(what, limit=200)
+        chains = [record for record in waiting.records if record.envelope.links is not None]
+        stopped = bool(waiting.cursor)
     groups: dict[str, Record] = {}
     for record in sorted([*listed.records, *chains], key=lambda one: -one.seq):
         root = root_of(page.mill, record.envelope.id)
@@ -58,6 +59,7 @@ def flows(page: Page) -> Response:
         title="Flows",
         section="/flows",
         listed=listed,
+        stopped=stopped,
         rows=[(row, firsts[row.envelope.id], *_progress(page.mill, row)) for row in rows],
     )
 

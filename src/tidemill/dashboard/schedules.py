@@ -8,8 +8,7 @@ from typing import Any
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Record
-from tidemill.dashboard.job_list import page_of
+from tidemill.dashboard.job_list import Listed, page_of
 from tidemill.dashboard.job_query import parse, query_text
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
@@ -57,6 +56,7 @@ def schedule(page: Page, name: str) -> Response:
 def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
     one = page.mill.schedules.get(name)
     kind, text, zone = _rule_of(one)
+    query = query_text(schedule=name, task=one.task)
     values = {"kind": kind, "text": text, "zone": zone, **given}
     return page.render(
         "schedule.html",
@@ -67,8 +67,8 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
         words=words_of(one.when),
         state=state_of(one),
         next_times=page.mill.schedules.next_times(name, _NEXT),
-        last=_last_runs(page, name),
-        query=query_text(schedule=name),
+        last=_last_runs(page, query),
+        query=query,
         values=values,
         problem=problem,
         preview=_preview(values) if problem == "" and given else [],
@@ -77,11 +77,10 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
     )
 
 
-def _last_runs(page: Page, name: str) -> list[Record]:
+def _last_runs(page: Page, query: str) -> Listed:
     if not page.has(Feature.INSPECT):
-        return []
-    one = page.mill.schedules.get(name)
-    return page_of(page.mill, parse(query_text(schedule=name, task=one.task)), _LAST).records
+        return Listed([], "", is_full=True)
+    return page_of(page.mill, parse(query), _LAST)
 
 
 def words_of(when: str) -> str:

@@ -82,7 +82,7 @@ def task(page: Page, task: str) -> Response:
     over = window(page)
     latest = _latest(page, task)
     queues = totals(page, over, ("queue",), task)
-    if not latest.records and not queues and task not in page.mill.tasks:
+    if not (latest.records or latest.cursor or queues or task in page.mill.tasks):
         raise NotFound(f"no job of the task {task[:200]} is kept, and none ran lately")
     releases = totals(page, over, ("release",), task)
     whole = totals(page, over, ("task",), task)

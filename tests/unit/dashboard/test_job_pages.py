@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dashboard_desk import Visitor
 
-from tidemill import Fail, Limit, Tidemill, this_job
+from tidemill import Fail, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import State
@@ -107,6 +107,31 @@ def test_a_search_for_a_rare_job_goes_on_in_pieces(
         path, pieces = html.unescape(more[1]), pieces + 1
     assert found == wanted
     assert pieces
+
+
+def test_a_look_that_stopped_early_does_not_say_none(  # case M17
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a flow, and a job of a schedule, before many other jobs of the same task
+    put = mill.enqueue(group([mill.call("shop.old", 1).using(queue="default")] * 2))
+    call = mill.call("shop.pay", 1).using(queue="default")
+    mill.schedules.add("nightly", call, cron="0 3 * * *")
+    of_schedule = mill.schedules.run("nightly").id
+    pay(mill, *range(40))
+    for name in ("job_list._BATCH", "job_list.LOOK"):
+        monkeypatch.setattr(f"tidemill.dashboard.{name}", 5)
+    monkeypatch.setattr("tidemill.dashboard.job_list.PATIENCE", 0)
+    monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 5)
+    # then the pages say that they looked at a part, and go on
+    flows = anna.get("/flows")
+    assert "No flow yet" not in flows
+    assert put.id in flows or "Only the latest jobs were looked at." in flows
+    while put.id not in flows:
+        flows = anna.get(html.unescape(re.findall(r'rel="next" href="([^"]+)"', flows)[0]))
+    schedule = anna.get("/schedules/nightly")
+    assert "Only a part of the store was looked at." in words(schedule)
+    while of_schedule not in schedule:
+        schedule = anna.get(html.unescape(re.findall(r'href="([^"]+)">Go on', schedule)[0]))
 
 
 def test_saved_filters_are_links_for_all(mill: Tidemill, anna: Visitor) -> None:
