@@ -56,6 +56,12 @@ print([each.return_value for each in results], job.result(60) > 0,
         assert len(list(mill.jobs(state="succeeded"))) == 6
 
 
+def test_a_worker_loads_the_module_beside_the_settings(tmp_path: Path) -> None:  # case M15
+    # project/tasks.py, whose package is no installed app
+    code = "from tidemill.django import worker; print('beside.settings' in worker.mill.tasks)"
+    assert Project(tmp_path).shell(code) == "True"
+
+
 def _has_proc() -> bool:
     return Path("/proc/self").exists()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.utils.module_loading import autodiscover_modules
 
 from tidemill.app import Tidemill
 from tidemill.client.call import Call
@@ -24,7 +25,7 @@ from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
 
-__all__ = ["DjangoMill", "in_tests", "project_mill"]
+__all__ = ["DjangoMill", "in_tests", "load_tasks", "project_mill"]
 
 T = TypeVar("T")
 
@@ -158,6 +159,18 @@ def _run_with_connections(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await coroutine
 
     return copy_context().run(async_to_sync(run))
+
+
+def load_tasks() -> None:
+    """Import the modules ``tasks`` of the installed apps, and those beside or above the settings.
+
+    ``project/tasks.py`` beside ``project/settings.py`` is in no installed app.
+    """
+    autodiscover_modules("tasks")
+    package = getattr(django_settings, "SETTINGS_MODULE", "") or ""
+    while package := package.rpartition(".")[0]:
+        if importlib.util.find_spec(f"{package}.tasks"):
+            importlib.import_module(f"{package}.tasks")
 
 
 def in_tests() -> bool:

@@ -6,9 +6,8 @@ from typing import Any
 
 from django import forms
 from django.utils import timezone
-from django.utils.module_loading import autodiscover_modules
 
-from tidemill.django.project import DjangoMill
+from tidemill.django.project import DjangoMill, load_tasks
 from tidemill.schedules.declare import Schedule
 
 __all__ = ["ScheduleForm", "known_tasks"]
@@ -79,7 +78,7 @@ class ScheduleForm(forms.Form):
             TypeError: the task does not take these arguments.
         """
         given = self.cleaned_data
-        autodiscover_modules("tasks")
+        load_tasks()
         call = mill.call(given["task"], *given["arguments"], **given["keywords"])
         if given["queue"]:
             call = call.using(queue=given["queue"])
@@ -90,5 +89,5 @@ class ScheduleForm(forms.Form):
 
 def known_tasks(mill: DjangoMill) -> list[str]:
     """The names of the tasks in the modules ``tasks`` of the project."""
-    autodiscover_modules("tasks")
+    load_tasks()
     return sorted(name for name in list(mill.tasks) if not name.startswith("tidemill."))

@@ -1,7 +1,7 @@
 """The app that workers load in a Django project: ``tidemill worker tidemill.django.worker:mill``.
 
 ``manage.py tidemill worker`` starts such a worker. The import starts Django, and imports the module
-``tasks`` of each installed app.
+``tasks`` of each installed app and of the project.
 
 Attributes:
     mill: the project's app.
@@ -17,12 +17,11 @@ import django
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import autodiscover_modules
 
 from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import hint
 from tidemill.django.framework.parts import default
-from tidemill.django.project import project_mill
+from tidemill.django.project import load_tasks, project_mill
 from tidemill.django.q.calls import declare
 
 __all__ = ["backends", "mill"]
@@ -35,7 +34,7 @@ def _start() -> None:
         )
     if not apps.ready:
         django.setup()
-    autodiscover_modules("tasks")
+    load_tasks()
 
 
 class _Backends:
