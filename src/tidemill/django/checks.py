@@ -86,6 +86,19 @@ def _of_store(read: Settings, where: str) -> list[checks.CheckMessage]:
                 id="tidemill.W001",
             )
         ]
+    alias = database_of(read.url)
+    database = settings.DATABASES.get(alias, {})
+    mode = str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper()
+    is_sqlite = database.get("ENGINE") == "django.db.backends.sqlite3"
+    if is_sqlite and mode not in ("IMMEDIATE", "EXCLUSIVE"):
+        return [
+            checks.Warning(
+                f"{where}['URL'] keeps the jobs in the SQLite database {alias!r}, in which a put "
+                "inside atomic fails when another process writes after the block's first read",
+                hint=f"Add 'transaction_mode': 'IMMEDIATE' to DATABASES[{alias!r}]['OPTIONS'].",
+                id="tidemill.W004",
+            )
+        ]
     return []
 
 

@@ -1,6 +1,7 @@
 """The setting TIDEMILL, system checks, tasks of tidemill, model instances, the command."""
 
 import contextlib
+import copy
 import io
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
@@ -42,6 +44,7 @@ class Settings(SimpleTestCase):
             ({"URL": "lmbd://x"}, "no broker for lmbd:// in url 'lmbd://x'; did you mean 'lmdb'?"),
             ({"URL": "django://defalt"}, "E002: TIDEMILL['URL'] names the database 'defalt'"),
             ({"URL": "memory://"}, "W001"),
+            ({"URL": "django://default"}, "W004: TIDEMILL['URL'] keeps the jobs in the SQLite"),
             ({"RETRIES": -1}, "retries"),
             ({"ENQUEUE_ON_COMMIT": "nowhere"}, "names no database 'nowhere'"),
             ({"JOIN_ATOMIC": "default"}, "E003: TIDEMILL['JOIN_ATOMIC'] needs a store in Post"),
@@ -55,6 +58,12 @@ class Settings(SimpleTestCase):
             with self.subTest(bad):
                 (error,) = self.errors(bad)
                 self.assertIn(said, error)
+
+    def test_a_store_in_sqlite_needs_immediate_transactions(self):  # case M15
+        databases = copy.deepcopy(settings.DATABASES)
+        databases["default"]["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+        with self.settings(DATABASES=databases):
+            self.assertEqual(self.errors({"URL": "django://default"}), [])
 
     def test_the_system_checks_report_them(self):
         with self.settings(TIDEMILL={"URLS": "x"}), self.assertRaises(SystemCheckError):
