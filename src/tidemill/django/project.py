@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import functools
 import importlib
@@ -11,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
@@ -21,11 +22,13 @@ from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import DeclaredTask, OpenBatch
+from tidemill.client.threads import is_in_event_loop
 from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
+from tidemill.worker.run_awaitable import run_awaitable
 
-__all__ = ["DjangoMill", "in_tests", "load_tasks", "project_mill"]
+__all__ = ["DjangoMill", "in_tests", "load_tasks", "on_connections", "project_mill"]
 
 T = TypeVar("T")
 
@@ -76,6 +79,12 @@ class DjangoMill(Tidemill):
     def commit_batch(self, pending: PendingPuts) -> None:
         """Store the jobs of a batch, by the commit rule."""
         self.commit.make(pending)
+
+    def enqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As ``enqueue`` of an app. A job that runs at once uses the caller's connections."""
+        if self.sync:
+            return on_connections(lambda: super(DjangoMill, self).enqueue(call, *args, **kwargs))
+        return super().enqueue(call, *args, **kwargs)
 
     async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; inside ``atomic`` by the commit rule."""
@@ -159,6 +168,30 @@ def _run_with_connections(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await coroutine
 
     return copy_context().run(async_to_sync(run))
+
+
+def on_connections(function: Callable[[], T]) -> T:
+    """Call a function in the thread whose database connections the caller uses.
+
+    Called from an event loop, this is the thread of ``sync_to_async``, and the loop waits. In a
+    test it is the thread of the test, which asgiref knows by the loop.
+    """
+    if not is_in_event_loop():
+        return function()
+    known = getattr(AsyncToSync, "loop_thread_executors", {})
+    executor = known.get(asyncio.get_running_loop())
+
+    async def call() -> T:
+        own = asyncio.get_running_loop()
+        if executor is not None:
+            known[own] = executor
+        try:
+            return await sync_to_async(function)()
+        finally:
+            known.pop(own, None)
+
+    result: T = run_awaitable(call())
+    return result
 
 
 def load_tasks() -> None:

@@ -30,7 +30,7 @@ from tidemill.django.framework.parts import Framework
 from tidemill.django.framework.results import ALIAS, end_failed, found_task, moment_of, result_of
 from tidemill.django.framework.run import runner
 from tidemill.django.framework.task import OPTIONS, moment, task_class
-from tidemill.django.project import DjangoMill, project_mill
+from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.settings import read_settings
 from tidemill.worker.inline import run_inline
 
@@ -193,7 +193,7 @@ class _Backend:
             TidemillError: the store refuses the job, or cannot be reached.
         """
         if self.mill.sync:
-            return self._run_here(task, args, kwargs)
+            return on_connections(lambda: self._run_here(task, args, kwargs))
         envelope = self._envelope(task, args, kwargs)
         if self.mill.in_batch():
             (job,) = self.mill.put([envelope])

@@ -12,7 +12,7 @@ from tidemill.client.task import import_task
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
 from tidemill.django.cluster import cluster, task_defaults, uses_django_q
-from tidemill.django.project import DjangoMill, project_mill
+from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.q.results import UNGROUP, Task, group_tag, name_tag
 from tidemill.worker.inline import run_composed, run_inline
 
@@ -117,10 +117,10 @@ def enqueue(call: Any, options: Options) -> str:
     job_id = new_id()
     try:
         if isinstance(call, Call) and not call.hooks:
-            run_inline(mill, call, job_id=job_id)
+            on_connections(lambda: run_inline(mill, call, job_id=job_id))
         else:
             named = call.using(id=job_id)
-            run_composed(mill, named)
+            on_connections(lambda: run_composed(mill, named))
     except Exception:
         if mill.inline_jobs.get(job_id) is None:
             raise

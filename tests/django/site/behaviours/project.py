@@ -130,6 +130,12 @@ class Tasks(TidemillTestCase):
                 self.assertEqual(await mill.job((await task.aenqueue()).id), 1)
                 self.assertIsNone(current_job())  # the job has ended
 
+    async def test_a_put_that_is_not_awaited_runs_its_job_as_well(self):  # case M15
+        await Order.objects.acreate()
+        for task in (tasks.count_orders, tasks.count_orders_async, tasks.orders_are_counted):
+            with self.subTest(task), immediate():
+                self.assertEqual(await mill.job(task.enqueue().id), 1)
+
     def test_a_model_instance_travels_by_its_key(self):
         order = Order.objects.create(note="before")
         job = tasks.note_of.enqueue(order)
