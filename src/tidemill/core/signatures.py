@@ -17,7 +17,7 @@ from tidemill.core.codec import sign_result, verify
 from tidemill.core.errors import BadSignature
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict
 
-__all__ = ["COMES_AGAIN", "KeysMissing", "refusal", "sign_handed_on", "trusted"]
+__all__ = ["COMES_AGAIN", "KeysMissing", "hands_on", "refusal", "sign_handed_on", "trusted"]
 
 COMES_AGAIN = 30.0
 """Seconds until a message is ready again after an app without keys released it."""
@@ -43,11 +43,15 @@ def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
         )
 
 
-def sign_handed_on(verdict: Verdict, envelope: Envelope, keys: Sequence[bytes]) -> None:
-    """Sign the result of a job for the jobs that wait for it, if there are keys."""
-    links = envelope.links
-    if keys and verdict.outcome == Outcome.SUCCESS and links is not None and links.next:
-        verdict.result = sign_result(envelope.id, verdict.result, keys[0])
+def hands_on(envelope: Envelope) -> bool:
+    """True when other jobs wait for the result of a job."""
+    return envelope.links is not None and bool(envelope.links.next)
+
+
+def sign_handed_on(verdict: Verdict, job_id: str, keys: Sequence[bytes]) -> None:
+    """Sign the result of a job that :func:`hands_on` its result, if there are keys."""
+    if keys and verdict.outcome == Outcome.SUCCESS:
+        verdict.result = sign_result(job_id, verdict.result, keys[0])
 
 
 def refusal(lease: Lease, error: Exception) -> Verdict:

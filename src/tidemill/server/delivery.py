@@ -1,4 +1,4 @@
-"""Deliver reserved messages to their client, and sign what their clients return.
+"""Deliver reserved messages to their client.
 
 A message with ttr=0 is delivered at most once. The server leases the message, and stores its
 acknowledgement before the first byte of the answer is written:
@@ -17,27 +17,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from tidemill.app import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Envelope, Outcome, Verdict
-from tidemill.core.signatures import sign_handed_on
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import ReservedJob
 
-__all__ = ["deliver", "sign_result_of"]
+__all__ = ["deliver"]
 
 log = logging.getLogger("tidemill.server")
-
-
-async def sign_result_of(mill: Tidemill, verdict: Verdict, job_id: str) -> None:
-    """Sign the result of a task for the jobs that wait for it, if the server has keys."""
-    if mill.keys and verdict.outcome == Outcome.SUCCESS:
-        record = await mill.threaded(mill.broker.get, job_id)
-        if record is not None:
-            sign_handed_on(verdict, record.envelope, mill.keys)
 
 
 async def deliver(

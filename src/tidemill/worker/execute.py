@@ -24,7 +24,7 @@ from tidemill.core.codec import unpack, unpack_pickle, verify
 from tidemill.core.errors import CodecError
 from tidemill.core.job import Envelope, Lease, Verdict, decode_envelope
 from tidemill.core.retry import Fail
-from tidemill.core.signatures import sign_handed_on
+from tidemill.core.signatures import hands_on, sign_handed_on
 from tidemill.worker import verdicts
 from tidemill.worker.run import Run
 from tidemill.worker.run_awaitable import run_awaitable
@@ -96,8 +96,8 @@ class Executor:
             else:
                 self.restore()
                 verdict = self.success(run, value)
-            if run.envelope.links is not None:
-                sign_handed_on(verdict, run.envelope, self.mill.keys)
+            if hands_on(run.envelope):
+                sign_handed_on(verdict, run.envelope.id, self.mill.keys)
             self.report(run, verdict)
 
     # -- steps of admission ---------------------------------------------------------------------

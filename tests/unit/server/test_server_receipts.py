@@ -14,6 +14,8 @@ def test_a_receipt_names_a_shared_owner() -> None:
     assert parse(receipt_of(shared_owner, 17)) == Receipt(shared_owner, 17)
     for job_id in ("a", "ä/ö.1~", "x" * 200):
         assert parse(receipt_of(shared_owner, 17, job_id)) == Receipt(shared_owner, 17, job_id)
+        then = receipt_of(shared_owner, 17, job_id, hands_on=True)
+        assert parse(then) == Receipt(shared_owner, 17, job_id, hands_on=True)
     before = receipt_of(new_id(), 0)  # as servers gave them once
     wrong = (
         before,
@@ -24,6 +26,7 @@ def test_a_receipt_names_a_shared_owner() -> None:
         shared_owner,
         f"{shared_owner}.0.",
         f"{shared_owner}.0.*",
+        f"{shared_owner}.0.next",
     )
     for forged in (*wrong, f"{shared_owner}.0.YQ.YQ", f"{shared_owner}.0._w"):
         with pytest.raises(Problem, match="is not a valid receipt; use a receipt from"):

@@ -21,6 +21,7 @@ _NEVER = float("inf")
 class Reservation(msgspec.Struct, gc=False):
     """A job that a client has reserved.
 
+    ``hands_on`` is the id of a task whose result other jobs wait for, else empty.
     ``deadline`` is monotonic time; infinity for a job with ttr 0, which is already acknowledged.
     """
 
@@ -31,6 +32,7 @@ class Reservation(msgspec.Struct, gc=False):
     leased: float
     deadline: float
     commit: PendingCommit | None = None
+    hands_on: str = ""
 
 
 class Client:

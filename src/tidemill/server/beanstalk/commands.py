@@ -12,6 +12,7 @@ from typing import Any
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Outcome, Record, State, Verdict
+from tidemill.core.signatures import sign_handed_on
 from tidemill.server.beanstalk import reserve, stats
 from tidemill.server.beanstalk.bodies import body_of, call_in, envelope_of
 from tidemill.server.beanstalk.client import Client
@@ -31,7 +32,6 @@ from tidemill.server.beanstalk.replies import (
     job_reply,
 )
 from tidemill.server.beanstalk.shared_state import PortState
-from tidemill.server.delivery import sign_result_of
 
 __all__ = ["Answer", "answer"]
 
@@ -93,8 +93,8 @@ async def _settle(
         reservation.token, outcome, started=reservation.leased, ended=clock.wall(), **more
     )
     try:
-        if port.tasks:
-            await sign_result_of(port.mill, verdict, port.numbers.id_of(number))
+        if reservation.hands_on:
+            sign_handed_on(verdict, reservation.hands_on, port.mill.keys)
         return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
         client.keep(reservation)  # the verdict may not be stored, and the client may repeat it

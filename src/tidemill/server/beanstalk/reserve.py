@@ -7,7 +7,7 @@ import time
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.errors import CodecError
-from tidemill.core.signatures import refusal
+from tidemill.core.signatures import hands_on, refusal
 from tidemill.server.beanstalk.bodies import body_of
 from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.job_numbers import number_of
@@ -111,7 +111,8 @@ async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | 
     port.counters_of(number).reserves += 1
     ttr = 0.0 if envelope.at_most_once else lease.deadline
     token, leased = lease.token, lease.leased
-    reservation = Reservation(number, envelope.queue, token, ttr, leased, _NEVER, commit)
+    then = envelope.id if hands_on(envelope) else ""
+    reservation = Reservation(number, envelope.queue, token, ttr, leased, _NEVER, commit, then)
     begin_ttr(client, reservation)
     return job_reply(b"RESERVED", number, body)
 

@@ -9,6 +9,7 @@ timeout and its request to cancel from the store.
     desk-OWNER.TOKEN            a message
     desk-OWNER.TOKEN-once       a message with ttr 0
     desk-OWNER.TOKEN.JOB        a task; the job's id in base64
+    desk-OWNER.TOKEN.JOB.next   a task whose result other jobs wait for
     …~SEAL                      given to a token for some queues, and valid for this token only
 """
 
@@ -30,6 +31,9 @@ _MARK = "desk-"
 _ONCE = "-once"
 """The suffix of receipts of messages with ttr 0."""
 
+_NEXT = ".next"
+"""The suffix of receipts of tasks that hand their result on: the server may have to sign it."""
+
 
 class Receipt(NamedTuple):
     """The parts of a receipt. ``job_id`` is empty for a message."""
@@ -37,6 +41,7 @@ class Receipt(NamedTuple):
     owner: str
     token: int
     job_id: str = ""
+    hands_on: bool = False
 
 
 def new_owner_id() -> str:
@@ -49,10 +54,16 @@ def is_server_owner(owner_id: str) -> bool:
     return owner_id.startswith(_MARK)
 
 
-def receipt_of(owner: str, token: int, job_id: str = "", *, once: bool = False) -> str:
-    """The receipt of a lease. ``once``: its message had ttr 0 and is acknowledged already."""
+def receipt_of(
+    owner: str, token: int, job_id: str = "", *, once: bool = False, hands_on: bool = False
+) -> str:
+    """The receipt of a lease. ``once``: its message had ttr 0 and is acknowledged already.
+
+    ``hands_on``: other jobs wait for the result of its task.
+    """
     if job_id:
         job_id = "." + base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
+        job_id += _NEXT if hands_on else ""
     return f"{owner}.{token:x}{job_id}{_ONCE if once else ''}"
 
 
@@ -80,15 +91,17 @@ def parse(receipt: str, secret: str = "") -> Receipt:
             "with a ttr",
         )
     owner, _, rest = plain.partition(".")
-    token, dot, job = rest.partition(".")
+    token, dot, job = rest.removesuffix(_NEXT).partition(".")
     name = owner.removeprefix(_MARK)
     if plain.isascii() and name != owner and name.isalnum() and token.isalnum():
         try:
             number, job_id = int(token, 16), _decoded(job)
         except ValueError:
             number, job_id = -1, ""
-        if 0 <= number < 2**63 and len(owner) <= 64 and bool(job_id) == bool(dot):
-            return Receipt(owner, number, job_id)
+        then = rest.endswith(_NEXT)
+        whole = bool(job_id) if then else bool(job_id) == bool(dot)
+        if 0 <= number < 2**63 and len(owner) <= 64 and whole:
+            return Receipt(owner, number, job_id, then)
     raise _none(receipt)
 
 

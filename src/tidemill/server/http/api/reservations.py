@@ -14,7 +14,7 @@ from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import Note, Outcome, Record, State, Verdict
-from tidemill.server.delivery import sign_result_of
+from tidemill.core.signatures import sign_handed_on
 from tidemill.server.http.bodies import bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -55,8 +55,8 @@ def verdict_of(
 
 async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
     verdict = verdict_of(receipt.token, outcome, **more)
-    if receipt.job_id:
-        await sign_result_of(call.backend.mill, verdict, receipt.job_id)
+    if receipt.hands_on:
+        sign_handed_on(verdict, receipt.job_id, call.backend.mill.keys)
     if not await call.backend.settle(receipt, verdict):
         raise _lost()
 

@@ -20,7 +20,7 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
 from tidemill.core.job import Outcome, Verdict, priority_of
 from tidemill.core.retry import Fail, Skip, Snooze
-from tidemill.core.signatures import refusal, sign_handed_on, trusted
+from tidemill.core.signatures import hands_on, refusal, sign_handed_on, trusted
 from tidemill.server.http.bodies import as_json
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -112,7 +112,8 @@ def _shown(call: Call, shared_owner: SharedOwner, found: Sequence[ReservedJob]) 
             )
         except Skip:
             skipped = Verdict(job.lease.token, Outcome.SUCCESS)
-            sign_handed_on(skipped, job.envelope, call.backend.mill.keys)
+            if hands_on(job.envelope):
+                sign_handed_on(skipped, job.envelope.id, call.backend.mill.keys)
             refused.append(skipped)
         else:
             jobs.append(data)
@@ -132,7 +133,8 @@ def _encoded(call: Call, shared_owner: SharedOwner, job: ReservedJob) -> msgspec
     trusted(envelope, mill.keys)
     args, kwargs = _arguments(mill, job)
     lease, limit, planned = job.lease, envelope.limit, envelope.planned
-    receipt = receipt_of(shared_owner.owner.id, lease.token, envelope.id)
+    then = hands_on(envelope)
+    receipt = receipt_of(shared_owner.owner.id, lease.token, envelope.id, hands_on=then)
     out = ReservedTask(
         receipt=call.sealed(receipt),
         id=envelope.id,
