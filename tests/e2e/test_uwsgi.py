@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 from harness import LIMIT, eventually
-from servers import NETWORK, free_port
+from servers import free_port, new_store
 from servers.base import lacks
 
 from tidemill import Tidemill
-from tidemill.core.clock import new_id
 
+KINDS = ("lmdb", "redis", "postgresql", "rabbitmq", "http", "django")
 REQUESTS = 200
 APP = """
 import json, os
@@ -40,8 +40,11 @@ def application(environ, start_response):
 
 
 @pytest.mark.everyday("lmdb-fork")
-@pytest.mark.parametrize("option", ["", "--lazy-apps"], ids=["fork", "lazy"])
-@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [*((kind, "") for kind in KINDS), ("lmdb", "--lazy-apps")],
+    ids=[*(f"{kind}-fork" for kind in KINDS), "lmdb-lazy"],
+)
 def test_each_process_of_uwsgi_stores_what_it_puts(
     kind: str, option: str, tmp_path: Path
 ) -> None:  # case M1, law 1
@@ -49,12 +52,14 @@ def test_each_process_of_uwsgi_stores_what_it_puts(
     program = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
     if program is None:
         lacks("uwsgi is not installed: pip install pyuwsgi")
-    url = f"lmdb://{tmp_path}/store" if kind == "lmdb" else NETWORK[kind]("t" + new_id())
+    url = new_store(kind, tmp_path)
     (tmp_path / "web.py").write_text(APP.format(url=url))
     port = free_port()
     command = [program, "--http-socket", f"127.0.0.1:{port}", "--wsgi-file", "web.py", "--master"]
     command += ["--processes", "4", "--enable-threads", "--die-on-term", *option.split()]
     command += ["--virtualenv", sys.prefix]
+    if kind == "rabbitmq":  # its thread may hold the interpreter lock while uWSGI forks
+        command.append("--py-call-uwsgi-fork-hooks")
 
     def ask(_: int) -> tuple[int, list[str]]:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=LIMIT) as answer:
