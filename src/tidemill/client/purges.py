@@ -123,7 +123,7 @@ def purge(mill: Runtime, queue: str, *, now: bool = False) -> Purged:
     """Purge a queue; keep the jobs unless ``now``, the broker or a lack of room forbids it.
 
     Raises:
-        FeatureMissing: a job server of an older release keeps no purged jobs; give ``now``.
+        FeatureMissing: the broker keeps no purged jobs; give ``now``.
         InvalidOption: the queue has the records of groups.
     """
     check_users(queue)

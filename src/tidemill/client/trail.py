@@ -50,11 +50,13 @@ def with_interrupted_runs(record: Record) -> Record:
     """
     log, runs = [], [*record.attempts]
     for when, line in record.log:
-        if (match := _INTERRUPTED.fullmatch(line)) is None:
+        match = _INTERRUPTED.fullmatch(line)
+        began = when - float(match[2]) if match else 0.0
+        if match is None or began < record.envelope.created - 1:  # the task's own line
             log.append((when, line))
             continue
-        what, seconds, why, worker = match.groups()
-        began, later = when - float(seconds), [it.run for it in record.attempts if it.ended > when]
+        what, _, why, worker = match.groups()
+        later = [each.run for each in record.attempts if each.ended > when]
         leased, started = (began, 0.0) if what == "lost" else (0.0, began)
         error = why or "lost with its worker; nobody knows whether the task began"
         run = min([record.run, *later])

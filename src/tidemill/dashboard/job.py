@@ -12,6 +12,7 @@ from tidemill.client.arguments import summary
 from tidemill.client.envelopes import seal
 from tidemill.client.explain import explain_in
 from tidemill.client.results import size_of
+from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call
 from tidemill.core.config import check_name
@@ -78,7 +79,7 @@ def job(page: Page, job_id: str) -> Response:
 def facts(page: Page, record: Record) -> dict[str, Any]:
     """The values for the page of a job, and for its file."""
     mill, now, sees = page.mill, clock.wall(), page.sees_arguments
-    given = record
+    given, runs = record, with_interrupted_runs(record)  # without values it has no log
     record = record if sees else record.without_values()
     envelope, links = record.envelope, record.envelope.links
     known = known_of(mill, record, page.look, now)
@@ -87,7 +88,7 @@ def facts(page: Page, record: Record) -> dict[str, Any]:
         "envelope": envelope,
         "now": now,
         "why": known.cause.detail if known.cause else explain_in(mill.broker, record),
-        "bars": bars_of(spans_of(record, known)),
+        "bars": bars_of(spans_of(record if sees else runs.without_values(), known)),
         "width": WIDTH,
         "priority": priority_of(record.rank),
         "parents": known.parents,

@@ -10,6 +10,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from tidemill.core.errors import TidemillError
 from tidemill.django.cluster import READ, WITHOUT_MEANING, cluster
@@ -89,7 +90,7 @@ def _of_store(read: Settings, where: str) -> list[checks.CheckMessage]:
     alias = database_of(read.url)
     database = settings.DATABASES.get(alias, {})
     mode = str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper()
-    is_sqlite = database.get("ENGINE") == "django.db.backends.sqlite3"
+    is_sqlite = bool(database) and connections[alias].vendor == "sqlite"
     if is_sqlite and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         return [
             checks.Warning(

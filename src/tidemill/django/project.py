@@ -178,17 +178,13 @@ def on_connections(function: Callable[[], T]) -> T:
     """
     if not is_in_event_loop():
         return function()
-    known = getattr(AsyncToSync, "loop_thread_executors", {})
-    executor = known.get(asyncio.get_running_loop())
+    executors, known = AsyncToSync.executors, getattr(AsyncToSync, "loop_thread_executors", {})
+    executor = getattr(executors, "current", None) or known.get(asyncio.get_running_loop())
 
     async def call() -> T:
-        own = asyncio.get_running_loop()
         if executor is not None:
-            known[own] = executor
-        try:
-            return await sync_to_async(function)()
-        finally:
-            known.pop(own, None)
+            executors.current = executor
+        return await sync_to_async(function)()
 
     result: T = run_awaitable(call())
     return result

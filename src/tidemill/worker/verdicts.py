@@ -15,6 +15,7 @@ from tidemill.core.error_types import is_one_of
 from tidemill.core.errors import JobCancelled
 from tidemill.core.job import Envelope, Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, JobTerminated, JobTimeout, Retry, Skip, Snooze, WorkerStopping
+from tidemill.worker.notes import interrupted_run
 from tidemill.worker.run import Run
 from tidemill.worker.run_log import END, end_values
 from tidemill.worker.safe_logging import SafeLog
@@ -81,7 +82,7 @@ def _failure(run: Run, error: BaseException) -> Verdict:
         run.context.log(f"skipped: {error}" if str(error) else "skipped")
         return success(run, None)
     if isinstance(error, WorkerStopping) and run.context.stopping:
-        run.context.log(f"interrupted after {clock.wall() - started:.3f} s: its worker stops")
+        run.context.log(interrupted_run(lease.token, started, "its worker stops").line)
         return Verdict(lease.token, Outcome.RELEASE, started=started)
     text, trace = describe(error)
     if isinstance(error, JobTerminated):

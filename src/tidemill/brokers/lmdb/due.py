@@ -174,10 +174,7 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
 
 
 def _is_stale(commit: Transitions, job_id: bytes, prune: int, seq: int) -> bool:
-    """True when this entry is stale: its job was made ready again, or has a newer entry.
-
-    An older release may leave a stale entry: it looks for purged jobs among cancelled jobs.
-    """
+    """True when this entry is stale: its job was made ready again, or has a newer entry."""
     stored = commit.load(job_id)
     if stored is None:
         return False

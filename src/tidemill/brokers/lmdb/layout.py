@@ -32,7 +32,7 @@ its header says. Times are microseconds as unsigned 64-bit integers.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import lmdb
 
@@ -82,15 +82,8 @@ HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
-_ACCEPTED = struct.Struct(">41xQ")  # the field ``accepted`` of a row
 _CARRIED = struct.Struct(">Q")
 _MORE = struct.Struct(">QQB")  # carried, purged, forgotten; at the end of a row unless all are 0
-
-
-class Named(Protocol):
-    """A store; its keys in the main database begin with its prefix."""
-
-    def key(self, name: str) -> bytes: ...
 
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")

@@ -132,7 +132,8 @@ class Tasks(TidemillTestCase):
 
     async def test_a_put_that_is_not_awaited_runs_its_job_as_well(self):  # case M15
         await Order.objects.acreate()
-        for task in (tasks.count_orders, tasks.count_orders_async, tasks.orders_are_counted):
+        both = tasks.count_orders, tasks.count_orders_async
+        for task in (*both, tasks.orders_are_counted, tasks.count_orders_by_a_job):
             with self.subTest(task), immediate():
                 self.assertEqual(await mill.job(task.enqueue().id), 1)
 

@@ -151,6 +151,12 @@ def rich(when: dt.datetime, raw: bytes) -> dt.datetime:
 
 
 @mill.task
+async def count_orders_by_a_job() -> int:
+    """Put a job from an event loop, without await."""
+    return await mill.job(count_orders.enqueue().id)
+
+
+@mill.task
 def note_of(order: Order) -> str:
     """Take a model instance by its key."""
     return order.note

@@ -70,7 +70,7 @@ def is_changing(broker: LmdbBroker) -> bool:
 
 
 def drop_calls(broker: LmdbBroker) -> None:
-    """Take the entries that call others to go on, as an older release does."""
+    """Delete the entries that call other processes to go on."""
     due = broker._store.tables.due
     with broker._store.env.begin(write=True) as txn:
         for key, _ in list(txn.cursor(due)):
@@ -213,7 +213,6 @@ def test_two_declarations_in_turns_leave_few_terms_behind(broker: LmdbBroker) ->
 
 
 def test_a_job_whose_id_is_the_name_of_a_limit_is_left_alone(broker: LmdbBroker) -> None:
-    # an older release takes the entry for that of a job
     put(broker, SLOTS[1], jobs=2)
     pieces(broker, SLOTS[2])
     with broker._store.reading_txn() as txn:

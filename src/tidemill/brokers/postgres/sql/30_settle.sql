@@ -191,8 +191,7 @@ BEGIN
     WHERE seq = which;
 END $$;
 
--- Keep the notes of running jobs: [token, done, total, line, time, text] each. The previous release
--- sends no text.
+-- Keep the notes of running jobs: [token, done, total, line, time, text] each.
 CREATE OR REPLACE FUNCTION tidemill.take_notes(me int, notes jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

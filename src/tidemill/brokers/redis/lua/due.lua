@@ -86,8 +86,7 @@ local function forget_finished(id)
   end
 end
 
--- Whether an entry is outdated: its job is gone, runs again, or has an entry in another class. An older
--- release leaves the entry of a purged job, since it looks for the entry in the class of cancelled jobs.
+-- Whether an entry is outdated: its job is gone, runs again, or has an entry in another class.
 local function is_stale(id, class)
   local data = jobs[id]
   if type(data) == 'string' and class < 2 then return byte(data, 9) < SUCCEEDED end -- the hot path

@@ -18,7 +18,7 @@ from tidemill.client import compositions
 from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
 from tidemill.client.search import find_shown
-from tidemill.client.trail import trail_of
+from tidemill.client.trail import trail_of, with_interrupted_runs
 from tidemill.core.config import check_alter, check_name
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.core.job import HIDDEN, Envelope, Put, Record, State
@@ -254,6 +254,7 @@ def _trail(call: Call, job_id: str) -> JobTrail:
     mill = call.backend.mill
     record = mill.job(job_id).refresh()
     body, encoding = _shown(call, record)
+    told = call.shown(with_interrupted_runs(record))  # their lines lie in the log, which hides
     record = call.shown(record)
     trail = [
         {
@@ -262,7 +263,7 @@ def _trail(call: Call, job_id: str) -> JobTrail:
             "detail": e.detail,
             "traceback": e.traceback or None,
         }
-        for e in trail_of(record)
+        for e in trail_of(told)
     ]
     explanation = explain_in(mill.broker, record)
     return JobTrail(
