@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -221,6 +222,28 @@ def test_a_script_touches_no_more_in_a_larger_store(
         costs.append(counted.cost(call))
     # then the largest script is as large
     assert costs[1] <= 1.15 * costs[0], costs
+
+
+def test_the_oldest_jobs_of_all_queues_are_sought_in_a_bounded_number_of_steps(
+    make: Callable[..., Counted],
+) -> None:
+    # given 40 queues with 60 keys each, and one behind them with a job without a limit
+    broker = make().broker
+    for queue in (f"q{n:02}" for n in range(40)):
+        claims = [JobLimit("api", f"k{i}", 1.0, ONE) for i in range(60)]
+        ids = [f"{queue}-{i}" for i in range(60)]
+        pairs = zip(ids, claims, strict=True)
+        fields = {"task": "t", "queue": queue, "created": 1.0}
+        broker.put([Envelope(id=i, limit=claim, **fields) for i, claim in pairs])  # type: ignore[arg-type]
+    put(broker, 1, queue="z", created=2.0)
+    # when they are listed
+    broker._lines.ask(b"CONFIG", b"RESETSTAT")
+    rows = {row.name: row for row in broker.stats()}
+    # then the steps are few, and what was seen is told
+    found = re.search(rb"cmdstat_zrangebyscore:calls=(\d+)", broker._lines.ask(b"INFO", b"all"))
+    assert found is not None
+    assert int(found[1]) <= 1000
+    assert (rows["q00"].oldest, rows["z"].oldest) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("call", ["exchange", "tick", "put"])

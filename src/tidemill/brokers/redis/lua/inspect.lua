@@ -82,35 +82,40 @@ local function find(below, most, states, first, last)
   return {on, found}
 end
 
--- The older of a job, or nil, and the oldest job of a table, which is the first job of its rank.
-local function older(oldest, key)
-  local from = '-inf'
-  for _ = 1, 256 do
-    local first = call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if not first[1] then break end
-    if not oldest or number_in(first[1]) < number_in(oldest) then oldest = first[1] end
-    from = '(' .. first[2]
-  end
-  return oldest
-end
-
+-- The oldest job of a table is the first job of its rank. All looks of a call share 1000 steps; when these are used up,
+-- only the first rank of each line of ready jobs is still seen.
 local function stats(behind, most)
-  local all, from = {}, behind == '' and '-' or '(' .. behind
-  for _, queue in ipairs(call('ZRANGEBYLEX', B .. ':queues', from, '+', 'LIMIT', 0, most)) do
-    local oldest
+  local all, from, oldest, steps = {}, behind == '' and '-' or '(' .. behind, {}, 1000
+  local queues = call('ZRANGEBYLEX', B .. ':queues', from, '+', 'LIMIT', 0, most)
+  local function look(queue, key, least)
+    local above = '-inf'
+    for _ = 1, math.max(least, math.min(steps, 256)) do
+      local first = call('ZRANGEBYSCORE', key, above, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      steps = steps - 1
+      if not first[1] then break end
+      if not oldest[queue] or number_in(first[1]) < number_in(oldest[queue]) then oldest[queue] = first[1] end
+      above = '(' .. first[2]
+    end
+  end
+  for _, queue in ipairs(queues) do
+    for _, kind in ipairs(KINDS) do
+      for _, key in ipairs({':r:', ':x:'}) do look(queue, B .. key .. kind .. queue, 1) end
+    end
+  end
+  for _, queue in ipairs(queues) do
     for _, kind in ipairs(KINDS) do
       local line = kind .. queue
-      for _, key in ipairs({':r:', ':x:'}) do oldest = older(oldest, B .. key .. line) end
-      for _, partition in ipairs(call('SSCAN', B .. ':parked:' .. line, '0', 'COUNT', 256)[2]) do
-        oldest = older(oldest, Partitions.park_of(line, partition))
-      end
+      local parked = steps > 0 and call('SSCAN', B .. ':parked:' .. line, '0', 'COUNT', 256)[2] or {}
+      for _, partition in ipairs(parked) do look(queue, Partitions.park_of(line, partition), 0) end
     end
+  end
+  for _, queue in ipairs(queues) do
     all[#all + 1] = queue
     local row = call('HGETALL', B .. ':q:' .. queue)
     row[#row + 1] = 'ready'
     row[#row + 1] = tostring(ready_of(queue))
     all[#all + 1] = row
-    all[#all + 1] = oldest and call('HGET', K_ENV, sub(oldest, 9)) or ''
+    all[#all + 1] = oldest[queue] and call('HGET', K_ENV, sub(oldest[queue], 9)) or ''
   end
   return all
 end
