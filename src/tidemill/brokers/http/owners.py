@@ -94,7 +94,7 @@ class LocalOwner:
         self._calls = RepeatedCalls(self._send, owner.serial)
         self._renew_at = time.monotonic() + self._lease / 3
         self._pipe = WakePipe()
-        self._left = False  # the server speaks another version: no hint will come
+        self._left = False  # at the last step the server spoke another version: no hint will come
 
     @property
     def serial(self) -> int:
@@ -104,8 +104,9 @@ class LocalOwner:
     def exchange(self, step: Step) -> Reply:
         """Exchange one step. After a lost reply the next exchange repeats the step."""
         try:
-            return self._calls.exchange(step)
+            reply = self._calls.exchange(step)
         except OtherVersion as error:
+            self._wakeup.close()
             if self.owner.kind == "consumer":
                 raise
             self._left = True
@@ -113,6 +114,8 @@ class LocalOwner:
         except BrokerUnavailable:
             self._wakeup.close()  # its connection leads to the same server
             raise
+        self._left = False
+        return reply
 
     def _send(self, step: Step, serial: int) -> Reply:
         numbered = msgspec.structs.replace(step, serial=serial)
@@ -130,12 +133,14 @@ class LocalOwner:
         """
         until = min(time.monotonic() + max(0.0, timeout), self._renew_at)
         if self._left:
-            return readable(fds, max(0.0, min(timeout, LONGEST)))
+            ready = readable([self._pipe.fd, *fds], max(0.0, min(timeout, LONGEST)))
+            if self._pipe.fd in ready:
+                self._pipe.drain()
+            return [fd for fd in ready if fd in fds]
         while True:
             wakeup_fd = self._wakeup.request(self._connection.server_name)
-            now = time.monotonic()
-            left = min(until, self._wakeup.late_at) - now
-            ready = readable([wakeup_fd, self._pipe.fd, *fds], max(0.0, left))
+            seconds = min(until, self._wakeup.late_at) - time.monotonic()
+            ready = readable([wakeup_fd, self._pipe.fd, *fds], max(0.0, seconds))
             hint = None
             if wakeup_fd in ready or time.monotonic() >= self._wakeup.late_at:
                 try:

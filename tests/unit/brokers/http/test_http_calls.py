@@ -24,6 +24,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.rpc import CALLS, Refusal
 from tidemill.brokers.http import connections, errors, owners
 from tidemill.brokers.http.address import check_url
+from tidemill.brokers.http.broker import HttpBroker
 from tidemill.brokers.http.connections import Server, ServerConnection
 from tidemill.brokers.lmdb import LmdbBroker
 from tidemill.brokers.registry import open_broker
@@ -107,6 +108,36 @@ def test_a_worker_leaves_a_server_that_speaks_another_version_now(
     with pytest.raises(BrokerUnavailable, match="speaks version 1"):
         consumer.exchange(want=Want(1))
     monkeypatch.undo()
+    broker.close()
+
+
+def test_a_worker_whose_server_speaks_another_version_can_be_woken_and_may_come_back(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = open_broker(store)
+    assert isinstance(broker, HttpBroker)
+    worker, consumer = HttpOwner(broker), HttpOwner(broker, kind="consumer")
+    consumer.wait(0.0)  # its long poll stays open
+    with monkeypatch.context() as patch:
+        patch.setattr(connections, "VERSION", "0")
+        patch.setattr(errors, "VERSION", "0")
+        worker.exchange()
+        # when it is woken: its sleep ends
+        broker.wake(worker.owner.id)
+        began = time.monotonic()
+        assert worker.wait(20.0) == []
+        assert time.monotonic() - began < 10.0
+        # and a refused consumer closes its long poll
+        with pytest.raises(BrokerUnavailable):
+            consumer.exchange()
+        assert broker._owners[consumer.owner.id]._wakeup._response is None
+    # when the server is replaced by one of this version: the worker gets hints again
+    broker._owners[worker.owner.id]._connection.close()
+    worker.exchange(want=Want(1))
+    broker.put([job()])
+    began = time.monotonic()
+    worker.wait(20.0)
+    assert time.monotonic() - began < 10.0
     broker.close()
 
 
