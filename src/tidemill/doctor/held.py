@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tidemill.brokers.contract.inspection import Filter, Inspection, QueueStats
+from tidemill.brokers.contract.inspection import Filter, Inspection, Page, QueueStats
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 
@@ -44,14 +44,17 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def held_jobs(broker: Inspection, owners: Iterable[Owner], queues: Sequence[QueueStats]) -> Held:
-    """Read the leased jobs: one page, or nothing if the numbers of the queues show no such job."""
-    leased = sum(row.running for row in queues)
-    what, records = Filter(states=frozenset({State.RUNNING})), list[Record]()
-    if leased:
-        records = broker.find(what, min(leased, MOST)).records
-    fetched = fetched_of(records, owners)
-    counts = collections.Counter(r.envelope.queue for r in records if r.token in fetched)
-    return Held(records, fetched, leased <= MOST, counts)
+    """Read the leased jobs: one page, or nothing if the numbers of the queues show no such job.
+
+    The numbers only tell whether to read. The page also has the messages of holds, whose queues are
+    not in ``queues``, and the jobs that were leased since the numbers were read.
+    """
+    page = Page([])
+    if any(row.running for row in queues):
+        page = broker.find(Filter(states=frozenset({State.RUNNING})), MOST)
+    fetched = fetched_of(page.records, owners)
+    counts = collections.Counter(r.envelope.queue for r in page.records if r.token in fetched)
+    return Held(page.records, fetched, not page.cursor, counts)
 
 
 def fetched_of(records: Iterable[Record], owners: Iterable[Owner]) -> frozenset[int]:

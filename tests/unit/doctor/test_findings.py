@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dashboard_desk import Visitor
 from moved_clock import MovedClock
 
-from tidemill import Breaker, Tidemill
+from tidemill import Breaker, Limit, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
 from tidemill.cli.top.rates import Meter
@@ -93,6 +93,17 @@ def test_a_fetched_job_is_not_called_running(  # case M17
     assert "Running or fetched 10 now" in words(Visitor(mill).get("/"))
     assert "10 running or fetched" in words(Visitor(mill).get("/queues"))
     assert "10 running or fetched" in headline(take(mill, Meter()))
+
+
+def test_holds_hide_no_running_job(mill: Tidemill) -> None:  # case M17
+    # given a running job and, leased later, two places of a limit; their queues are not shown
+    attach(mill)
+    job = mill.task(name="send", queue="mail")(print).enqueue()
+    mill.broker.exchange(Step("w1", want=Want(1)))
+    db = Limit(name="db", concurrency=2)
+    with mill.limits.hold(db), mill.limits.hold(db):
+        assert job.id in [one.id for one in take(mill, Meter()).jobs]
+        assert "1 of 4 slots busy" in words(Visitor(mill).get("/workers"))
 
 
 def words(text: str) -> str:
