@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.history import with_history
+from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history_numbers import QueueNumbers, QueuePoint, TaskNumbers
 from tidemill.client.purges import list_purges
 from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
+from tidemill.client.queue_rows import ALL_QUEUES, latest_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Owner
 from tidemill.dashboard import bulk_run
@@ -39,6 +42,9 @@ routes = Routes()
 _RATE_OVER = 5
 """The rates of a queue are counted over this many whole minutes and the current minute."""
 
+_LATELY = 60.0 * (_RATE_OVER + 1)
+"""Seconds without a minute in the history after which the trend of a queue is unknown."""
+
 _TREND = 20.0
 """Seconds after which a change of the number of ready jobs tells whether a queue shrinks."""
 
@@ -52,7 +58,8 @@ _SORTS = ("ready", "running", "failed", "name")
 class QueueRow(NamedTuple):
     """A queue as its page shows it. A value that the broker does not know is None.
 
-    Rates are jobs per second. ``empty_in`` is in seconds; infinite for a queue that does not empty.
+    Rates are jobs per second, counted over ``over`` seconds. ``empty_in`` is in seconds; infinite
+    for a queue that does not empty.
     ``grows`` is true when more jobs come than go. ``is_unserved`` is true when ready jobs of tasks
     have no worker.
     """
@@ -61,6 +68,7 @@ class QueueRow(NamedTuple):
     workers: list[Owner]
     came: float | None = None
     went: float | None = None
+    over: float = 0.0
     empty_in: float | None = None
     grows: bool = False
     numbers: TaskNumbers | None = None
@@ -166,43 +174,64 @@ def _row(
     )
     if history is None or not history.points:
         return bare
-    came, went = _rates(page, stats, history.points)
-    shrinks = _shrinks(page, stats, history.points)
+    seen = _seen(page, stats, history.points)
+    came, went, over = _rates(page, stats, history.points, seen)
+    depths = [point.ready for point in history.points]
+    bare = bare._replace(came=came, went=went, over=over, depths=depths)
+    if page.look.at - seen > _LATELY:
+        return bare
+    shrinks = _shrinks(page, stats, history.points, seen)
     if shrinks is None:  # the numbers of jobs that came and went tell
         shrinks = went - came
     empty_in = stats.ready / shrinks if shrinks > 0 else float("inf")
-    return bare._replace(
-        came=came,
-        went=went,
-        empty_in=empty_in if stats.ready else None,
-        grows=shrinks < 0,
-        depths=[point.ready for point in history.points],
+    return bare._replace(empty_in=empty_in if stats.ready else None, grows=shrinks < 0)
+
+
+def _seen(page: Page, stats: QueueStats, points: list[QueuePoint]) -> float:
+    """The end of the last minute in the history; the present if nothing has changed since then.
+
+    A minute in which no worker or server acts has no row. Its point only repeats the last states,
+    and its jobs count in the current minute.
+    """
+    now, last = page.look.at, points[-1]
+    if not (last.accepted or _ended(last) or last.ready != points[-2].ready):
+        return now
+    history = with_history(page.mill.broker, "the dashboard")
+    latest = page.cached(
+        "latest rows", WINDOWS[0].keep, lambda: latest_of(history.history("queue", ALWAYS, 0, 1))
     )
+    rows = [latest[name] for name in (stats.name, ALL_QUEUES) if name in latest]
+    made = now - known_seconds(page, WINDOWS[0])
+    return max([made, *(row.at + MINUTE for row in rows)])
 
 
-def _rates(page: Page, stats: QueueStats, points: list[QueuePoint]) -> tuple[float, float]:
-    """Jobs per second that came and that went lately, over the time in which the store existed.
+def _rates(
+    page: Page, stats: QueueStats, points: list[QueuePoint], seen: float
+) -> tuple[float, float, float]:
+    """Jobs per second that came and that went lately, and the seconds over which they are counted.
 
-    Jobs that came before the history began count in its first minute. So the time begins at least
-    with the oldest ready job.
+    The store existed in this time. Jobs that came before the history began count in its first
+    minute. So the time begins at least with the oldest ready job. It also begins at the latest at
+    the end of the last minute in the history.
     """
     recent, now = points[-_RATE_OVER - 1 :], page.look.at
     accepted = sum(point.accepted for point in recent)
-    begin = max(recent[0].at, now - known_seconds(page, WINDOWS[0]))
+    begin = min(seen, max(recent[0].at, now - known_seconds(page, WINDOWS[0])))
     if stats.oldest and accepted >= stats.accepted:
         begin = min(begin, stats.oldest)
     seconds = max(1.0, now - begin)
-    return accepted / seconds, sum(_ended(point) for point in recent) / seconds
+    return accepted / seconds, sum(_ended(point) for point in recent) / seconds, seconds
 
 
-def _shrinks(page: Page, stats: QueueStats, points: list[QueuePoint]) -> float | None:
+def _shrinks(page: Page, stats: QueueStats, points: list[QueuePoint], seen: float) -> float | None:
     """By how many ready jobs a second a queue shrinks now; negative for a queue that grows.
 
-    It compares the present with the end of a minute, 20 to 80 seconds ago. None without such a
-    minute, or if the number is the same.
+    It compares the present with the end of a minute, 20 to 80 seconds ago, or with the last minute
+    in the history. None without such a minute, or if the number is the same.
     """
-    now, span = page.look.at, 60
-    before = next((p for p in reversed(points[:-1]) if now - (p.at + span) >= _TREND), None)
+    now, span = page.look.at, MINUTE
+    until = min(seen, now - _TREND)
+    before = next((p for p in reversed(points[:-1]) if p.at + span <= until), None)
     if before is None or before.ready == stats.ready:
         return None
     return (before.ready - stats.ready) / (now - before.at - span)

@@ -94,3 +94,27 @@ def test_jobs_from_before_the_history_count_over_their_age(  # case M17
     QueueSnapshots().keep(mill.broker)
     clock.advance(10)
     assert tile(Visitor(mill).get("/queues/mail"), "In")[0] == "5.98/min"
+
+
+def test_jobs_that_came_while_nobody_counted_are_no_trend(  # case M17
+    mill: Tidemill, clock: MovedClock
+) -> None:
+    # given 100 jobs that came at once after the last worker had left, 43 minutes ago
+    mill.broker.attach(Owner(id="w1", name="w1", concurrency=4))
+    snapshots = QueueSnapshots()
+    put(mill, 20)
+    end(mill, 20)
+    snapshots.acted()
+    clock.advance(60)
+    snapshots.keep(mill.broker)
+    put(mill, 100)
+    # then the queue grows at first, by what came since the worker left
+    clock.advance(100)
+    assert "the queue grows" in Visitor(mill).get("/queues/mail")
+    clock.advance(43 * 60 - 100)
+    text = Visitor(mill).get("/queues/mail")
+    # then the rate is over all that time, and nobody knows whether the queue grows
+    assert tile(text, "In")[0] == "2.33/min"
+    assert "not counted lately" in text
+    assert "the queue grows" not in text
+    assert "grows" not in words(Visitor(mill).get("/queues"))
