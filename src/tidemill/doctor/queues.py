@@ -42,7 +42,9 @@ def backlog(seen: Seen) -> Iterator[Finding]:
     if worst > OLD and found:
         return
     oldest = f"the oldest ready job of {where} is {duration(worst)} old"
-    text = oldest if where else "no job is ready"
+    ready = sum(row.ready for row in seen.queues)
+    some = f"{count(ready, 'ready job')} in paused queues, or of unknown age"
+    text = oldest if where else some if ready else "no job is ready"
     yield Finding("backlog", "ok", text)
 
 

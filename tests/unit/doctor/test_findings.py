@@ -106,6 +106,13 @@ def test_holds_hide_no_running_job(mill: Tidemill) -> None:  # case M17
         assert "1 of 4 slots busy" in words(Visitor(mill).get("/workers"))
 
 
+def test_ready_jobs_of_a_paused_queue_are_ready(mill: Tidemill) -> None:  # case M17
+    mill.queue("mail").put_many([1, 2, 3])
+    mill.broker.set_queue("mail", paused=True)
+    [backlog] = [one for one in examine(mill) if one.check == "backlog"]
+    assert backlog.message == "3 ready jobs in paused queues, or of unknown age"
+
+
 def words(text: str) -> str:
     """The text of a page as a reader sees it, in one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text.partition("<main")[2])).split())

@@ -50,8 +50,9 @@ class QueueStats(msgspec.Struct, kw_only=True):
         retried: failed attempts after which the job was tried again.
         purged: jobs that purges have deleted.
         oldest: the creation time (wall time) of the ready job that was accepted first; 0 when no
-            job is ready. A store may look only at its 256 highest priorities, and only at 256 keys
-            of limits.
+            job is ready, or if its age is not known. A store may look only at its 256 highest
+            priorities, and only at some keys of limits (about 256 on Redis, 1,000 on LMDB and
+            PostgreSQL).
         carried: the number of ready jobs that lie with the carrier (:mod:`.carrier`).
         consumers: the number of consumers by the server's count, for a broker that cannot look into
             its queues; -1 for other brokers. A broker that cannot look into its queues also knows
