@@ -134,9 +134,9 @@ BREAKS = (
     ),
     Break(
         "PostgreSQL: a put sends no NOTIFY.",
-        "brokers/postgres/sql/20_put.sql",
-        "            PERFORM pg_notify(place, word);\n",
-        "            NULL;\n",
+        "brokers/postgres/sql/45_wakeup.sql",
+        "PERFORM pg_notify(s.channel, s.owner::text);\n            END LOOP;\n        END LOOP;",
+        "NULL;\n            END LOOP;\n        END LOOP;",
         "tests/conformance tests/unit/brokers/postgres -k 'postgresql and (wake or sleep)'",
     ),
     Break(
