@@ -156,7 +156,7 @@ def _act(
 ) -> list[bool]:
     """Act on the wholes among the jobs, and then on the other jobs.
 
-    With ``gone_too`` a whole is also one whose own job is gone, while parts of it are left.
+    With ``gone_too``, act also on a chain or group whose own job is deleted, if it has parts left.
     """
     given, done = list(ids), dict[str, bool]()
     if not _has_flows(mill):

@@ -226,7 +226,7 @@ def _rates(
 def _shrinks(page: Page, stats: QueueStats, points: list[QueuePoint], seen: float) -> float | None:
     """By how many ready jobs a second a queue shrinks now; negative for a queue that grows.
 
-    It compares the present with the end of a minute, 20 to 80 seconds ago, or with the last minute
+    The function compares now with the end of a minute, 20 to 80 seconds ago, or of the last minute
     in the history. None without such a minute, or if the number is the same.
     """
     now, span = page.look.at, MINUTE

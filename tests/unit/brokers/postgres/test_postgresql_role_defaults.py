@@ -56,7 +56,7 @@ def test_each_session_has_the_settings_that_it_needs(broker: PostgresBroker) -> 
         text = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name"
         sessions.append(dict(conn.execute(text, [list(DEFAULTS)]).fetchall()))
 
-    # when the session of calls and the session that listens are asked
+    # when both sessions tell their settings: that of calls, and that of notifications
     broker._session.connections.run(lambda _, conn: look(conn))
     assert broker._session.wake_ups is not None
     broker._session.wake_ups._do(look)

@@ -239,7 +239,7 @@ def test_the_oldest_jobs_of_all_queues_are_sought_in_a_bounded_number_of_steps(
     # when they are listed
     broker._lines.ask(b"CONFIG", b"RESETSTAT")
     rows = {row.name: row for row in broker.stats()}
-    # then the steps are few, and what was seen is told
+    # then the script takes few steps, and tells the oldest job that it saw
     found = re.search(rb"cmdstat_zrangebyscore:calls=(\d+)", broker._lines.ask(b"INFO", b"all"))
     assert found is not None
     assert int(found[1]) <= 1000

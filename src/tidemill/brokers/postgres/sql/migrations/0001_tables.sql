@@ -95,7 +95,7 @@ CREATE TABLE tidemill.lease (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lease_deadline ON tidemill.lease (deadline) WHERE deadline IS NOT NULL;
--- Leases may lie with a carrier, see 48_carrier.sql. Such leases have the owner 0.
+-- A lease with owner 0 lies with a carrier, see 48_carrier.sql.
 CREATE INDEX lease_carried ON tidemill.lease (line, seq) WHERE owner = 0;
 
 CREATE TABLE tidemill.done (
@@ -266,8 +266,8 @@ CREATE TABLE tidemill.arrival (
     first  bigint NOT NULL               -- the first of its numbers here
 );
 
--- Flows. The row in "behind" says what a job still waits for. It is kept as long as the job, so that the
--- end of a group is counted without a change of the job.
+-- Flows. The row of a job in "behind" says what the job still waits for. The row stays as long as the job.
+-- So the end of a group changes this row, and not the job.
 
 CREATE TABLE tidemill.behind (
     seq      bigint  PRIMARY KEY,
