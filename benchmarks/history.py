@@ -47,7 +47,9 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 
 STEPS = 200
 BODY = b"x" * 100

@@ -29,7 +29,8 @@ from pathlib import Path
 import psutil
 
 from tidemill import Filter, Tidemill
-from tidemill.core.job import Planned, Record
+from tidemill.core.envelope import Planned
+from tidemill.core.job import Record
 from tidemill.schedules import record as stored
 from tidemill.schedules.rules import Rule
 

@@ -15,8 +15,6 @@ from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
 from tidemill.dashboard.security import CSRF_COOKIE
 
-__all__ = ["Visitor", "counted", "listed", "numbers"]
-
 LINK = re.compile(r'<a (?:class="[^"]*" )?href="([^"]*/jobs\?[^"]*)"[^>]*>(.*?)</a>', re.DOTALL)
 VALUE = re.compile(r'class="value">([^<]*)<')
 

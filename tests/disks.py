@@ -11,8 +11,6 @@ from pathlib import Path
 
 from servers.base import lacks
 
-__all__ = ["fill_disk", "kept_full", "mounted", "take_inodes"]
-
 
 @contextlib.contextmanager
 def mounted(place: Path, options: str = "size=12m") -> Iterator[Path]:

@@ -8,8 +8,6 @@ import pytest
 
 from tidemill.core.clock import clock
 
-__all__ = ["MovedClock"]
-
 
 class MovedClock:
     """The clocks that all code of this process reads, and the clocks of the servers it calls.

@@ -52,8 +52,8 @@ from tidemill.core.config import (
     default_url,
     url_from_environment,
 )
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.forks import after_fork, check_fork
-from tidemill.core.job import Envelope, Links
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
 from tidemill.schedules.declare import Schedules
@@ -67,8 +67,6 @@ from tidemill.workflows.enqueue import (
     txn_of,
 )
 from tidemill.workflows.handles import JobGroup
-
-__all__ = ["Tidemill"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

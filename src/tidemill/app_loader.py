@@ -21,8 +21,6 @@ from tidemill.client.context import LIBRARIES, app_import, users_frames
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.suggest import did_you_mean, hint
 
-__all__ = ["load_app"]
-
 LONG = 5.0
 """Seconds after which the log has the stack of an import."""
 

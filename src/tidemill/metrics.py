@@ -30,8 +30,6 @@ from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["CONTENT_TYPE", "Collector", "Family", "exposition"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of :func:`exposition`."""
 

@@ -45,8 +45,6 @@ from tidemill.core.job import Lease, Outcome
 from tidemill.core.locks import Lock
 from tidemill.core.retry import Retry, Skip, Snooze, WorkerStopping
 
-__all__ = ["instrument"]
-
 Relation = Literal["link", "child"]
 
 _SYSTEM = "tidemill"

@@ -43,7 +43,8 @@ from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.worker.in_process import PATIENCE, judge, running_worker
-from tidemill.worker.supervisor import Settings, Supervisor
+from tidemill.worker.settings import Settings
+from tidemill.worker.supervisor import Supervisor
 
 try:
     import pytest

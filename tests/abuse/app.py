@@ -12,8 +12,6 @@ from abuse.catalogue import Misdeed, catalogue
 from abuse.counters import Counters
 from tidemill import Tidemill, current_job
 
-__all__ = ["LONGEST", "declare"]
-
 LONGEST = 40.0
 """Seconds a long job waits for its release at most."""
 

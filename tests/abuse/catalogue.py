@@ -13,22 +13,6 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = [
-    "ASYNCIO",
-    "MAIN",
-    "POOLS",
-    "SUCCEEDS",
-    "THREADS",
-    "End",
-    "Misdeed",
-    "blocks",
-    "catalogue",
-    "dies",
-    "fails",
-    "misdeed",
-    "times_out",
-]
-
 THREADS, MAIN, ASYNCIO = POOLS = "threads", "main thread", "asyncio"
 
 

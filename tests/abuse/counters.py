@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ROWS", "Counters", "Row"]
-
 _ROW = struct.Struct("=IIIIdd")
 ROWS = 64
 

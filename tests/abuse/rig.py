@@ -29,8 +29,6 @@ from abuse.catalogue import ASYNCIO, MAIN, THREADS, End, Misdeed, catalogue
 from abuse.counters import Counters
 from tidemill.core.job import Record, State
 
-__all__ = ["CELLS", "Outcome", "one_cell", "try_misdeed"]
-
 _TESTS = Path(__file__).resolve().parent.parent
 
 CELLS = ((THREADS, 4), (MAIN, 1), (MAIN, 4), (ASYNCIO, 1), (ASYNCIO, 4))

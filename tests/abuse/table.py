@@ -10,8 +10,6 @@ from pathlib import Path
 from abuse.catalogue import Misdeed, catalogue
 from abuse.rig import CELLS, Outcome
 
-__all__ = ["PAGE", "Results", "page", "titles"]
-
 PAGE = Path(__file__).parent.parent.parent / "docs" / "misdeeds.md"
 Results = dict[tuple[str, str, int], Outcome]
 

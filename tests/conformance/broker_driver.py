@@ -18,17 +18,10 @@ from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.store import Store
 from tidemill.core.backoff import ENDLESS, RetryPolicy
 from tidemill.core.clock import new_id
-from tidemill.core.job import (
-    Envelope,
-    Lease,
-    Note,
-    Outcome,
-    Owner,
-    Record,
-    State,
-    Verdict,
-    rank_of,
-)
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease, Note, Outcome, Record, State, Verdict
+from tidemill.core.owner import Owner
+from tidemill.core.priority import rank_of
 
 UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 

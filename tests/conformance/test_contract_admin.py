@@ -12,7 +12,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.job import NOT_STARTED, Command, Outcome, State
+from tidemill.core.job import NOT_STARTED, Outcome, State
+from tidemill.core.owner import Command
 
 
 def in_every_state(broker: Broker, worker: LiveOwner, clock: Clock) -> dict[State, str]:

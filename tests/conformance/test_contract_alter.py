@@ -17,10 +17,12 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.unknown_tasks import with_unknown_tasks
+from tidemill.core.backoff import RetryPolicy
+from tidemill.core.envelope import Links
 from tidemill.core.errors import QueueFull, StoreMoved
-from tidemill.core.job import Links, Outcome, Record, State, Verdict, rank_of
+from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.retry import RetryPolicy
+from tidemill.core.priority import rank_of
 
 WAITS = (State.WAITING, State.SCHEDULED, State.READY)
 URGENT = rank_of(9)

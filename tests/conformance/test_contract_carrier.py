@@ -18,8 +18,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import RetryPolicy
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Envelope, Lease, Links, Outcome, Placed, Record, RunOn, State, Verdict
+from tidemill.core.job import Lease, Outcome, Placed, Record, RunOn, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.transfer.store_to_store import move
 

@@ -17,7 +17,7 @@ from servers import Proxy
 
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 
 NETWORK = [kind for kind in KINDS if kind.name in ("redis", "postgresql", "rabbitmq", "http")]
 PATIENCE = 40.0

@@ -8,7 +8,8 @@ from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.core.errors import DuplicateJob
-from tidemill.core.job import Outcome, Placed, Put, State, rank_of
+from tidemill.core.job import Outcome, Placed, Put, State
+from tidemill.core.priority import rank_of
 
 
 def put(broker: Broker, id: str, **fields: object) -> Put:

@@ -18,7 +18,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.consumers import Stop
 from tidemill.client.limit_hold import LimitHold
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.testing import worker
 
 SOON = 30.0

@@ -14,7 +14,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
-from tidemill.core.job import Envelope, Lease, Outcome, Planned, State
+from tidemill.core.envelope import Envelope, Planned
+from tidemill.core.job import Lease, Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 

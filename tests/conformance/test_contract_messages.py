@@ -14,7 +14,7 @@ from kinds import Kind
 from tidemill import LeaseLost, Message, Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from tidemill.brokers.contract.history import History, NotedAct, with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, MOST_NOTED, HistoryRow
 from tidemill.core.clock import clock
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Outcome, State, rank_of
+from tidemill.core.job import Outcome, State
+from tidemill.core.priority import rank_of
 
 AT = int(clock.wall())
 

@@ -12,8 +12,9 @@ from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
+from tidemill.core.envelope import Links
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Links, Outcome, Placed, Put, RunOn, State
+from tidemill.core.job import Outcome, Placed, Put, RunOn, State
 from tidemill.core.purge_mark import is_of_purge
 
 READY, SCHEDULED, WAITING = State.READY, State.SCHEDULED, State.WAITING

@@ -22,7 +22,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import DuplicateJob, InvalidOption, TidemillError
-from tidemill.core.job import Command, Lease, Outcome, Owner, Placed, State, Verdict
+from tidemill.core.job import Lease, Outcome, Placed, State, Verdict
+from tidemill.core.owner import Command, Owner
 
 pytestmark = pytest.mark.needs(Feature.REMOTE_OWNERS)
 

@@ -12,7 +12,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.memory.broker import MemoryBroker
-from tidemill.core.job import Links, Outcome, Placed, RunOn, State, Unique, Verdict
+from tidemill.core.envelope import Links, Unique
+from tidemill.core.job import Outcome, Placed, RunOn, State, Verdict
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.owner import Owner
 
 ROOT = Path(tidemill.__file__).parent
 BOUND = 20.0

@@ -33,20 +33,12 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope, Links, Unique
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import (
-    Envelope,
-    Links,
-    Note,
-    Outcome,
-    Owner,
-    Record,
-    RunOn,
-    Unique,
-    Verdict,
-    rank_of,
-)
+from tidemill.core.job import Note, Outcome, Record, RunOn, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
+from tidemill.core.priority import rank_of
 
 QUEUES = ("a", "b")
 SCHEDULES = ("s1", "s2", "s3")

@@ -10,7 +10,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.backoff import RetryPolicy, backoff
-from tidemill.core.job import DEFAULT_TTR, Note, Outcome, Owner, State, Verdict
+from tidemill.core.job import DEFAULT_TTR, Note, Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.needs(Feature.UNKNOWN)
 

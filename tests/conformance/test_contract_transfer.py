@@ -15,8 +15,10 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope, Links, Unique
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Command, Envelope, Links, Outcome, Placed, Put, Record, State, Unique
+from tidemill.core.job import Outcome, Placed, Put, Record, State
+from tidemill.core.owner import Command
 from tidemill.transfer.store_to_store import PASSES
 
 ELSEWHERE = "lmdb://./elsewhere"

@@ -11,8 +11,9 @@ from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.envelope import Unique
 from tidemill.core.errors import DuplicateJob
-from tidemill.core.job import Outcome, Placed, Put, State, Unique
+from tidemill.core.job import Outcome, Placed, Put, State
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,9 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.unknown_tasks import UnknownTask, with_unknown_tasks
-from tidemill.core.job import Lease, Outcome, Owner, State, Verdict
+from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.needs(Feature.UNKNOWN)
 ERROR = "no worker knows task 'b.work'"

@@ -12,8 +12,9 @@ from kinds import Clock, Kind
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import DuplicateJob, InvalidOption, JobNotFound
-from tidemill.core.job import Envelope, Links, Outcome, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
 
 READY, WAITING, SCHEDULED = State.READY, State.WAITING, State.SCHEDULED
 SUCCEEDED, FAILED, CANCELLED = State.SUCCEEDED, State.FAILED, State.CANCELLED

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["SECONDS", "Project"]
-
 SITE = Path(__file__).parent / "site"
 SECONDS = 120.0
 

@@ -21,8 +21,6 @@ from playwright.sync_api import (
 )
 from servers.base import program
 
-__all__ = ["PHONE", "WIDE", "Visit", "check_screens", "open_browser", "open_visits", "run_letters"]
-
 expect.set_options(timeout=60_000)  # milliseconds; 5 s are too few on a busy machine
 AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
 GRAVE = ("serious", "critical")

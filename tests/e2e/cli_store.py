@@ -13,7 +13,8 @@ from tidemill import Retries, Tidemill, current_job
 from tidemill.cli import main
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
-from tidemill.worker.supervisor import Settings, Supervisor
+from tidemill.worker.settings import Settings
+from tidemill.worker.supervisor import Supervisor
 
 
 class Desk:

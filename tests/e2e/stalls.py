@@ -25,8 +25,6 @@ from servers.http import JobServer
 
 from tidemill.core.clock import new_id
 
-__all__ = ["KINDS", "Lock", "lmdb_locked", "open_stalling"]
-
 Lock = Callable[[Place], contextlib.AbstractContextManager[None]]
 """Keeps the store of a place from answering for the time of a block."""
 

@@ -18,7 +18,8 @@ from servers import CARRIED, RabbitMQ, Redis, carried_url
 from tidemill import Tidemill, chain, group
 from tidemill.cli import main
 from tidemill.core.clock import new_id
-from tidemill.core.job import Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 
 S = State
 

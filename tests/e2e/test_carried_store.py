@@ -22,9 +22,11 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Envelope, Lease, Outcome, Owner, Record, State, Verdict
+from tidemill.core.job import Lease, Outcome, Record, State, Verdict
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Owner
 from tidemill.transfer.store_to_store import move
 
 S = State

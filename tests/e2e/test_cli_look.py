@@ -17,7 +17,8 @@ from servers import carried_url
 from tidemill import State, Tidemill, group
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.core.clock import new_id
-from tidemill.core.job import Note, Owner
+from tidemill.core.job import Note
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

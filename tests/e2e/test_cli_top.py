@@ -25,7 +25,8 @@ from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.cli.top.rates import Meter
 from tidemill.cli.top.snapshot import take
-from tidemill.core.job import Lease, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.owner import Owner
 
 TOP = ("-m", "tidemill", "top", "-i", "0.1", "--url")
 

@@ -16,7 +16,7 @@ from tidemill import (
     State,
     Tidemill,
 )
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 
 
 def test_at_most_once(mill: Tidemill) -> None:

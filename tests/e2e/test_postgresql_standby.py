@@ -17,8 +17,9 @@ from servers import Postgres
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import grants_of, open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.errors import Away
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.owner import Owner
 
 PATIENCE = 120
 

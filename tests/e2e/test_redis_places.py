@@ -16,7 +16,8 @@ from servers import Proxy, Redis, Sentinel, free_port, program
 
 from tidemill import BrokerUnavailable, chain, group
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

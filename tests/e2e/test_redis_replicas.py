@@ -12,8 +12,8 @@ from harness import SLACK, eventually
 from servers import Proxy, Redis
 
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import DuplicateJob, InvalidOption, NotReplicated
-from tidemill.core.job import Envelope
 
 
 @pytest.fixture

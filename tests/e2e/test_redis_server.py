@@ -17,7 +17,9 @@ from tidemill import BrokerUnavailable, ResultNotKept, StoreFull, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

@@ -29,7 +29,7 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.server import tokens
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.run import serve

@@ -17,7 +17,8 @@ from servers.http import JobServer
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, SERVER, VERSION
-from tidemill.core.job import Command, Owner, Record
+from tidemill.core.job import Record
+from tidemill.core.owner import Command, Owner
 
 COUNT = 600
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]

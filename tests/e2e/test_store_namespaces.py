@@ -12,7 +12,7 @@ import pytest
 from servers.base import lacks
 
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 

@@ -15,7 +15,8 @@ from harness import Place, eventually, open_place
 
 from tidemill import JobFailed, JobNotFound, ResultNotKept, ResultTimeout, Tidemill
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Envelope, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
 from tidemill.core.retry import Retries
 
 pytestmark = pytest.mark.everyday

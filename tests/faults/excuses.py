@@ -27,8 +27,6 @@ from typing import NamedTuple
 
 from harness import Line
 
-__all__ = ["ALONE", "Blow", "Excuses", "Put", "Row", "Span", "forgets_from", "read_puts"]
-
 ALONE = "kills alone"
 """The row of what happened while the server had no misfortune."""
 

@@ -37,8 +37,6 @@ from storm_app import TIMEOUT  # noqa: E402
 
 from tidemill.brokers.contract.features import Feature  # noqa: E402
 
-__all__ = ["RIGS", "Outcome", "faults"]
-
 PATIENCE = 3.0
 """Seconds that a put waits: less than most misfortunes last, so that puts are refused."""
 

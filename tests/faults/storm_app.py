@@ -6,8 +6,6 @@ producer rests after each put.
 
 from __future__ import annotations
 
-__all__ = ["APP", "TIMEOUT"]
-
 TIMEOUT = 0.2
 """Seconds that ``hangs`` and ``spins`` may run."""
 

@@ -15,9 +15,9 @@ from servers import postgres_store, redis_url
 
 from tidemill import Fail, Tidemill
 from tidemill.core.clock import new_id
-from tidemill.dashboard import bulk_run
+from tidemill.dashboard import bulk_notes, bulk_run
 from tidemill.dashboard.audit import notes
-from tidemill.dashboard.bulk_run import Bulk
+from tidemill.dashboard.bulk_notes import Bulk
 from tidemill.testing import run_all
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -29,7 +29,7 @@ STORES: dict[str, Callable[[Path], str]] = {
 RUNNER = """
 import signal, sys, threading
 from tidemill import Tidemill
-from tidemill.dashboard import bulk_run
+from tidemill.dashboard import bulk_notes, bulk_run
 from tidemill.dashboard.job_query import parse
 
 act, sent = bulk_run.act_and_keep, [0]
@@ -78,7 +78,7 @@ def runner(mill: Tidemill, when: str, how: str) -> subprocess.Popen[bytes]:
 
 def taken_over(mill: Tidemill) -> Bulk:
     """The operation after another runner has gone on with it."""
-    [bulk] = bulk_run.operations(mill)
+    [bulk] = bulk_notes.operations(mill)
     bulk.beat -= 60
     assert bulk.shown_state == "interrupted"
     bulk.rate = 0
@@ -87,7 +87,7 @@ def taken_over(mill: Tidemill) -> Bulk:
         if thread.name.startswith("bulk-"):
             thread.join(60)
             assert not thread.is_alive()
-    return bulk_run.get(mill, bulk.id)
+    return bulk_notes.get(mill, bulk.id)
 
 
 def states(mill: Tidemill) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_stopped_runner_that_comes_back_acts_no_more(mill: Tidemill) -> None:
     # then
     assert process.returncode == 0, errors
     assert states(mill) == ["failed"] * 12
-    assert bulk_run.get(mill, bulk.id) == bulk
+    assert bulk_notes.get(mill, bulk.id) == bulk
     assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
 
 
@@ -122,7 +122,7 @@ def test_a_runner_stopped_after_its_act_counts_no_more(mill: Tidemill) -> None:
         finally:
             process.kill()
     assert process.returncode == 0, errors
-    bulk = bulk_run.get(mill, bulk.id)
+    bulk = bulk_notes.get(mill, bulk.id)
     assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 7, 0, 5)
     assert states(mill) == ["ready"] * 12
 

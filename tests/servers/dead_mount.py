@@ -12,8 +12,6 @@ from pathlib import Path
 
 from .base import lacks
 
-__all__ = ["dead_mount"]
-
 _INIT, _MINOR = 26, 31
 _FORCE, _DETACH = 1, 2
 _REQUEST = struct.Struct("=IIQ")  # length, what is asked, its number

@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .postgres import Postgres
 
-__all__ = [
-    "add_database",
-    "django_on_mariadb",
-    "django_on_own_postgres",
-    "django_on_postgres",
-    "django_on_sqlite",
-]
-
 
 def django_on_sqlite(folder: str) -> str:
     """The URL of a new store in an SQLite file in a folder."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from .base import Server, listens, program
 
-__all__ = ["MariaDB", "mariadb_url"]
-
 
 class MariaDB(Server):
     """A MariaDB server of its own, which believes every user; for tests of ``django://``."""

@@ -22,8 +22,6 @@ from tidemill.brokers.registry import open_broker
 from tidemill.server.http.broker_rpc import BrokerRpc
 from tidemill.server.http.remote_owners import give_up_silent_owners
 
-__all__ = ["forget_served", "http_url", "served", "served_for_a_while"]
-
 T = TypeVar("T")
 MOST = 16 * 1024 * 1024
 

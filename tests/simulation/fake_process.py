@@ -42,7 +42,8 @@ from virtual_time import VirtualTime
 
 from tidemill.client.context import JobContext
 from tidemill.core.errors import JobCancelled, TidemillError
-from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
+from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
+from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping

@@ -8,7 +8,8 @@ from moved_clock import MovedClock
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.owner import Owner
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.scheduling import Scheduling
 

@@ -9,7 +9,8 @@ import threading
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.owner import Owner
 
 
 class Lossy:

@@ -17,7 +17,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Lease, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
+from tidemill.core.owner import Owner
 
 PRELUDE = """
 import sys, os, signal, time

@@ -16,7 +16,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Lease
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 
 PRELUDE = """
 import sys, os, signal, time

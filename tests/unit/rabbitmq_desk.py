@@ -15,8 +15,9 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Outcome, Verdict
+from tidemill.core.job import Outcome, Verdict
 
 sys.path.append(str(Path(__file__).parent.parent / "conformance"))
 

@@ -7,6 +7,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from offences import expect_none
@@ -117,6 +118,15 @@ def missing(modules: list[str]) -> Iterator[str]:
             except ImportError as error:
                 if importlib.util.find_spec("django_tasks") or "django-tasks" not in str(error):
                     raise
+
+
+def test_only_packages_and_modules_for_users_list_their_names() -> None:
+    for_users = {"errors.py", "testing.py"}
+    expect_none(
+        f"{path}:1 __all__ stands in a module for which users have no import."
+        for path in Path(tidemill.__file__).parent.rglob("*.py")
+        if path.name not in {"__init__.py", *for_users} and "\n__all__ = " in path.read_text()
+    )
 
 
 def test_each_exported_name_exists() -> None:

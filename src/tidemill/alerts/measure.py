@@ -15,9 +15,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing
-from tidemill.core.job import Owner
-
-__all__ = ["Value", "check_measurable", "measure"]
+from tidemill.core.owner import Owner
 
 
 class Value(msgspec.Struct, frozen=True):

@@ -13,8 +13,6 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import did_you_mean
 
-__all__ = ["KINDS", "Rule", "Rules", "Target", "read_rules"]
-
 KINDS = {
     "oldest": "the age in seconds of the oldest ready job of a queue",
     "depth": "the number of ready jobs of a queue",

@@ -15,8 +15,6 @@ import msgspec
 from tidemill.alerts.rules import Target
 from tidemill.brokers.network.address import opener_without_redirects
 
-__all__ = ["Message", "SendFailed", "send"]
-
 _LAST_LINES = 10_000  # bytes
 _PAUSES = (1.0, 4.0, 16.0)  # seconds before the next tries
 

@@ -15,8 +15,6 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
 
-__all__ = ["Alert", "alerts", "forget", "keep"]
-
 _KIND = "alert"
 
 

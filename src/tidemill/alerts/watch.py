@@ -21,8 +21,6 @@ from tidemill.brokers.contract.history_rows import join_name
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
-__all__ = ["Watch"]
-
 log = logging.getLogger("tidemill.alerts")
 
 

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from tidemill.brokers.contract.features import Feature
     from tidemill.brokers.contract.store import Store
 
-__all__ = [
-    "DriverMissing",
-    "check_url",
-    "features_of",
-    "grants_of",
-    "instrument_calls",
-    "instrumented",
-    "migrate_store",
-    "open_broker",
-]
-
 # The package of a broker has ``open_url``, and ``check_url``, which refuses a wrong URL without
 # opening anything. It may have ``migrate_url`` if its stores need tables, ``grants_url`` if users
 # of the server need rights, ``features_of`` if a URL determines the features, and ``read_url`` if

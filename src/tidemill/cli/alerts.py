@@ -20,8 +20,6 @@ from tidemill.core.log_output import LogSettings, log_output
 if TYPE_CHECKING:
     from tidemill.alerts.rules import Rules
 
-__all__ = ["alerts"]
-
 _RULES = click.argument(
     "rules", envvar="TIDEMILL_ALERTS", metavar="RULES", type=click.Path(dir_okay=False)
 )

@@ -15,8 +15,6 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import parse_url
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["app_option", "json_option", "open_mill", "store_options", "url_option"]
-
 Verb = Callable[..., Any]
 
 _NEEDS = {

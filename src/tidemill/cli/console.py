@@ -12,27 +12,12 @@ import click
 import msgspec
 
 from tidemill.core.clock import clock as clocks
-from tidemill.doctor.words import duration, size
+from tidemill.doctor.words import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
-
-__all__ = [
-    "Table",
-    "ago",
-    "clean",
-    "clock",
-    "console",
-    "duration",
-    "plain",
-    "print_json",
-    "size",
-    "style_of",
-    "styled",
-    "table",
-]
 
 _STYLES = {
     "ready": "cyan",

@@ -13,8 +13,6 @@ from tidemill.doctor.examine import examine
 from tidemill.doctor.findings import Finding
 from tidemill.doctor.versions import installed, remedy
 
-__all__ = ["doctor"]
-
 
 @click.command()
 @url_option

@@ -14,8 +14,6 @@ from tidemill.client.job_handle import Job
 from tidemill.core.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
 from tidemill.core.job import State
 
-__all__ = ["argument", "enqueue", "keyword"]
-
 
 @click.command()
 @click.argument("task")

@@ -18,14 +18,13 @@ from tidemill.client.history_numbers import TaskNumbers
 from tidemill.core.clock import clock
 from tidemill.core.config import lmdb_url
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
+from tidemill.doctor import words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tidemill.cli.console import Table
-
-__all__ = ["backup", "info"]
 
 
 @click.command()
@@ -55,7 +54,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
         return
     out = console.console()
     for name, value in facts.items():
-        shown = console.size(value) if name.endswith("_bytes") else str(value)
+        shown = words.size(value) if name.endswith("_bytes") else str(value)
         shown = console.ago(value) if name == "made" else shown
         out.print(f"{name.removesuffix('_bytes'):<9} {console.clean(shown, one_line=True)}")
     counts = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count)
@@ -150,4 +149,4 @@ def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
         console.print_json({"folder": target, "bytes": count})
     else:
         url = shlex.quote(lmdb_url(target))
-        click.echo(f"copied to {target}, {console.size(count)}; it opens as a store: --url {url}")
+        click.echo(f"copied to {target}, {words.size(count)}; it opens as a store: --url {url}")

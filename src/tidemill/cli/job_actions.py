@@ -27,8 +27,6 @@ from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.job import GROUP, WAITING_STATES, Record, State
 
-__all__ = ["alter", "cancel", "delete", "retry"]
-
 _BATCH = 500
 _RETRIED = frozenset({State.FAILED})
 _CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})

@@ -18,8 +18,6 @@ from tidemill.core.config import MAX_NAME
 from tidemill.core.errors import InvalidOption, JobNotFound
 from tidemill.core.job import Record, State
 
-__all__ = ["every", "failed_job", "filter_options", "whole_group", "whole_id"]
-
 _PAGE = 500
 _PART_LEAST = 4
 """The least number of characters in a part of an id, as in git.

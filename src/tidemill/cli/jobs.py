@@ -19,15 +19,16 @@ from tidemill.client.queue_deletion import no_such_queue
 from tidemill.client.results import size_of
 from tidemill.client.trail import Event, attempt_text, trail_of
 from tidemill.core.clock import short_id
+from tidemill.core.envelope import Planned
 from tidemill.core.errors import CodecError
-from tidemill.core.job import DEFAULT_TTR, GROUP, Planned, Record, State, priority_of
+from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
+from tidemill.core.priority import priority_of
 from tidemill.core.suggest import hint
+from tidemill.doctor import words
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-
-__all__ = ["explain", "job", "job_lines", "jobs"]
 
 _RESULT_MOST = 2000
 _LINE_MOST = 10_000  # columns, so that no line is wrapped
@@ -295,7 +296,7 @@ def _print_event(out: Console, event: Event, last: float) -> None:
 
     from tidemill.cli import console
 
-    gap = f"+{console.duration(max(0.0, event.time - last))}" if last and event.time else ""
+    gap = f"+{words.duration(max(0.0, event.time - last))}" if last and event.time else ""
     line = Text()
     line.append(f"{console.clock(event.time):<23} {gap:>10}  ", style="dim")
     line.append(console.clean(event.what), style=console.style_of(event.what.split(",")[0]))

@@ -14,8 +14,6 @@ from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.declare import Breaker, limit_public, terms_text
 
-__all__ = ["limit"]
-
 _NONE = "none"
 
 

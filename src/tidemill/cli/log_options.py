@@ -11,8 +11,6 @@ from click.core import ParameterSource
 
 from tidemill.core.log_output import FORMATS, LEVELS, LogSettings
 
-__all__ = ["log_options"]
-
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options, as ``logs``. Child processes find them in the environment."""

@@ -16,8 +16,6 @@ from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
 from tidemill.transfer.to_carrier import listed
 
-__all__ = ["move"]
-
 _SHOWN = 10
 
 

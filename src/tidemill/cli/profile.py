@@ -18,8 +18,6 @@ from tidemill.client.worker_reports import (
 )
 from tidemill.core.errors import TidemillError
 
-__all__ = ["profile"]
-
 _TOP = 20  # functions of the table
 
 

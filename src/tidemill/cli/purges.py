@@ -13,8 +13,6 @@ from tidemill.cli.connect import json_option, store_options
 from tidemill.client import purges as kept
 from tidemill.client.queue_deletion import no_such_queue
 
-__all__ = ["purge", "purges", "restore"]
-
 
 @click.command()
 @click.argument("queue")

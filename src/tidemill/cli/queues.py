@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tidemill.cli.console import Table
 
-__all__ = ["delete_queue", "pause", "public", "queues", "queues_table", "recall", "resume"]
-
 
 _MOST_PATTERNS = 3
 """The most patterns of a queue that a table names. If there are more, the table counts them."""

@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 
-__all__ = ["snapshot", "watch"]
-
 log = logging.getLogger("tidemill.reload")
 
 EVERY = 1.0

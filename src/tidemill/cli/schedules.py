@@ -19,8 +19,6 @@ from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
 from tidemill.schedules.rules import times
 
-__all__ = ["schedule"]
-
 Verb = Callable[..., Any]
 
 

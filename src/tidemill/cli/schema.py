@@ -7,8 +7,6 @@ import click
 from tidemill.brokers.registry import grants_of, migrate_store
 from tidemill.cli.connect import json_option
 
-__all__ = ["migrate"]
-
 
 @click.command()
 @click.argument("url", metavar="URL", envvar="TIDEMILL_URL")

@@ -21,8 +21,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.log_output import LogSettings, log_output
 
-__all__ = ["server", "token"]
-
 _AUTH = click.option(
     "--auth",
     envvar="TIDEMILL_AUTH",

@@ -8,8 +8,6 @@ from typing import Any
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["OLDEST", "load_server"]
-
 OLDEST = {"starlette": (0, 40), "uvicorn": (0, 30)}
 """The oldest versions that the server runs with, as in ``pyproject.toml``."""
 

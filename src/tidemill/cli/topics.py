@@ -10,8 +10,6 @@ from tidemill.cli.enqueue import argument
 from tidemill.core.errors import TidemillError
 from tidemill.core.suggest import hint
 
-__all__ = ["bind", "publish", "unbind"]
-
 
 @click.command()
 @click.argument("queue")

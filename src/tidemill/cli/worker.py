@@ -15,8 +15,6 @@ from tidemill.core.config import check_name
 from tidemill.core.cpu_limit import usable_cores
 from tidemill.core.log_output import LogSettings, log_output
 
-__all__ = ["worker"]
-
 
 @click.command()
 @click.argument("app")
@@ -138,7 +136,8 @@ def worker(
     """
     from tidemill.client.log_attributes import mark_records
     from tidemill.worker.banner import Start
-    from tidemill.worker.supervisor import Settings, Supervisor, install
+    from tidemill.worker.settings import Settings
+    from tidemill.worker.supervisor import Supervisor, install
 
     with log_output(logs):
         mark_records()  # for the supervisor; worker processes do the same

@@ -9,9 +9,7 @@ import click
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.worker_reports import ask_worker, find_worker
-from tidemill.core.job import RELAY
-
-__all__ = ["workers"]
+from tidemill.core.owner import RELAY
 
 
 @click.group()

@@ -22,10 +22,8 @@ import msgspec
 from tidemill.client.arguments import Argument, Arguments
 from tidemill.core.codec import pack, unpack
 from tidemill.core.converters import converter_of, full_name, is_number, plain_base
+from tidemill.core.envelope import Ref
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Ref
-
-__all__ = ["pack_checked_call"]
 
 _LEAVES = frozenset(
     {

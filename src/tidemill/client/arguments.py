@@ -17,8 +17,6 @@ import msgspec
 
 from tidemill.core.converters import Converter, converter_of, full_name, plain_base
 
-__all__ = ["TEXT_OF_BODY", "Argument", "Arguments", "summary"]
-
 TEXT_MOST = 120
 """The most characters of the text that shows a job's arguments."""
 

@@ -17,8 +17,6 @@ from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import Record, State
 
-__all__ = ["Completed", "Waited"]
-
 H = TypeVar("H", covariant=True)
 
 Waited = tuple[str, Callable[[str, Record | None], H]]

@@ -10,12 +10,10 @@ from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Envelope
 from tidemill.core.locks import Lock
 from tidemill.core.signals import SignalsDeferred
-
-__all__ = ["Batch"]
 
 
 class Batch:

@@ -11,8 +11,6 @@ from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import RunOn
 
-__all__ = ["Call", "PartialCall"]
-
 R = TypeVar("R")
 
 

@@ -14,8 +14,6 @@ from typing import Any, Protocol, Self, Unpack
 from tidemill.client.options import CallOptions
 from tidemill.core.job import RunOn, State
 
-__all__ = ["HOOKS", "Ended", "Hook", "Hooked"]
-
 HOOKS = {
     RunOn.SUCCESS: "on_success",
     RunOn.FAILURE: "on_failure",

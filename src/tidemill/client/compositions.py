@@ -24,30 +24,6 @@ from tidemill.core.dependencies import was_dropped
 from tidemill.core.errors import InvalidOption, RetryRefused
 from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, RunOn, State
 
-__all__ = [
-    "alter_all",
-    "alter_jobs",
-    "cancel_all",
-    "cancel_group",
-    "cancel_jobs",
-    "cause_of",
-    "cause_text",
-    "delete_all",
-    "delete_jobs",
-    "has_steps",
-    "is_hook",
-    "is_hook_id",
-    "jobs_before",
-    "lacks_members",
-    "lies_in",
-    "pages_of_parts",
-    "parents_of",
-    "retry_all",
-    "retry_job",
-    "retry_jobs",
-    "why_not_retried",
-]
-
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
 _HOOKS_MOST = 3  # the most hooks of one job
 _WHOLE = 20  # the most jobs that are read at once with their results, which may be large

@@ -30,11 +30,10 @@ from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import clock, new_id
 from tidemill.core.config import Seconds, check_count, check_name, check_seconds
 from tidemill.core.errors import CodecError, InvalidOption, StoreBusy, TidemillError
-from tidemill.core.job import Lease, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.locks import Condition, Lock
+from tidemill.core.owner import Owner
 from tidemill.core.signatures import refusal, trusted
-
-__all__ = ["FOREVER", "Consumers", "Session", "Stop"]
 
 T = TypeVar("T")
 log = logging.getLogger("tidemill")

@@ -14,22 +14,11 @@ from typing import Any, Protocol
 
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Envelope, Note, priority_of
+from tidemill.core.job import Note
+from tidemill.core.priority import priority_of
 from tidemill.core.stopping import NEVER, Stopping
-
-__all__ = [
-    "JobContext",
-    "Waits",
-    "current_job",
-    "running_job",
-    "this_job",
-    "waiting_for",
-    "LIBRARIES",
-    "app_import",
-    "is_importing",
-    "users_frames",
-]
 
 
 class Waits(Protocol):

@@ -25,8 +25,6 @@ from tidemill.core.errors import FeatureMissing, InvalidOption, TaskNotFound, Ti
 from tidemill.core.suggest import did_you_mean
 from tidemill.limits.declare import Limit
 
-__all__ = ["ABSENT", "FRESH", "Declarations"]
-
 FRESH = 10.0
 """Seconds for which a producer uses a declaration that it has read."""
 

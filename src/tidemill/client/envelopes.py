@@ -11,9 +11,7 @@ from tidemill.client.task import warn_if_local
 from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import pack_pickle_call, pack_plain_call, sign
 from tidemill.core.config import check_name, check_size
-from tidemill.core.job import Envelope, Links
-
-__all__ = ["envelope_of", "seal"]
+from tidemill.core.envelope import Envelope, Links
 
 
 def envelope_of(mill: Runtime, call: Call[object], job_id: str, links: Links | None) -> Envelope:

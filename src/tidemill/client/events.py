@@ -19,8 +19,6 @@ from tidemill.client.options import check_headers
 from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import hint
 
-__all__ = ["Event", "Events", "NewJob", "ProcessHandler", "headers_of"]
-
 Event = Literal["process_start", "process_stop", "enqueue"]
 ProcessHandler = Callable[[], Awaitable[None] | None]
 EnqueueHandler = Callable[["NewJob"], None]

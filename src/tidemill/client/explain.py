@@ -17,22 +17,12 @@ from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.config import main_module
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import GROUP, Owner, Record, RunOn, State
+from tidemill.core.job import GROUP, Record, RunOn, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_runs
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
-
-__all__ = [
-    "Wait",
-    "explain",
-    "explain_in",
-    "no_worker",
-    "serving",
-    "why_not_altered",
-    "why_not_run",
-    "why_ready",
-]
 
 AHEAD_MOST = 10_000
 """The most jobs that are counted before a ready job."""

@@ -16,8 +16,6 @@ from tidemill.client.runtime import Runtime
 if TYPE_CHECKING:
     from tidemill.client.options import Options
 
-__all__ = ["Features"]
-
 
 class Features:
     """The features of one app's broker. ``url`` is None while the app does not know its URL."""

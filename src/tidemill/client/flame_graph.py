@@ -11,8 +11,6 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 
-__all__ = ["collapsed", "flame_graph", "top_functions"]
-
 _LEAST = 0.001
 """A function gets a box if it has at least this part of all samples."""
 

@@ -7,8 +7,6 @@ import fnmatch
 from tidemill.client.runtime import DeclaredTask, Runtime
 from tidemill.client.task import NoSuchTask, import_task, make_task
 
-__all__ = ["FoundTasks"]
-
 
 class FoundTasks:
     """The methods of :class:`tidemill.Tidemill` that find tasks by a dotted path."""

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from tidemill.client.message import Message
 from tidemill.core.errors import LeaseLost
 
-__all__ = ["HeldMessages", "not_held"]
-
 _FEW = 1000
 """A table of up to this many messages is not searched for messages whose ttr has run out."""
 

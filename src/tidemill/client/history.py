@@ -30,8 +30,6 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.rollup import FAILED, RETRIED, WIDTH
 
-__all__ = ["DAY", "History", "Period"]
-
 DAY = 24 * 3600
 
 _PARTS = ("queue", "task", "release")

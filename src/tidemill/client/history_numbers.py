@@ -20,16 +20,6 @@ from tidemill.core.rollup import (
     percentile,
 )
 
-__all__ = [
-    "Deploy",
-    "FailureNumbers",
-    "QueueNumbers",
-    "QueuePoint",
-    "Series",
-    "TaskNumbers",
-    "Times",
-]
-
 
 class Times(msgspec.Struct, frozen=True):
     """How long some runs took, or waited, in seconds.

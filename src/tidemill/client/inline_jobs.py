@@ -11,8 +11,6 @@ from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Record
 from tidemill.core.locks import Lock
 
-__all__ = ["KEPT_MOST", "InlineJobs", "JobStore", "move_due"]
-
 KEPT_MOST = 10_000
 """The number of jobs that are kept; the oldest go first."""
 

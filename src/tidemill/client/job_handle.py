@@ -30,8 +30,10 @@ from tidemill.client.results import group_results
 from tidemill.client.runtime import Runtime
 from tidemill.client.threads import is_in_event_loop
 from tidemill.client.trail import Event, trail_of
+from tidemill.core.attempts import Attempt
 from tidemill.core.clock import new_id
 from tidemill.core.config import Seconds, check_alter, check_seconds
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import (
     JobCancelled,
     JobExpired,
@@ -42,17 +44,7 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.foreign_names import Kind, our_result_attribute
-from tidemill.core.job import GROUP, Attempt, Envelope, Record, State
-
-__all__ = [
-    "FIRST_POLL",
-    "FOREVER",
-    "LONGEST_POLL",
-    "UNCOMMITTED",
-    "Job",
-    "leave_out",
-    "no_such_attribute",
-]
+from tidemill.core.job import GROUP, Record, State
 
 R = TypeVar("R")
 log = logging.getLogger("tidemill")

@@ -13,8 +13,6 @@ from tidemill.client.message import Message
 from tidemill.core.errors import TidemillError
 from tidemill.core.locks import Condition
 
-__all__ = ["LEASE", "LeaseRenewal"]
-
 log = logging.getLogger("tidemill")
 
 LEASE = 60.0

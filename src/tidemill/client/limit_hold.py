@@ -36,8 +36,6 @@ from tidemill.core.errors import LeaseLost, LimitTimeout, TidemillError
 from tidemill.core.locks import Lock
 from tidemill.limits.declare import Limit
 
-__all__ = ["Holds", "LimitHold"]
-
 
 class Holds:
     """The places that one app holds in this process.

@@ -11,8 +11,8 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.client.limit_hold import Holds, LimitHold
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
+from tidemill.core.envelope import Ref
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Ref
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import (
@@ -23,8 +23,6 @@ from tidemill.limits.declare import (
     QueueLimitChanges,
     terms_from,
 )
-
-__all__ = ["Limits"]
 
 
 class Limits:

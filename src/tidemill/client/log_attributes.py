@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidemill.client.context import JobContext, running_job
-from tidemill.core.job import Envelope
-
-__all__ = ["job_name", "logged_as", "mark_records", "trace_ids_from"]
+from tidemill.core.envelope import Envelope
 
 TraceIds = Callable[[JobContext | None], tuple[str, str]]
 """Returns the ids of trace and span for a log record of the running job; empty without a trace."""

@@ -10,10 +10,10 @@ from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import Seconds, check_seconds, storable
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, LeaseLost
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict, priority_of
-
-__all__ = ["Message", "Source", "settle_together"]
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.priority import priority_of
 
 T = TypeVar("T")
 

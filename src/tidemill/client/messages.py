@@ -26,11 +26,9 @@ from tidemill.core.config import (
     check_name,
     check_seconds,
 )
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, QueueFull
-from tidemill.core.job import Envelope
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
-
-__all__ = ["Queue"]
 
 
 class Queue(QueueInNotebook, PurgedQueue, BoundQueue):

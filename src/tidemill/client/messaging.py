@@ -14,8 +14,6 @@ from tidemill.core.config import Seconds
 from tidemill.core.foreign_names import our_app_attribute
 from tidemill.limits.declare import QueueSettings
 
-__all__ = ["Messaging"]
-
 
 class Messaging:
     """The methods of :class:`tidemill.Tidemill` for messages."""

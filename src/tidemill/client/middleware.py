@@ -39,8 +39,6 @@ from typing import Any, NamedTuple
 from tidemill.client.context import JobContext
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["Layer", "Middleware", "Wrapping", "check_middleware", "compose"]
-
 Middleware = (
     Callable[[Callable[[], Any], JobContext], Any]
     | Callable[[JobContext], Iterator[Any]]

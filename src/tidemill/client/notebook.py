@@ -20,8 +20,6 @@ from tidemill.core.config import Seconds
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Record
 
-__all__ = ["GroupInNotebook", "JobInNotebook", "QueueInNotebook"]
-
 _COLORS = {
     "succeeded": "#2f9455",
     "failed": "#c2413a",

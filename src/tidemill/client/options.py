@@ -21,27 +21,14 @@ from tidemill.core.config import (
     check_retries,
     check_seconds,
 )
+from tidemill.core.envelope import Envelope, Unique
 from tidemill.core.error_types import ErrorType, ErrorTypes, check_error_types
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Conflict, Envelope, Unique, rank_of
+from tidemill.core.job import Conflict
+from tidemill.core.priority import rank_of
 from tidemill.core.retry import Retries
 from tidemill.core.retry_rule import RetryRule, check_retry_rule
 from tidemill.limits.declare import FunctionOfArguments, Limit, check_limit
-
-__all__ = [
-    "CALL_OPTIONS",
-    "PUBLISH_OPTIONS",
-    "PUT_OPTIONS",
-    "TASK_OPTIONS",
-    "CallOptions",
-    "Key",
-    "OnConflict",
-    "Options",
-    "PublishOptions",
-    "PutOptions",
-    "TaskOptions",
-    "check_headers",
-]
 
 Key = str | FunctionOfArguments[str]
 OnConflict = Literal["keep", "reject", "replace", "merge"]

@@ -8,9 +8,7 @@ from typing import Any
 from tidemill.client.job_handle import UNCOMMITTED, Job
 from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
-from tidemill.core.job import Envelope
-
-__all__ = ["PendingPuts"]
+from tidemill.core.envelope import Envelope
 
 
 class PendingPuts:

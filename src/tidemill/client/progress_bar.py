@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["Bar", "open_bar"]
-
 _EVERY = 0.1
 """Seconds between two updates in a notebook: each update is a message to a browser."""
 

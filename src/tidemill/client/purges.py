@@ -24,19 +24,6 @@ from tidemill.core.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.core.job import State
 from tidemill.core.purge_mark import check_purge_id, is_of_purge
 
-__all__ = [
-    "Purge",
-    "Purged",
-    "PurgedQueue",
-    "Restored",
-    "end_restore",
-    "forget_purges",
-    "list_purges",
-    "purge",
-    "restore",
-    "restore_pieces",
-]
-
 log = logging.getLogger("tidemill")
 
 _KIND = "purge"

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 from tidemill.client.runtime import Runtime
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
+from tidemill.core.envelope import Envelope
 from tidemill.core.forks import check_fork
-from tidemill.core.job import Envelope, Put
+from tidemill.core.job import Put
 from tidemill.core.signals import SignalsDeferred
-
-__all__ = ["PutBatching"]
 
 
 class _WaitingPut(NamedTuple):

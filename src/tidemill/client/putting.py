@@ -14,10 +14,8 @@ from tidemill.client.context import is_importing
 from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import OpenBatch, Runtime
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Envelope
-
-__all__ = ["Putting"]
 
 T = TypeVar("T")
 

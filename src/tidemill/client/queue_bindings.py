@@ -7,8 +7,6 @@ from tidemill.brokers.contract.topics import Topics, with_topics
 from tidemill.client.runtime import Runtime
 from tidemill.core.topics import check_pattern
 
-__all__ = ["BoundQueue"]
-
 
 class BoundQueue:
     """The part of a queue that binds it to patterns of topics."""

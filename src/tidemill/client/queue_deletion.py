@@ -12,8 +12,6 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.job import FINISHED
 from tidemill.core.suggest import hint
 
-__all__ = ["QueueHasJobs", "delete_queue", "no_such_queue"]
-
 _PAGE = 500
 
 

@@ -19,8 +19,6 @@ from tidemill.client.queue_rows import (
     latest_of,
 )
 
-__all__ = ["queue_numbers"]
-
 Read = Callable[[str, int, int, int], list[HistoryRow]]
 """Reads the rows of a kind and a span between two times."""
 

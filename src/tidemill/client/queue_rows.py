@@ -18,20 +18,6 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, History
 from tidemill.brokers.contract.inspection import QueueStats, is_own
 from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 
-__all__ = [
-    "ALL_QUEUES",
-    "NOTHING",
-    "TOTALS",
-    "Counts",
-    "Latest",
-    "before_history",
-    "changed_rows",
-    "counts_of",
-    "later",
-    "latest_of",
-    "rows_of_all",
-]
-
 Counts = tuple[int, ...]
 """The totals, the states, and the age of the oldest ready job (0 without a ready job)."""
 

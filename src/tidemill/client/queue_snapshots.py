@@ -28,8 +28,6 @@ from tidemill.client.queue_rows import (
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
-__all__ = ["QueueSnapshots"]
-
 log = logging.getLogger("tidemill")
 
 _LATE = 0.05

@@ -13,8 +13,6 @@ from tidemill.client.runtime import Runtime
 from tidemill.client.search import Found, SearchOptions, find_shown
 from tidemill.core.config import check_name
 
-__all__ = ["Reading", "users_queues"]
-
 
 class Reading:
     """The methods of :class:`tidemill.Tidemill` that read."""

@@ -13,17 +13,6 @@ from tidemill.core.errors import JobPruned
 from tidemill.core.job import GROUP, Input, Record, State
 from tidemill.core.retry import Fail
 
-__all__ = [
-    "MEMBER_COUNT",
-    "PAGE",
-    "group_results",
-    "member_id",
-    "member_ids",
-    "members_of",
-    "result_of",
-    "size_of",
-]
-
 PAGE = 1000
 """The number of members that one read returns."""
 

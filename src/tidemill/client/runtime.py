@@ -21,22 +21,10 @@ from tidemill.client.middleware import Layer
 from tidemill.client.options import Options
 from tidemill.client.threads import Threads
 from tidemill.core.config import Seconds
-from tidemill.core.job import Envelope, Links, Put
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Put
 from tidemill.core.limit_settings import JobLimit
 from tidemill.limits.declare import Limit, QueueLimitChanges
-
-__all__ = [
-    "DeclaredLimits",
-    "DeclaredSchedules",
-    "DeclaredTask",
-    "FeatureChecks",
-    "KeptHistory",
-    "MessageSource",
-    "OpenBatch",
-    "PublishedMessages",
-    "Runtime",
-    "TaskOptions",
-]
 
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import GROUP, State
 from tidemill.core.suggest import did_you_mean
 
-__all__ = ["Found", "SearchOptions", "find_shown", "states_of"]
-
 _PAGE = 200
 
 _MORE_READS = 10

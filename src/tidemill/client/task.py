@@ -33,20 +33,6 @@ from tidemill.core.config import check_name, main_module
 from tidemill.core.errors import InvalidOption
 from tidemill.core.foreign_names import our_attribute, our_option
 
-__all__ = [
-    "AsyncTask",
-    "Configured",
-    "Declare",
-    "Task",
-    "call_by_name",
-    "NoSuchTask",
-    "import_task",
-    "make_task",
-    "refuse_second_declaration",
-    "task_name",
-    "warn_if_local",
-]
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")

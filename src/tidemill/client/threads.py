@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.locks import Condition
 
-__all__ = ["ACTING", "WAITING", "Threads", "cancel_later", "is_in_event_loop"]
-
 T = TypeVar("T")
 
 ACTING, WAITING = 64, 256

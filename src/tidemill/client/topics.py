@@ -21,11 +21,10 @@ from tidemill.client.options import PUBLISH_OPTIONS, Options
 from tidemill.client.runtime import Runtime
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, Unroutable
-from tidemill.core.job import Envelope, Put
+from tidemill.core.job import Put
 from tidemill.core.topics import check_topic
-
-__all__ = ["TOPIC", "Publication", "Topics"]
 
 TOPIC = "topic"
 """The header in each copy that holds the topic."""

@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-from tidemill.core.job import Attempt, Outcome, Record, State, priority_of
-
-__all__ = ["Event", "attempt_text", "is_stuck", "trail_of", "with_interrupted_runs"]
+from tidemill.core.attempts import Attempt
+from tidemill.core.job import Outcome, Record, State
+from tidemill.core.priority import priority_of
 
 
 class Event(msgspec.Struct, frozen=True):

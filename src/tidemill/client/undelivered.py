@@ -9,9 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.core.clock import clock
-from tidemill.core.job import Envelope, Lease
-
-__all__ = ["fresh_copy"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 
 
 def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:

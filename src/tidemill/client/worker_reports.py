@@ -17,10 +17,8 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption, TidemillError
-from tidemill.core.job import Command, Owner
+from tidemill.core.owner import Command, Owner
 from tidemill.core.suggest import hint
-
-__all__ = ["KIND", "Answer", "Report", "ask_worker", "encode_report", "find_worker"]
 
 KIND = "report"
 """The kind of the notes that hold reports."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["Attempt", "latest_error", "run_of", "was_held"]
-
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
     """One attempt at a job, as the history shows it. Times are epoch seconds, 0 where unknown.

@@ -11,8 +11,6 @@ import random
 
 import msgspec
 
-__all__ = ["BY_POLICY", "ENDLESS", "MESSAGE", "RetryPolicy", "backoff"]
-
 
 class RetryPolicy(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The number and the times of a failed job's retries, as a job stores them.

@@ -20,8 +20,6 @@ from collections.abc import Callable
 
 from tidemill.core import forks
 
-__all__ = ["Clock", "clock", "id_floor", "id_time", "new_id", "short_id"]
-
 # CLOCK_BOOTTIME goes on while a laptop sleeps, CLOCK_MONOTONIC stops. macOS lacks CLOCK_BOOTTIME.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

@@ -30,21 +30,6 @@ from tidemill.core.converters import Converter, converter_of, full_name, remedy
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope, Ref
 from tidemill.core.errors import BadSignature, CodecError, ResultNotKept
 
-__all__ = [
-    "MAX_RESULT",
-    "pack",
-    "pack_plain_call",
-    "pack_pickle",
-    "pack_pickle_call",
-    "pack_result",
-    "sign",
-    "sign_result",
-    "unpack",
-    "unpack_pickle",
-    "verify",
-    "verify_result",
-]
-
 MAX_RESULT = 15 * 1024 * 1024
 """The most bytes of a result. A large write delays other writes; Redis refuses over 512 MiB."""
 

@@ -16,8 +16,6 @@ import threading
 import time
 from collections.abc import Sized
 
-__all__ = ["EACH_CLIENT", "EACH_THREAD", "CommitDelay"]
-
 EACH_THREAD, EACH_CLIENT = 40e-6, 1e-3
 """Seconds that a thread, or a client of a server, has for its next request."""
 

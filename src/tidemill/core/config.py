@@ -15,33 +15,10 @@ import msgspec
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.errors import InvalidOption
 from tidemill.core.foreign_names import our_option
-from tidemill.core.job import Conflict, rank_of
+from tidemill.core.job import Conflict
+from tidemill.core.priority import rank_of
 from tidemill.core.retry import Retries
 from tidemill.core.suggest import did_you_mean, hint
-
-__all__ = [
-    "BodyTooLarge",
-    "LATEST",
-    "MAX_BODY",
-    "Url",
-    "check_alter",
-    "check_app",
-    "check_size",
-    "check_conflict",
-    "check_count",
-    "check_known",
-    "check_moment",
-    "check_name",
-    "check_priority",
-    "check_retries",
-    "check_seconds",
-    "default_url",
-    "lmdb_url",
-    "parse_url",
-    "storable",
-    "url_from_environment",
-    "main_module",
-]
 
 MAX_BODY = 1024 * 1024
 """The most bytes of a body."""

@@ -21,16 +21,6 @@ import msgspec
 
 from tidemill.core.errors import CodecError, InvalidOption
 
-__all__ = [
-    "Converter",
-    "converter_of",
-    "full_name",
-    "is_number",
-    "plain_base",
-    "register_converter",
-    "remedy",
-]
-
 T = TypeVar("T")
 
 _KEPT = frozenset(

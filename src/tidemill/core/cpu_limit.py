@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["usable_cores"]
-
 
 def usable_cores(proc: Path = Path("/proc/self"), mount: Path = Path("/sys/fs/cgroup")) -> int:
     """The cores that this process may use, at least 1. A part of a core counts as a core."""

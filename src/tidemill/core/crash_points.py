@@ -13,8 +13,6 @@ import random
 import signal
 import time
 
-__all__ = ["point"]
-
 _NAME, _, _COUNT = os.environ.get("TIDEMILL_CRASH", "").partition(":")
 _LOG = os.environ.get("TIDEMILL_CRASH_LOG", "")
 _CHANCE = _COUNT.endswith("%")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, JobNotFound
-from tidemill.core.job import Envelope, Record, RunOn, State
+from tidemill.core.job import Record, RunOn, State
 from tidemill.core.purge_mark import is_purged
-
-__all__ = ["check_links", "not_waiting", "was_dropped"]
 
 
 def check_links(job: Envelope) -> None:

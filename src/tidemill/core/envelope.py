@@ -8,18 +8,6 @@ from tidemill.core.backoff import RetryPolicy
 from tidemill.core.limit_settings import JobLimit
 from tidemill.core.priority import MIDDLE_RANK
 
-__all__ = [
-    "RESULT_NOT_KEPT",
-    "Envelope",
-    "Links",
-    "Planned",
-    "Ref",
-    "Unique",
-    "decode_envelope",
-    "decode_listed",
-    "encode_envelope",
-]
-
 RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
 """This replaces the result of a succeeded job when the store has no room for the result."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["ErrorType", "ErrorTypes", "check_error_types", "is_one_of"]
-
 ErrorType = type[BaseException] | str
 ErrorTypes = ErrorType | tuple[ErrorType, ...]
 

@@ -21,16 +21,6 @@ from collections.abc import Iterator
 
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = [
-    "Folder",
-    "create_file",
-    "folder_mode",
-    "keep_from_children",
-    "private_folder",
-    "raised",
-    "take_standard_descriptors",
-]
-
 _OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PATH_ONLY = getattr(os, "O_PATH", 0)
 _FIRST = 3

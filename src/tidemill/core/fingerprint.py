@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["OTHER", "Failure", "FailureSample", "failure_of", "place_of", "shape_of"]
-
 OTHER = "other"
 """The fingerprint of all further failures when there are too many different failures."""
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["Kind", "our_app_attribute", "our_attribute", "our_option", "our_result_attribute"]
-
 Kind = Literal["job", "chain", "group"]
 
 _LEAVE_OUT = "leave it out: "

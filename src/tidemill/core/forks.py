@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["after_fork", "check_fork", "enter_child", "mark"]
-
 _MADV_WIPEONFORK = 18
 
 _hooks: list[Callable[[], object]] = []

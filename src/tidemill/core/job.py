@@ -18,58 +18,15 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.attempts import Attempt, latest_error, run_of, was_held
+from tidemill.core.attempts import Attempt, latest_error, was_held
 from tidemill.core.backoff import backoff
 from tidemill.core.codec import unpack
 from tidemill.core.envelope import (
-    RESULT_NOT_KEPT,
     Envelope,
-    Links,
-    Planned,
-    Ref,
-    Unique,
     decode_envelope,
-    encode_envelope,
 )
 from tidemill.core.errors import InvalidOption
-from tidemill.core.owner import RELAY, Command, Owner
-from tidemill.core.priority import priority_of, rank_of
-
-__all__ = [
-    "CONSUMER_DIED",
-    "DEFAULT_TTR",
-    "GROUP",
-    "HIDDEN",
-    "RELAY",
-    "RESULT_NOT_KEPT",
-    "Attempt",
-    "Command",
-    "Conflict",
-    "Envelope",
-    "Input",
-    "Lease",
-    "Links",
-    "Note",
-    "Outcome",
-    "Owner",
-    "Placed",
-    "Planned",
-    "Put",
-    "Record",
-    "Ref",
-    "RunOn",
-    "State",
-    "Unique",
-    "Verdict",
-    "altered_text",
-    "decode_envelope",
-    "delay_of",
-    "encode_envelope",
-    "priority_of",
-    "rank_of",
-    "run_of",
-    "was_held",
-]
+from tidemill.core.priority import priority_of
 
 
 class State(enum.StrEnum):

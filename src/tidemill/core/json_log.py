@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["JOB_FIELDS", "JsonFormatter"]
-
 JOB_FIELDS = {
     "tidemill_job_id": "job_id",
     "tidemill_task": "task",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["JobLimit", "LimitSettings"]
-
 MICROSECONDS = 1_000_000
 
 

@@ -23,8 +23,6 @@ from tidemill.core.signals import (
     resume_signals,
 )
 
-__all__ = ["Condition", "Event", "Lock", "LongLock", "RLock"]
-
 
 class RLock:
     """A reentrant lock for short sections: its thread may take the lock again."""

@@ -17,8 +17,6 @@ import msgspec
 
 from tidemill.core.json_log import JsonFormatter
 
-__all__ = ["FORMATS", "LEVELS", "LogSettings", "log_output"]
-
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 

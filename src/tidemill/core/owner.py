@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["RELAY", "Command", "Owner"]
-
 
 class Command(msgspec.Struct, array_like=True, gc=False):
     """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.

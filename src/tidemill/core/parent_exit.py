@@ -8,8 +8,6 @@ import signal
 import sys
 import threading
 
-__all__ = ["end_with"]
-
 EVERY = 1.0
 """Seconds between two checks where the kernel sends no signal."""
 

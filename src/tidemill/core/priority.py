@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MIDDLE_RANK", "priority_of", "rank_of"]
-
 # Ranks are 0 to 4,294,967,295, lower first, like the priorities of beanstalkd. Our priority 0 is
 # rank 1024, the usual priority in beanstalkd. So tasks and beanstalk jobs can share a queue.
 MIDDLE_RANK = 1024

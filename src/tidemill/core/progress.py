@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import isfinite
 
-__all__ = ["whole_progress"]
-
 
 def whole_progress(done: float, total: float) -> tuple[int, int]:
     """(done, total) of a report. Fractions are cut off; NaN and infinity become 0."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["check_purge_id", "had_waited", "is_of_purge", "is_purged", "purged"]
-
 _BEGIN, _WAITED = "purged, in purge ", "; it waited for jobs"
 _ID_MOST = 64
 

@@ -8,8 +8,6 @@ import msgspec
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["KEEP_OPTIONS", "Retention", "number_option"]
-
 KEEP_OPTIONS = ("keep", "keep_count", "keep_failed")
 
 

@@ -11,17 +11,6 @@ from tidemill.core.backoff import RetryPolicy
 from tidemill.core.error_types import ErrorTypes
 from tidemill.core.errors import InvalidOption
 
-__all__ = [
-    "Fail",
-    "JobTerminated",
-    "JobTimeout",
-    "Retries",
-    "Retry",
-    "Skip",
-    "Snooze",
-    "WorkerStopping",
-]
-
 
 class Retries(RetryPolicy, frozen=True, gc=True):
     """The retries of a task, as code declares them: ``@mill.task(retries=Retries(5, …))``.

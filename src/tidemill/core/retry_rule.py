@@ -15,8 +15,6 @@ from tidemill.core.error_types import ErrorType, check_error_types, is_one_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retry import Retries
 
-__all__ = ["RetryRule", "check_retry_rule"]
-
 
 class RetryRule(msgspec.Struct, frozen=True):
     """``on``, ``never`` and ``when`` of :class:`Retries`, checked."""

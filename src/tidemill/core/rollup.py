@@ -22,24 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "BUCKETS",
-    "CANCELLED",
-    "FAILED",
-    "GIVEN_BACK",
-    "QUEUE_STATES",
-    "QUEUE_TOTALS",
-    "RETRIED",
-    "RUNS",
-    "RUN_SUM",
-    "SUCCEEDED",
-    "WAITS",
-    "WAIT_SUM",
-    "WIDTH",
-    "bucket_of",
-    "percentile",
-]
-
 SUCCEEDED, FAILED, RETRIED, GIVEN_BACK, WAIT_SUM, RUN_SUM = range(6)
 BUCKETS = 32
 WAITS = slice(6, 6 + BUCKETS)

@@ -37,19 +37,7 @@ from typing import NamedTuple
 
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder, create_file
-from tidemill.core.job import Owner
-
-__all__ = [
-    "Running",
-    "Scoreboard",
-    "allocate",
-    "read_runs",
-    "read_scoreboard",
-    "read_unkillable",
-    "remove_scoreboard",
-    "runs_by_name",
-    "sweep_scoreboards",
-]
+from tidemill.core.owner import Owner
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")

@@ -25,8 +25,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["aim", "lower_shield", "raise_shield", "take_off"]
-
 PAUSE = 0.0005
 """Seconds between two checks of a thread that waits for its exception."""
 

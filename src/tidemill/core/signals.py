@@ -36,23 +36,6 @@ try:
 except ImportError:
     _signal = signal
 
-__all__ = [
-    "InterruptibleWait",
-    "SignalsDeferred",
-    "Unkilled",
-    "begin_interruptible_wait",
-    "block_sigpipe",
-    "defer_signals",
-    "end_interruptible_wait",
-    "handle_again",
-    "handler_of",
-    "raised_by_handler",
-    "restart_on_signal",
-    "resume_signals",
-    "set_handler",
-    "write_unkilled",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from tidemill.core.locks import Event, Lock
 
-__all__ = ["NEVER", "Stopping"]
-
 
 class Stopping:
     """Set once, when the worker is asked to stop."""

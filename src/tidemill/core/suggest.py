@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "hint"]
-
 _LISTED = 20
 _LONGEST = 200
 """Characters of a wrong name that are compared."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["check_pattern", "check_topic", "matches"]
-
 _ONE, _ANY = "*", "#"
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Outcome, State, Verdict
 
-__all__ = ["COUNTED", "MAY_NOT_HAVE_RUN", "TOO_LATE", "end_of", "outcome_of"]
-
 TOO_LATE = "not started before it expired"
 
 COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN, Outcome.CARRY}

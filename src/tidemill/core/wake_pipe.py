@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from tidemill.core.locks import Lock
 from tidemill.core.signals import InterruptibleWait
 
-__all__ = ["WakePipe", "readable"]
-
 
 def readable(fds: Iterable[int], seconds: float | None = None) -> list[int]:
     """Sleep until a descriptor is readable or hangs up, or the time is over.

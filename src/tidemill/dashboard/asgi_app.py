@@ -18,8 +18,6 @@ from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import User
 from tidemill.dashboard.security import HEADERS
 
-__all__ = ["AsgiDashboard"]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

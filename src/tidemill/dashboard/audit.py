@@ -13,8 +13,6 @@ from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HOUR, HistoryRow, join_name
 from tidemill.core.clock import clock
 
-__all__ = ["AuditNote", "note", "notes"]
-
 _number = itertools.count()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.dashboard import bulk_run
+from tidemill.dashboard import bulk_notes, bulk_run
 from tidemill.dashboard.job_actions import ACTIONS
 from tidemill.dashboard.jobs import query_of
 from tidemill.dashboard.page import Page
@@ -12,8 +12,6 @@ from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.target import target_of
-
-__all__ = ["routes"]
 
 routes = Routes()
 
@@ -29,7 +27,7 @@ _PATIENCE = 0.06
 @routes.get("/bulk")
 def bulk_list(page: Page) -> Response:
     """All operations."""
-    found = bulk_run.operations(page.mill)
+    found = bulk_notes.operations(page.mill)
     return page.render(
         "bulk.html",
         title="Bulk operations",
@@ -88,7 +86,7 @@ def start(page: Page) -> Response:
 @routes.get("/bulk/{bulk_id}")
 def bulk(page: Page, bulk_id: str) -> Response:
     """One operation."""
-    one = bulk_run.get(page.mill, bulk_id)
+    one = bulk_notes.get(page.mill, bulk_id)
     return page.render(
         "bulk_one.html",
         title=_TITLES[one.action],
@@ -102,8 +100,8 @@ def bulk(page: Page, bulk_id: str) -> Response:
 @routes.post("/bulk/{bulk_id}/stop", Role.OPERATOR)
 def stop(page: Page, bulk_id: str) -> Response:
     """Stop an operation."""
-    one = bulk_run.get(page.mill, bulk_id)
-    bulk_run.request_stop(page.mill, one)
+    one = bulk_notes.get(page.mill, bulk_id)
+    bulk_notes.request_stop(page.mill, one)
     page.audit(f"stopped {one.what}", one.query, one.done)
     return page.redirect(page.url("/bulk/{}", bulk_id), "the operation stops after this piece")
 
@@ -111,7 +109,7 @@ def stop(page: Page, bulk_id: str) -> Response:
 @routes.post("/bulk/{bulk_id}/resume", Role.OPERATOR)
 def resume(page: Page, bulk_id: str) -> Response:
     """Resume an operation."""
-    one = bulk_run.get(page.mill, bulk_id)
+    one = bulk_notes.get(page.mill, bulk_id)
     page.need(Role.ADMIN if one.action == "restore" else ACTIONS[one.action].role)
     bulk_run.resume(page.mill, one)
     page.audit(f"resumed {one.what}", one.query, one.done)
@@ -121,7 +119,7 @@ def resume(page: Page, bulk_id: str) -> Response:
 @routes.post("/bulk/{bulk_id}/forget", Role.OPERATOR)
 def forget(page: Page, bulk_id: str) -> Response:
     """Delete the note of an operation."""
-    bulk_run.forget(page.mill, bulk_run.get(page.mill, bulk_id))
+    bulk_notes.forget(page.mill, bulk_notes.get(page.mill, bulk_id))
     return page.redirect(page.url("/bulk"), "deleted; the audit list still has the operation")
 
 

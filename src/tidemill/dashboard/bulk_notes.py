@@ -19,21 +19,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.target import Target
 
-__all__ = [
-    "CHANGED",
-    "Bulk",
-    "SupersededError",
-    "act_and_keep",
-    "forget",
-    "forget_old",
-    "get",
-    "is_asked_to_stop",
-    "keep",
-    "operations",
-    "request_stop",
-    "take_over",
-]
-
 SILENT = 10.0
 """Seconds. A running operation counts as interrupted when its note is older than this."""
 

@@ -33,34 +33,15 @@ from tidemill.dashboard.bulk_notes import (
     Bulk,
     SupersededError,
     act_and_keep,
-    forget,
     forget_old,
-    get,
     is_asked_to_stop,
     keep,
-    operations,
-    request_stop,
     take_over,
 )
 from tidemill.dashboard.job_actions import ACTIONS, act
 from tidemill.dashboard.job_list import need_lists, pages_of
 from tidemill.dashboard.job_query import JobQuery, parse
 from tidemill.dashboard.target import Target
-
-__all__ = [
-    "RATES",
-    "Bulk",
-    "Survey",
-    "forget",
-    "get",
-    "narrowed",
-    "operations",
-    "request_stop",
-    "resume",
-    "start",
-    "start_restore",
-    "survey",
-]
 
 log = logging.getLogger("tidemill.dashboard")
 

@@ -29,8 +29,6 @@ from tidemill.dashboard.routes import Route, find_route
 from tidemill.dashboard.security import CSRF_COOKIE, HEADERS, Signer, is_same_origin
 from tidemill.dashboard.static_files import static_file
 
-__all__ = ["Dashboard"]
-
 log = logging.getLogger("tidemill.dashboard")
 
 FLASH_COOKIE = "tidemill_flash"

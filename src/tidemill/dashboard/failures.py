@@ -23,8 +23,6 @@ from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import WINDOWS, Window, failures, window
 
-__all__ = ["Failing", "failing", "routes"]
-
 routes = Routes()
 
 _PATIENCE = 0.08

@@ -16,8 +16,6 @@ from typing import NamedTuple
 import msgspec
 from markupsafe import Markup
 
-__all__ = ["MOST_NODES", "FlowNode", "draw", "folded", "layers_of"]
-
 MOST_NODES = 150
 """The most boxes that a drawing has before members of groups are folded."""
 

@@ -11,8 +11,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import cancel_all, is_hook, is_hook_id, retry_all
 from tidemill.client.results import member_id, size_of
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound, RetryRefused
-from tidemill.core.job import GROUP, Envelope, Links, Record, State
+from tidemill.core.job import GROUP, Record, State
 from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
 from tidemill.dashboard.formats import ICONS, duration, percent
 from tidemill.dashboard.job_list import page_of
@@ -22,8 +23,6 @@ from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.workflows.planner import step_id
-
-__all__ = ["routes"]
 
 routes = Routes()
 

@@ -10,19 +10,6 @@ from tidemill.core.clock import clock as clocks
 from tidemill.core.clock import short_id
 from tidemill.doctor import words
 
-__all__ = [
-    "FILTERS",
-    "ICONS",
-    "ago",
-    "clock",
-    "duration",
-    "iso",
-    "number",
-    "percent",
-    "rate",
-    "size",
-]
-
 NOTHING = "\N{EN DASH}"
 """The text of an unknown value."""
 

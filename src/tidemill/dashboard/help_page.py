@@ -6,8 +6,6 @@ from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 
-__all__ = ["routes"]
-
 routes = Routes()
 
 KEYS = (

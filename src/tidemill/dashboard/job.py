@@ -16,8 +16,9 @@ from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call
 from tidemill.core.config import check_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, InvalidOption, JobNotFound, JobPruned
-from tidemill.core.job import GROUP, Envelope, Placed, Record
+from tidemill.core.job import GROUP, Placed, Record
 from tidemill.core.priority import priority_of, rank_of
 from tidemill.dashboard.job_actions import ACTIONS, act
 from tidemill.dashboard.job_facts import (
@@ -37,8 +38,6 @@ from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.same_again import as_curl, as_python
 from tidemill.dashboard.target import alter_form, target_of
 from tidemill.dashboard.waterfall import WIDTH, bars_of, spans_of
-
-__all__ = ["routes"]
 
 routes = Routes()
 

@@ -14,8 +14,6 @@ from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.target import Target
 
-__all__ = ["ACTIONS", "RETRY_FIRST", "Action", "Done", "act"]
-
 RETRY_FIRST = 5
 """The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
 

@@ -13,25 +13,14 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.compositions import jobs_before
 from tidemill.client.explain import why_ready
 from tidemill.core.codec import unpack
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, ResultNotKept, TidemillError
-from tidemill.core.job import GROUP, Envelope, Owner, Record, State
+from tidemill.core.job import GROUP, Record, State
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.job_list import Listed
 from tidemill.dashboard.look import Look
 from tidemill.dashboard.waterfall import Cause, Known
-
-__all__ = [
-    "RERUN_OF",
-    "Shown",
-    "arguments_of",
-    "call_of",
-    "known_of",
-    "latest_jobs",
-    "other_runs",
-    "relatives",
-    "result_of",
-    "whole_of",
-]
 
 RERUN_OF = "rerun-of"
 """The header of an edited repeat of a job: the id of the original job."""

@@ -19,16 +19,6 @@ from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.dashboard.job_query import JobQuery
 
-__all__ = [
-    "Count",
-    "Listed",
-    "count_of",
-    "counted_by_queues",
-    "need_lists",
-    "page_of",
-    "pages_of",
-]
-
 LOOK = 2500
 """The most jobs that the store checks in one read of a search with conditions."""
 

@@ -23,16 +23,6 @@ from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import FINISHED, HIDDEN, Record, State
 from tidemill.core.suggest import did_you_mean
 
-__all__ = [
-    "FIELDS",
-    "LONGEST",
-    "SECRET",
-    "JobQuery",
-    "parse",
-    "query_text",
-    "without_values",
-]
-
 LONGEST = 1000
 """The most characters of a search text."""
 

@@ -31,8 +31,6 @@ from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.saved_filters import SavedFilter, delete_filter, save_filter, saved_filters
 from tidemill.dashboard.target import alter_form, target_of
 
-__all__ = ["query_of", "routes"]
-
 routes = Routes()
 
 PAGE = 50

@@ -20,8 +20,6 @@ from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import Breaker, rate_text, terms_text
 
-__all__ = ["routes"]
-
 routes = Routes()
 
 _RUNNING_MOST = 500

@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, Callable
 from tidemill.core.errors import TidemillError
 from tidemill.dashboard.look import EVERY, Looks
 
-__all__ = ["Live"]
-
 log = logging.getLogger("tidemill.dashboard")
 
 KEEP_ALIVE = 15.0

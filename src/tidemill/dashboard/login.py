@@ -10,8 +10,6 @@ from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import User
 from tidemill.dashboard.routes import Routes
 
-__all__ = ["Login"]
-
 _MOST_TOKEN = 200
 
 

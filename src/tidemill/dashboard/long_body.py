@@ -6,8 +6,6 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any
 
-__all__ = ["PartsFromThread", "filled"]
-
 
 class PartsFromThread:
     """The parts of a body, made on demand, without empty parts. The caller must call :meth:`close`.

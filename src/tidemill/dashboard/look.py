@@ -15,9 +15,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.reading import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.job import Owner
-
-__all__ = ["EVERY", "Cache", "Look", "Looks"]
+from tidemill.core.owner import Owner
 
 T = TypeVar("T")
 

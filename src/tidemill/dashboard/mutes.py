@@ -14,8 +14,6 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
 from tidemill.client.history_numbers import FailureNumbers
 from tidemill.core.clock import clock
 
-__all__ = ["Mute", "change_of", "mute", "mutes", "unmute"]
-
 _OFTENER = 3.0
 _LEAST_RATE = 10.0  # failures an hour; a lower rate never counts as a change
 

@@ -26,8 +26,6 @@ from tidemill.dashboard.windows import (
     window,
 )
 
-__all__ = ["routes"]
-
 routes = Routes()
 
 _NOW = ("ready", "running", "scheduled", "waiting")

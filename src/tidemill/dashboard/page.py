@@ -25,8 +25,6 @@ from tidemill.dashboard.security import CSRF_FIELD, Signer
 from tidemill.dashboard.static_files import version_of
 from tidemill.doctor.held import Held, held_jobs
 
-__all__ = ["Flash", "Forbidden", "NotFound", "Page", "jobs_query"]
-
 T = TypeVar("T")
 
 _TEMPLATES = jinja2.Environment(

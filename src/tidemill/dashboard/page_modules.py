@@ -22,8 +22,6 @@ from tidemill.dashboard import (
 )
 from tidemill.dashboard.routes import Routes
 
-__all__ = ["MODULES", "NAVIGATION"]
-
 
 class _Pages(Protocol):
     @property

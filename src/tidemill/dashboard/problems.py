@@ -10,8 +10,6 @@ from tidemill.doctor.examine import problems as found_problems
 from tidemill.doctor.findings import Finding
 from tidemill.doctor.findings import has_tasks as has_tasks_in
 
-__all__ = ["Problem", "has_tasks", "problems", "worker_command"]
-
 _SHARED = 3.0
 """Seconds for which viewers share the findings."""
 

@@ -8,8 +8,6 @@ import threading
 import time
 from typing import NamedTuple
 
-__all__ = ["Usage", "Usages"]
-
 _MOST = 2000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -14,7 +14,7 @@ from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
 from tidemill.client.queue_rows import ALL_QUEUES, latest_of
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk_run
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import has_tasks, worker_command
@@ -34,8 +34,6 @@ from tidemill.dashboard.windows import (
 )
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import rate_text, terms_text
-
-__all__ = ["routes"]
 
 routes = Routes()
 

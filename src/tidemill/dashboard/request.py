@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl, quote
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.roles import User
 
-__all__ = ["MOST_BODY", "Request"]
-
 MOST_BODY = 1 << 20
 """The most bytes of a form."""
 

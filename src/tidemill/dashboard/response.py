@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-__all__ = ["Response"]
-
 
 class Response:
     """A status, headers, and a body: bytes, or an iterator of bytes.

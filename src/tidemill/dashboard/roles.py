@@ -8,8 +8,6 @@ from typing import NamedTuple
 from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import did_you_mean
 
-__all__ = ["Role", "User", "role_named"]
-
 
 class Role(enum.IntEnum):
     """The role of a user; each role includes the roles before it."""

@@ -10,8 +10,6 @@ from urllib.parse import quote
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 
-__all__ = ["Handler", "Route", "Routes", "find_route", "part_of"]
-
 Handler = Callable[..., Response]
 
 

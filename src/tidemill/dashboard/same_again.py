@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from tidemill.core.codec import unpack
+from tidemill.core.envelope import Ref
 from tidemill.core.errors import CodecError, InvalidOption
-from tidemill.core.job import GROUP, Record, Ref
+from tidemill.core.job import GROUP, Record
 from tidemill.core.priority import priority_of
 from tidemill.dashboard.job_facts import call_of
-
-__all__ = ["as_curl", "as_python"]
 
 _STANDS = "# this job stands for a group or a flow; enqueue the group or the flow again"
 

@@ -11,8 +11,6 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["SavedFilter", "delete_filter", "save_filter", "saved_filters"]
-
 _NAME_MOST = 60
 _MOST = 100
 

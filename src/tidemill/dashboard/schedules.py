@@ -19,8 +19,6 @@ from tidemill.schedules.parse import When
 from tidemill.schedules.rules import times
 from tidemill.schedules.words import cron_in_words
 
-__all__ = ["routes"]
-
 routes = Routes()
 
 _NEXT = 5

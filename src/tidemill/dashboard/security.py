@@ -19,8 +19,6 @@ import msgspec
 
 from tidemill.dashboard.request import Request
 
-__all__ = ["CSRF_COOKIE", "CSRF_FIELD", "HEADERS", "Signer", "is_same_origin"]
-
 CSRF_COOKIE = "tidemill_csrf"
 CSRF_FIELD = "csrf"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["HEIGHT", "WIDTH", "spark"]
-
 WIDTH, HEIGHT = 100, 24
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from tidemill.dashboard.request import Request
 from tidemill.dashboard.response import Response
 
-__all__ = ["static_file", "version_of"]
-
 _FOLDER = (Path(__file__).parent / "static").resolve()
 _MEDIA = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _FOREVER = "public, max-age=31536000, immutable"

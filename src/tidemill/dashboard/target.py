@@ -14,8 +14,6 @@ from tidemill.dashboard.page import Page
 from tidemill.dashboard.request import Request
 from tidemill.dashboard.response import Response
 
-__all__ = ["Target", "alter_form", "target_of"]
-
 
 class Target(msgspec.Struct, frozen=True):
     """The priority and the queue that an action gives to jobs.

@@ -25,8 +25,6 @@ from tidemill.dashboard.windows import (
     window,
 )
 
-__all__ = ["routes"]
-
 routes = Routes()
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidemill.client.trail import attempt_text, is_stuck, with_interrupted_runs
-from tidemill.core.job import CANCEL_ASKED, GROUP, Attempt, Outcome, Record, State, was_held
-
-__all__ = ["Bar", "Cause", "Known", "Span", "bars_of", "spans_of"]
+from tidemill.core.attempts import Attempt, was_held
+from tidemill.core.job import CANCEL_ASKED, GROUP, Outcome, Record, State
 
 LEAST = 0.001
 """Seconds; a shorter gap is no span."""

@@ -12,20 +12,6 @@ from tidemill.client.history_numbers import FailureNumbers, QueueNumbers, Series
 from tidemill.core.clock import clock
 from tidemill.dashboard.page import Page
 
-__all__ = [
-    "WINDOWS",
-    "Window",
-    "chart",
-    "failures",
-    "known_seconds",
-    "per_period",
-    "queue_history",
-    "series",
-    "totals",
-    "window",
-]
-
-
 Line = tuple[str, str, Sequence[float | None]]
 """The name of a line in a chart, the name of its colour, and its values."""
 

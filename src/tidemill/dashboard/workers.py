@@ -11,7 +11,8 @@ from tidemill.client.flame_graph import flame_graph
 from tidemill.client.worker_reports import ask_worker
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Command, Owner, Record
+from tidemill.core.job import Record
+from tidemill.core.owner import Command, Owner
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import worker_command
@@ -19,8 +20,6 @@ from tidemill.dashboard.processes import Usage, Usages
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-
-__all__ = ["routes"]
 
 routes = Routes()
 

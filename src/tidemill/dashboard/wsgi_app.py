@@ -14,8 +14,6 @@ from tidemill.dashboard.request import MOST_BODY, Request
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import User
 
-__all__ = ["WsgiDashboard"]
-
 Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 

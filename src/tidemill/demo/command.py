@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["demo"]
-
 
 @click.command()
 @click.argument(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tidemill.brokers.contract.inspection import QueueStats
 
-__all__ = ["Counts", "Display"]
-
 _LINE_EVERY = 2.0
 
 

@@ -7,8 +7,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["find_files", "job_id"]
-
 _SKIPPED = {"node_modules", "venv", "__pycache__"}
 _NAME_MOST = 150
 

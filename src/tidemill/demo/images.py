@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["image_size"]
-
 
 def image_size(head: bytes) -> list[int] | None:
     """[width, height] in pixels, or None when the bytes do not begin such an image."""

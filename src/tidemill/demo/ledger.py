@@ -14,8 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Account", "Ledger"]
-
 
 class Account(msgspec.Struct):
     """The sum of the ledger: executions by job, finished jobs, and finished jobs that ran again."""

@@ -11,8 +11,6 @@ import msgspec
 from tidemill.core.job import Outcome, Record, State
 from tidemill.demo.ledger import Account
 
-__all__ = ["Report", "make_report", "print_report"]
-
 _SLOWEST = 5
 
 
@@ -125,7 +123,8 @@ def _failures(record: Record) -> int:
 
 def print_report(report: Report) -> None:
     """Print the report for people on stdout."""
-    from tidemill.cli.console import clean, console, duration, size
+    from tidemill.cli.console import clean, console
+    from tidemill.doctor.words import duration, size
 
     out = console()
     dup = sum(len(paths) - 1 for paths in report.duplicates)

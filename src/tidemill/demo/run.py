@@ -27,8 +27,6 @@ from tidemill.demo.display import Counts, Display
 from tidemill.demo.files import find_files
 from tidemill.demo.report import Report, make_report, print_report
 
-__all__ = ["Demo"]
-
 DELAY = 1.0
 """Seconds of the delayed job's delay."""
 

@@ -7,9 +7,8 @@ import signal
 import sys
 import threading
 
-from tidemill.worker.supervisor import Settings, Supervisor, install
-
-__all__ = ["main"]
+from tidemill.worker.settings import Settings
+from tidemill.worker.supervisor import Supervisor, install
 
 
 def main(processes: int, concurrency: int) -> int:

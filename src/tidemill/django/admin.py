@@ -16,8 +16,6 @@ from django.urls import path
 from tidemill.django.admin_pages import JobPages, Pages, QueuePages, SchedulePages, WorkerPages
 from tidemill.django.models import Job, Owner, Queue, Schedule
 
-__all__ = ["StoreAdmin"]
-
 
 class StoreAdmin(admin.ModelAdmin):
     """A model admin with the pages of a class in :mod:`.admin_pages`."""

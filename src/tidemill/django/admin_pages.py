@@ -35,8 +35,6 @@ from tidemill.django.project import DjangoMill, project_mill
 from tidemill.django.schedule_form import ScheduleForm, known_tasks
 from tidemill.schedules.parse import When
 
-__all__ = ["JobPages", "Pages", "QueuePages", "SchedulePages", "WorkerPages"]
-
 PAGE = 100
 FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
 

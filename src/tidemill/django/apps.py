@@ -6,8 +6,6 @@ from typing import Any
 
 from django.apps import AppConfig
 
-__all__ = ["TidemillConfig"]
-
 
 class TidemillConfig(AppConfig):
     """The application, which has the tables of the broker ``django://``."""

@@ -16,8 +16,6 @@ from tidemill.core.errors import TidemillError
 from tidemill.django.cluster import READ, WITHOUT_MEANING, cluster
 from tidemill.django.settings import Settings, database_of, read_settings
 
-__all__ = ["app_missing", "check_settings", "problems"]
-
 
 def check_settings(
     app_configs: Sequence[Any] | None = None, **kwargs: Any

@@ -7,16 +7,6 @@ from typing import Any
 
 from django.conf import settings
 
-__all__ = [
-    "READ",
-    "WITHOUT_MEANING",
-    "cluster",
-    "store_url",
-    "task_defaults",
-    "uses_django_q",
-    "worker_options",
-]
-
 READ = frozenset(
     {
         *("name", "workers", "recycle", "max_rss", "timeout", "max_attempts", "ack_failures"),

@@ -22,10 +22,8 @@ from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
 from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope
-
-__all__ = ["CommitRule", "Then", "TransactionBatch", "open_transaction"]
 
 log = logging.getLogger("tidemill.django")
 

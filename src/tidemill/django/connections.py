@@ -22,8 +22,6 @@ from django.db import connections, reset_queries
 from tidemill.client.context import JobContext
 from tidemill.client.threads import is_in_event_loop
 
-__all__ = ["EVERY", "fresh_connections", "shared_connections"]
-
 EVERY = 1.0
 """A connection is checked before its next query if its last check is older than this (seconds)."""
 

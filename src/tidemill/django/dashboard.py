@@ -28,8 +28,6 @@ from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role, User
 from tidemill.django.project import project_mill
 
-__all__ = ["dashboard", "role_of", "urls", "view"]
-
 _OPERATOR = (
     *("tidemill.change_job", "tidemill.delete_job"),
     *("tidemill.change_queue", "tidemill.change_schedule"),

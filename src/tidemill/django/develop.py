@@ -25,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from tidemill.django import site_group
 from tidemill.worker.signals import Signals
 
-__all__ = ["develop"]
-
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
 _WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0

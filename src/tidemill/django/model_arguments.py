@@ -9,8 +9,6 @@ from django.db import models
 from tidemill.core.converters import register_converter
 from tidemill.core.errors import CodecError, InvalidOption
 
-__all__ = ["pass_by_key"]
-
 M = TypeVar("M", bound=type[models.Model])
 
 

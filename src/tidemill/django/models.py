@@ -9,19 +9,6 @@ from __future__ import annotations
 
 from django.db import models
 
-__all__ = [
-    "HistoryRow",
-    "Job",
-    "Key",
-    "Limit",
-    "Number",
-    "Owner",
-    "Partition",
-    "Queue",
-    "Schedule",
-    "Store",
-]
-
 _NAME = 255
 _LONG = 600
 

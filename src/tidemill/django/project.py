@@ -28,8 +28,6 @@ from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
 from tidemill.worker.run_awaitable import run_awaitable
 
-__all__ = ["DjangoMill", "in_tests", "load_tasks", "on_connections", "project_mill"]
-
 T = TypeVar("T")
 
 

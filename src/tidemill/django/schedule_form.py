@@ -10,8 +10,6 @@ from django.utils import timezone
 from tidemill.django.project import DjangoMill, load_tasks
 from tidemill.schedules.declare import Schedule
 
-__all__ = ["ScheduleForm", "known_tasks"]
-
 
 class ScheduleForm(forms.Form):
     """Name, call and times of a schedule. :meth:`save` makes the checks that need the store."""

@@ -28,8 +28,6 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.suggest import hint
 from tidemill.django.cluster import store_url
 
-__all__ = ["KEYS", "Settings", "database_of", "read_settings"]
-
 KEYS = (
     *("URL", "TEST_URL", "ENQUEUE_ON_COMMIT", "ROBUST", "JOIN_ATOMIC", "MIDDLEWARE"),
     *("SECRET_KEYS", "SERIALIZER", "ALLOW_IMPORTS", "SYNC"),

@@ -27,8 +27,6 @@ from tidemill.django.connections import shared_connections
 from tidemill.django.project import DjangoMill, project_mill
 from tidemill.testing import run_all
 
-__all__ = ["TidemillTestCase", "TidemillTestMixin", "immediate", "run_jobs"]
-
 
 def run_jobs(mill: DjangoMill | None = None, *, scheduled: bool = False) -> None:
     """Run jobs, one after the other, until no job is ready; see :func:`tidemill.testing.run_all`.

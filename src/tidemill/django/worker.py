@@ -24,8 +24,6 @@ from tidemill.django.framework.parts import default
 from tidemill.django.project import load_tasks, project_mill
 from tidemill.django.q.calls import declare
 
-__all__ = ["backends", "mill"]
-
 
 def _start() -> None:
     if not settings.configured and "DJANGO_SETTINGS_MODULE" not in os.environ:

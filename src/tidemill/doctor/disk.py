@@ -14,8 +14,6 @@ from tidemill.core.errors import StoreFull
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import size
 
-__all__ = ["space", "writable"]
-
 NEARLY = 0.9
 """The map counts as nearly full when puts have used more than this part of their room."""
 

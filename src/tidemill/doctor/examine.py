@@ -16,8 +16,6 @@ from tidemill.doctor.store import NOT_SYNCED, cleaning, durable, granted, here, 
 from tidemill.doctor.versions import same_versions
 from tidemill.doctor.workers import alive, clocks, leases
 
-__all__ = ["examine", "notes", "problems"]
-
 _Check = Callable[[Seen], Iterator[Finding]]
 
 _ON_MESSAGE_BROKER: tuple[_Check, ...] = (publishing, durable, asked_for, policies)

@@ -16,11 +16,10 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.explain import serving
 from tidemill.client.reading import users_queues
-from tidemill.core.job import Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 from tidemill.doctor.held import Held, held_jobs
 from tidemill.limits.arithmetic import LimitStats
-
-__all__ = ["Finding", "Seen", "has_tasks"]
 
 _SAMPLE = 50
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tidemill.brokers.contract.inspection import Filter, Inspection, Page, QueueStats
-from tidemill.core.job import Owner, Record, State
+from tidemill.core.job import Record, State
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import runs_by_name
-
-__all__ = ["MOST", "Held", "fetched_of", "held_jobs"]
 
 MOST = 1000
 """The most leased jobs that a look reads."""

@@ -13,15 +13,6 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import count, duration
 from tidemill.limits.arithmetic import LimitStats
 
-__all__ = [
-    "asked_for",
-    "backlog",
-    "carried",
-    "closed_limits",
-    "state_of_limit",
-    "unknown_tasks",
-]
-
 OLD = 300.0
 """Seconds after which a ready job counts as old."""
 

@@ -16,8 +16,6 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.schedules import record as kept
 from tidemill.schedules.declare import Schedule
 
-__all__ = ["schedules"]
-
 _SINCE = 86_400.0
 """A schedule is looked at when its task had a failure within these seconds."""
 

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from tidemill.brokers.contract.policies import with_policies
 from tidemill.doctor.findings import Finding, Seen
 
-__all__ = ["NOT_SYNCED", "cleaning", "durable", "granted", "here", "policies", "publishing"]
-
-
 NOT_SYNCED = "commits are not synced: jobs survive kill -9, not power loss"
 """Said of a store whose URL chooses so, and of a store in memory."""
 

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from tidemill import __version__
 from tidemill.doctor.findings import Finding, Seen
 
-__all__ = ["installed", "remedy", "same_versions"]
-
 _SHOWN_MOST = 3  # the most workers of a version whose names are shown
 
 

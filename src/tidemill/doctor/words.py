@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "duration", "running_in_words", "size"]
-
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
 

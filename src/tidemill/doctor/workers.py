@@ -9,12 +9,11 @@ from typing import Any
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import clock_ahead
 from tidemill.core.clock import clock
-from tidemill.core.job import FINISHED, Owner, Record, State
+from tidemill.core.job import FINISHED, Record, State
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_unkillable, runs_by_name
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import count, duration, running_in_words
-
-__all__ = ["LATE", "STRAY", "alive", "clocks", "leases"]
 
 LATE = 60.0
 """A running job counts as late when its timeout passed this many seconds ago."""

@@ -19,25 +19,6 @@ import msgspec
 
 from tidemill.core.limit_settings import LimitSettings
 
-__all__ = [
-    "NEVER",
-    "Held",
-    "LimitStats",
-    "Limiter",
-    "apply_settings",
-    "change",
-    "clear_at",
-    "ended",
-    "first_closed",
-    "give_back",
-    "hold",
-    "let_go",
-    "opens",
-    "room",
-    "take",
-    "tokens",
-]
-
 NEVER = 2**63 - 1
 """Stands for no known time: the limit opens when a job ends or the limit's settings change."""
 

@@ -24,23 +24,6 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import LimitStats
 
-__all__ = [
-    "LIMIT_TERMS",
-    "QUEUE_SETTINGS",
-    "TERMS",
-    "Breaker",
-    "FunctionOfArguments",
-    "Limit",
-    "LimitChanges",
-    "QueueLimitChanges",
-    "QueueSettings",
-    "check_limit",
-    "limit_public",
-    "rate_text",
-    "terms_from",
-    "terms_text",
-]
-
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)?([smhd])", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST = 1e9

@@ -16,8 +16,6 @@ from cronsim import CronSim
 
 from tidemill.schedules.local_time import UTC, instant
 
-__all__ = ["cron_after"]
-
 
 @functools.lru_cache(1024)  # many schedules are due at the same times
 def cron_after(cron: str, zone: str, after: float) -> float:

@@ -23,6 +23,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.runtime import Runtime
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
+from tidemill.core.envelope import Envelope, Planned
 from tidemill.core.errors import (
     CodecError,
     InvalidOption,
@@ -30,15 +31,12 @@ from tidemill.core.errors import (
     ScheduleNotFound,
     ScheduleOver,
 )
-from tidemill.core.job import Envelope, Planned
 from tidemill.core.suggest import hint
 from tidemill.schedules import record as kept
 from tidemill.schedules.parse import ScheduleOptions, Timing, When, naming, when_of
 from tidemill.schedules.record import Stored
 from tidemill.schedules.rules import Rule, moment_of, times
 from tidemill.schedules.words import in_words
-
-__all__ = ["Schedule", "Schedules"]
 
 T = TypeVar("T")
 PAGE = 500

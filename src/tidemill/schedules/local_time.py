@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 
-__all__ = ["UTC", "instant", "local_time"]
-
 UTC = dt.UTC
 
 

@@ -18,8 +18,6 @@ from tidemill.core.config import Seconds, check_count, check_known, check_moment
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
-__all__ = ["OPTIONS", "ScheduleOptions", "Timing", "When", "naming", "when_of"]
-
 
 class ScheduleOptions(TypedDict, total=False):
     """The options of :meth:`Tidemill.schedule`, as in :class:`When`."""

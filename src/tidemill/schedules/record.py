@@ -29,27 +29,9 @@ import msgspec
 
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope, Planned
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Envelope, Planned
 from tidemill.schedules.rules import Rule, next_time, times
-
-__all__ = [
-    "Stored",
-    "added",
-    "declared",
-    "decode",
-    "differs",
-    "due_of",
-    "encode",
-    "fired",
-    "is_the_same",
-    "job_of",
-    "paused",
-    "restored",
-    "resumed",
-    "retimed",
-    "withdrawn",
-]
 
 AT_ONCE = 100
 """One step puts jobs for at most this many missed times."""

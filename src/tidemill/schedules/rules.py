@@ -20,8 +20,6 @@ import msgspec
 from tidemill.schedules.cron import cron_after
 from tidemill.schedules.local_time import UTC, instant, local_time
 
-__all__ = ["UNITS", "Rule", "moment_of", "next_time", "times"]
-
 UNITS = ("day", "week", "month", "year")
 """Units of a calendar period."""
 

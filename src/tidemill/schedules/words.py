@@ -9,8 +9,6 @@ import re
 
 from tidemill.schedules.rules import Rule, moment_of
 
-__all__ = ["cron_in_words", "in_words"]
-
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _DAY_NAMES = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _MONTHS = (

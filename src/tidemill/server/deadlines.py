@@ -13,8 +13,6 @@ import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Deadlines", "round_moment"]
-
 T = TypeVar("T")
 
 SHARE, MOST = 100, 0.5

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from tidemill.brokers.contract.broker import Broker
 from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Envelope, Outcome, Verdict
+from tidemill.core.job import Outcome, Verdict
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import ReservedJob
-
-__all__ = ["deliver"]
 
 log = logging.getLogger("tidemill.server")
 

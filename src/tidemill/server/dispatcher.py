@@ -31,7 +31,8 @@ from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.errors import BrokerUnavailable, TidemillError
-from tidemill.core.job import Command, Lease, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.owner import Command, Owner
 from tidemill.server.pending_verdicts import (
     Answer,
     PendingVerdict,
@@ -39,8 +40,6 @@ from tidemill.server.pending_verdicts import (
     wait_for_loop,
 )
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
-
-__all__ = ["MAX_VERDICTS", "Dispatcher"]
 
 log = logging.getLogger("tidemill.server")
 

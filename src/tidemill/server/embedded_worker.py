@@ -15,8 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["EmbeddedWorker"]
-
 log = logging.getLogger("tidemill.server")
 
 CLEAN, UNUSABLE = 0, 2

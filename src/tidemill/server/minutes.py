@@ -14,8 +14,6 @@ from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
-__all__ = ["Minutes"]
-
 log = logging.getLogger("tidemill.server")
 
 LATE = 0.05

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from tidemill.core.job import Note, Verdict
 from tidemill.server.waiters import PendingCommit
 
-__all__ = ["Answer", "PendingVerdict", "deliver_answers", "wait_for_loop"]
-
 Answer = tuple[asyncio.Future[Any] | None, bool | Exception]
 
 

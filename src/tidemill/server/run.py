@@ -34,8 +34,6 @@ from tidemill.server.minutes import Minutes
 from tidemill.server.settings import Settings, check, is_loopback
 from tidemill.server.tokens import read
 
-__all__ = ["serve"]
-
 log = logging.getLogger("tidemill.server")
 
 LAST_SNAPSHOT = 2.0

@@ -9,8 +9,6 @@ import msgspec
 from tidemill.core.errors import InvalidOption
 from tidemill.server.tokens import Role
 
-__all__ = ["DEFAULT_PORT", "Settings", "check", "is_loopback"]
-
 DEFAULT_PORT = 8333
 
 MAX_REQUEST = 16 * 1024 * 1024

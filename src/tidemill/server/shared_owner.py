@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.core.job import Command, Note, Outcome, Owner, Verdict
+from tidemill.core.job import Note, Outcome, Verdict
+from tidemill.core.owner import Command, Owner
 from tidemill.server.deadlines import Deadlines
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
 from tidemill.server.pending_verdicts import PendingVerdict
 from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter
-
-__all__ = ["PendingCommit", "ReservedJob", "SharedOwner"]
 
 LONG_WAIT = 1.0
 """The shortest wait, in seconds, that may begin without a request of its own to the store."""

@@ -34,8 +34,6 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
 from tidemill.server.http.validation_errors import validation_message
 
-__all__ = ["Role", "Token", "Tokens", "create", "read", "revoke"]
-
 log = logging.getLogger("tidemill.server")
 
 PREFIX = "tidemill_"

@@ -15,20 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.brokers.contract.exchange import Mode, Want
-from tidemill.core.job import Envelope, Lease
-
-__all__ = [
-    "ANSWER_BYTES",
-    "MAX_BATCH",
-    "MIN_BATCH",
-    "BatchSize",
-    "JobKinds",
-    "PendingCommit",
-    "ReservedJob",
-    "Waiter",
-    "Waiters",
-    "size_of",
-]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 
 ANSWER_BYTES = 8 * 1024 * 1024
 """Bytes after which an answer gets no more jobs, even if its client asked for more."""

@@ -19,8 +19,6 @@ from tidemill.core.crash_points import point
 from tidemill.core.job import Record
 from tidemill.transfer.progress import Moved
 
-__all__ = ["empty_carrier"]
-
 _ROOM = 1000
 """Sequence numbers to reserve in the target, beyond the number of jobs at the start."""
 

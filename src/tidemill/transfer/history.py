@@ -28,9 +28,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Owner
-
-__all__ = ["copy_history"]
+from tidemill.core.owner import Owner
 
 PAGE = 500
 """The most rows that one step adds."""

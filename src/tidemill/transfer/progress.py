@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Moved"]
-
 
 class Moved(msgspec.Struct):
     """The progress of a move, in jobs.

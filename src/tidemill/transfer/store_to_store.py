@@ -29,8 +29,6 @@ from tidemill.transfer.history import copy_history
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.to_carrier import check_fits, fill_carrier
 
-__all__ = ["PASSES", "cancel_move", "move"]
-
 PAGE = 500
 """The most jobs that move in one commit."""
 

@@ -26,8 +26,6 @@ from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.transfer.progress import Moved
 
-__all__ = ["check_fits", "fill_carrier", "listed"]
-
 PAGE = 500
 _UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
 

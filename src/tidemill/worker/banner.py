@@ -13,8 +13,6 @@ import msgspec
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.settings import Settings
 
-__all__ = ["TASKS_MOST", "Start"]
-
 log = logging.getLogger("tidemill.worker")
 
 TASKS_MOST = 30

@@ -10,8 +10,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.store_steps import StoreSteps
 
-__all__ = ["Burst"]
-
 ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
 """Seconds between two checks for jobs on their way from a carrier: at first, and at most."""
 

@@ -23,7 +23,8 @@ from typing import Any
 from tidemill.client.runtime import Runtime
 from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import clock
-from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
+from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
+from tidemill.core.owner import Command
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
@@ -45,8 +46,6 @@ from tidemill.worker.timekeeper import Timekeeper
 from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.waiting_job import WaitingJob
 from tidemill.worker.zombie_reaper import is_orphan
-
-__all__ = ["GAVE_UP", "Child"]
 
 log = SafeLog("tidemill.worker")
 

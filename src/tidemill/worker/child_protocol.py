@@ -21,10 +21,9 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.client.worker_reports import Answer
-from tidemill.core.job import Command, Lease, Note, Verdict
+from tidemill.core.job import Lease, Note, Verdict
+from tidemill.core.owner import Command
 from tidemill.worker.settings import Waits
-
-__all__ = ["Closed", "Down", "Hello", "MessageSocket", "Setup", "Up"]
 
 _LENGTH = struct.Struct("=I")
 In = TypeVar("In")

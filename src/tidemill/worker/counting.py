@@ -15,8 +15,9 @@ from collections.abc import Iterable
 import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow, join_name, split_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.fingerprint import FailureSample, failure_of
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.rollup import (
     BUCKETS,
     CANCELLED,
@@ -32,8 +33,6 @@ from tidemill.core.rollup import (
     bucket_of,
 )
 from tidemill.core.verdicts import outcome_of
-
-__all__ = ["Concluded", "Counting"]
 
 Concluded = tuple[Verdict, Lease | None, Envelope | None]
 """A verdict, its lease, and the envelope if it is decoded. The lease may be None if the job was

@@ -19,8 +19,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import StoreFull, StoreMoved
 from tidemill.worker.child_protocol import Hello
 
-__all__ = ["KEEP", "RENEW", "TaskDeclarations"]
-
 log = logging.getLogger("tidemill.worker")
 
 KEEP = 30 * 86_400.0

@@ -13,8 +13,6 @@ from tidemill.worker.lost_jobs import unstarted
 from tidemill.worker.recycling import ProcessStarter
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["Dispatch"]
-
 
 class Dispatch:
     """Gives leases to the processes of a pool."""

@@ -27,8 +27,6 @@ from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.verdicts import describe
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["Loop", "LoopHost", "new_runner"]
-
 log = SafeLog("tidemill.worker")
 
 BLOCKED_AFTER = 1.0

@@ -21,8 +21,9 @@ from tidemill.client.context import JobContext, running_job
 from tidemill.client.middleware import Layer, compose
 from tidemill.client.runtime import DeclaredTask, Runtime
 from tidemill.core.codec import unpack, unpack_pickle, verify
+from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Envelope, Lease, Verdict, decode_envelope
+from tidemill.core.job import Lease, Verdict
 from tidemill.core.retry import Fail
 from tidemill.core.signatures import hands_on, sign_handed_on
 from tidemill.worker import verdicts
@@ -32,8 +33,6 @@ from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.verdicts import describe
 from tidemill.worker.waiting_job import WaitingJob
 from tidemill.workflows.parent_results import ParentResults
-
-__all__ = ["Executor", "run_sync"]
 
 log = SafeLog("tidemill.worker")
 

@@ -26,8 +26,6 @@ from typing import Any, NoReturn, Protocol
 
 from tidemill.core.signals import handler_of, set_handler
 
-__all__ = ["Forked", "end_child", "handle_signal", "is_child", "isolate_children", "perform"]
-
 
 class Forked(Protocol):
     """A part of the worker process that a forked child must release."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-__all__ = ["GuardProcess"]
-
 PATIENCE = 5.0
 """Seconds to wait for the end of the guard."""
 

@@ -8,8 +8,6 @@ process can finish.
 
 from __future__ import annotations
 
-__all__ = ["SILENT", "Heartbeat"]
-
 SILENT = 5.0
 """Seconds without a heartbeat after which a process with a stuck job counts as blocked."""
 

@@ -17,8 +17,6 @@ from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.lost_jobs import unstarted
 
-__all__ = ["HeldLeases"]
-
 log = logging.getLogger("tidemill.worker")
 
 KEPT_FOR = 60.0

@@ -27,8 +27,6 @@ from tidemill.core.fingerprint import OTHER
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.counting import Concluded, Counting
 
-__all__ = ["Numbers", "WorkerHistory"]
-
 FAILURES_MOST = 200
 """At most this many different failures count in an hour; all others count as ``OTHER``."""
 

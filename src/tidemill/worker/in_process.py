@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
 from tidemill.worker.banner import Start
-from tidemill.worker.supervisor import Settings, Supervisor
-
-__all__ = ["PATIENCE", "judge", "running_worker"]
+from tidemill.worker.settings import Settings
+from tidemill.worker.supervisor import Supervisor
 
 PATIENCE = 30.0
 """Seconds that running jobs have to finish at the end."""

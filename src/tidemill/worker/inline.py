@@ -21,22 +21,11 @@ from tidemill.client.job_handle import Job
 from tidemill.client.results import MEMBER_COUNT, member_id
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import import_task, make_task
+from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack, unpack
-from tidemill.core.job import (
-    GROUP,
-    Attempt,
-    Envelope,
-    Lease,
-    Note,
-    Outcome,
-    Placed,
-    Record,
-    Ref,
-    RunOn,
-    State,
-    Verdict,
-)
+from tidemill.core.envelope import Envelope, Ref
+from tidemill.core.job import GROUP, Lease, Note, Outcome, Placed, Record, RunOn, State, Verdict
 from tidemill.core.progress import whole_progress
 from tidemill.core.retry import Fail, Skip
 from tidemill.worker.execute import Executor, run_sync
@@ -49,8 +38,6 @@ from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, che
 from tidemill.workflows.enqueue import id_of
 from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import step_id
-
-__all__ = ["run_composed", "run_inline"]
 
 log = logging.getLogger("tidemill")
 

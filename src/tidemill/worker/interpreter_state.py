@@ -21,8 +21,6 @@ from sys import getrecursionlimit, getswitchinterval, setrecursionlimit, setswit
 from threading import Thread, get_ident
 from typing import Any
 
-__all__ = ["InterpreterState"]
-
 # The signal module's own functions make an enum of each handler, which costs more than the job.
 _getsignal, _setsignal = (getattr(signal, name) for name in ("getsignal", "signal"))
 _raw = sys.modules.get("_signal")

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["ENDING_MOST", "end_lingering", "reason_of", "surplus"]
-
 log = logging.getLogger("tidemill.worker")
 
 ENDING_MOST = 8

@@ -14,8 +14,6 @@ from tidemill.worker.counting import Concluded
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["LostJobs", "unstarted"]
-
 log = logging.getLogger("tidemill.worker")
 
 

@@ -29,8 +29,6 @@ from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.watchdog import Watchdog
 from tidemill.worker.zombie_reaper import reap_orphans
 
-__all__ = ["Machine", "Spawned", "ThisProcess"]
-
 
 class Spawned:
     """A worker process at the level of the operating system, as the leader of its own group."""

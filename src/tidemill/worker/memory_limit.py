@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["resident_memory"]
-
 
 def resident_memory() -> int:
     """Resident memory of this process in bytes; without ``/proc`` its peak so far."""

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from tidemill.core.clock import clock
 from tidemill.core.job import Note
 
-__all__ = ["add_notes", "interrupted_run", "latest_notes"]
-
 _LINES_MOST = 100
 """Log lines of a job that the store keeps."""
 

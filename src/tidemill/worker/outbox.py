@@ -15,13 +15,12 @@ from typing import Any
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.client.worker_reports import Answer
 from tidemill.core.crash_points import point
-from tidemill.core.job import Envelope, Lease, Note, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease, Note, Verdict
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Up
 from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.notes import latest_notes
 from tidemill.worker.safe_logging import SafeLog
-
-__all__ = ["Outbox"]
 
 log = SafeLog("tidemill.worker")
 

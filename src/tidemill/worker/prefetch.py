@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from tidemill.core.job import Verdict
 
-__all__ = ["MOST", "TICK", "Prefetch"]
-
 TICK = 0.05
 """Seconds from one tick of a busy process to the next. Prefetched jobs are work for one tick."""
 

@@ -18,8 +18,6 @@ from tidemill.worker.event_loop import Loop, new_runner
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.verdicts import describe
 
-__all__ = ["ProcessEvents"]
-
 log = SafeLog("tidemill.worker")
 
 

@@ -28,8 +28,6 @@ from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.timeouts import Timeouts, cancellation_reason, raise_if_interrupted
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["ProcessExecutor"]
-
 log = SafeLog("tidemill.worker")
 
 SPARE_MEMORY = 1 << 20

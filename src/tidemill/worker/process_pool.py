@@ -13,7 +13,8 @@ import sys
 from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.job import Command, Note, Outcome, Verdict
+from tidemill.core.job import Note, Outcome, Verdict
+from tidemill.core.owner import Command
 from tidemill.worker.child_protocol import Closed, Up
 from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
@@ -28,8 +29,6 @@ from tidemill.worker.suspects import set_aside
 from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
 from tidemill.worker.worker_process import WorkerProcess
-
-__all__ = ["ProcessPool"]
 
 log = logging.getLogger("tidemill.worker")
 

@@ -14,8 +14,6 @@ from tidemill.worker.scoreboard_rows import ScoreboardShares
 from tidemill.worker.settings import Settings
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["ProcessStarter"]
-
 log = logging.getLogger("tidemill.worker")
 
 

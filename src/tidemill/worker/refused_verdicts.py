@@ -16,10 +16,9 @@ from tidemill.brokers.contract.broker import SMALL_RESULT, Broker
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
+from tidemill.core.envelope import RESULT_NOT_KEPT
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
-from tidemill.core.job import RESULT_NOT_KEPT, Note, Outcome, Verdict
-
-__all__ = ["RefusedVerdicts"]
+from tidemill.core.job import Note, Outcome, Verdict
 
 log = logging.getLogger("tidemill.worker")
 

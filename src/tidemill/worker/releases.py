@@ -14,8 +14,6 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
-__all__ = ["note_release"]
-
 log = logging.getLogger("tidemill.worker")
 
 

@@ -22,8 +22,6 @@ from tidemill.client.worker_reports import (
 from tidemill.core.clock import clock
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["KEPT", "Reports", "keep_reports"]
-
 KEPT = 600
 """Seconds after which a note that nobody has fetched is deleted."""
 

@@ -9,8 +9,6 @@ from tidemill.client.context import JobContext
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["Interrupt", "Run"]
-
 Interrupt = type[JobTimeout] | type[JobTerminated] | type[WorkerStopping]
 """The exceptions that end a run from outside."""
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["run_awaitable"]
-
 
 def run_awaitable(
     awaitable: Awaitable[Any],

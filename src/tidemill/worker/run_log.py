@@ -10,11 +10,10 @@ import logging
 
 from tidemill.client.log_attributes import logged_as
 from tidemill.core.clock import clock
-from tidemill.core.job import Envelope, Outcome, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
 from tidemill.worker.run import Run
 from tidemill.worker.safe_logging import SafeLog
-
-__all__ = ["END", "LINES_MOST", "RunLog", "end_values"]
 
 log = SafeLog("tidemill.worker")
 

@@ -13,8 +13,6 @@ import os
 import shutil
 import tempfile
 
-__all__ = ["RuntimeFolder"]
-
 _PREFIX = "tidemill-worker-"
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from tidemill.core.signals import Unkilled
 
-__all__ = ["SafeLog"]
-
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 

@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-__all__ = ["Sampler", "Stacks"]
-
 Stacks = dict[str, int]
 """Collapsed stacks: the functions from the outermost on, joined by ``;``, with their samples."""
 

@@ -23,8 +23,6 @@ from tidemill.core.errors import BrokerUnavailable, CodecError, StoreFull, Store
 from tidemill.schedules import record as kept
 from tidemill.worker.child_protocol import Hello
 
-__all__ = ["AT_ONCE", "Scheduling"]
-
 log = logging.getLogger("tidemill.worker")
 
 AT_ONCE = 1000

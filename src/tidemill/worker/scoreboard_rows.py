@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker.prefetch import MOST
 
-__all__ = ["ScoreboardShares"]
-
 
 class ScoreboardShares:
     """The shares of one scoreboard. A share is named by the number of its first row."""

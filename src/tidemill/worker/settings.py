@@ -9,8 +9,6 @@ import msgspec
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.config import check_name
 
-__all__ = ["Settings", "Waits"]
-
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For how many seconds a worker waits before it acts.

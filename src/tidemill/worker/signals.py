@@ -7,8 +7,6 @@ import signal
 import socket
 from collections.abc import Callable
 
-__all__ = ["Signals"]
-
 _SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1),
     signal.SIGCHLD,

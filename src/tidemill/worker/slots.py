@@ -20,8 +20,6 @@ from threading import Event, Lock  # by name: a task may replace the classes of 
 
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["PoolThread", "Slots"]
-
 
 class PoolThread:
     """A thread that runs jobs: its next job, and whether it is the thread's turn to read."""

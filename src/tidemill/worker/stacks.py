@@ -22,8 +22,6 @@ import time
 import traceback
 from collections.abc import Iterable
 
-__all__ = ["own_stacks", "stacks_of_threads"]
-
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 """Numbers of the system call that signals one thread of another process; libc has no name for it
 before glibc 2.30."""

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from tidemill.core.clock import clock
 from tidemill.worker.process_pool import ProcessPool
 
-__all__ = ["StalledExit", "store_last"]
-
 log = logging.getLogger("tidemill.worker")
 
 PATIENCE = 10.0

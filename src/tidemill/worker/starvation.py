@@ -17,8 +17,6 @@ from tidemill.core.job import State
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker.child_protocol import Setup
 
-__all__ = ["Waits"]
-
 
 class Waits:
     """The waiting jobs of this process. The scoreboard shows the waiting jobs of all processes."""

@@ -21,8 +21,6 @@ from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.refused_verdicts import RefusedVerdicts
 from tidemill.worker.settings import Settings
 
-__all__ = ["StoreSteps"]
-
 log = logging.getLogger("tidemill.worker")
 
 SHORT_FOR = 60.0

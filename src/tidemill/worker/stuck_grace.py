@@ -14,8 +14,6 @@ from tidemill.client.log_attributes import job_name
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.worker.heartbeat import Heartbeat
 
-__all__ = ["LAST_ATTEMPT", "StuckJobs"]
-
 LAST_ATTEMPT = 3600.0
 """Seconds that neighbours may run on when one of them has no attempt left."""
 

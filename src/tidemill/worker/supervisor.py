@@ -42,7 +42,7 @@ from tidemill.core.errors import (
     StoreMoved,
     TidemillError,
 )
-from tidemill.core.job import Command, Owner
+from tidemill.core.owner import Command, Owner
 from tidemill.core.version import __version__
 from tidemill.worker.banner import Start
 from tidemill.worker.burst import Burst
@@ -58,8 +58,6 @@ from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
 from tidemill.worker.stalled_exit import StalledExit, store_last
 from tidemill.worker.store_steps import StoreSteps
-
-__all__ = ["Settings", "Supervisor", "install"]
 
 log = logging.getLogger("tidemill.worker")
 

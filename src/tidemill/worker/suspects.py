@@ -16,8 +16,6 @@ from tidemill.core.scoreboard import Running
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.worker_process import WorkerProcess
 
-__all__ = ["set_aside"]
-
 log = logging.getLogger("tidemill.worker")
 
 

@@ -15,8 +15,6 @@ from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.slots import PoolThread, Slots
 from tidemill.worker.waiting_job import WaitingJob
 
-__all__ = ["PoolHost", "ThreadPool"]
-
 log = SafeLog("tidemill.worker")
 
 

@@ -26,8 +26,6 @@ from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.slots import Slots
 from tidemill.worker.timeouts import Timeouts
 
-__all__ = ["Timekeeper", "TimekeeperHost"]
-
 log = SafeLog("tidemill.worker")
 
 

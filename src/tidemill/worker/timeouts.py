@@ -37,8 +37,6 @@ from tidemill.core.shield import aim, take_off
 from tidemill.core.signals import handle_again
 from tidemill.worker.run import Interrupt, Run
 
-__all__ = ["Timeouts", "cancellation_reason", "raise_if_interrupted"]
-
 NUDGE = 0.15
 """Seconds between two cancellations of an async job, whose clean-up may await something, too."""
 

@@ -11,8 +11,6 @@ from traceback import TracebackException, format_tb
 from types import TracebackType
 from typing import Any
 
-__all__ = ["TRACEBACK_MOST", "format_traceback"]
-
 TRACEBACK_MOST = 16_000
 """Characters that are kept from the end of a traceback."""
 

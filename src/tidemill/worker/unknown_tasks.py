@@ -16,8 +16,6 @@ from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.safe_logging import SafeLog
 
-__all__ = ["UNKNOWN", "KnownTasks"]
-
 UNKNOWN = int(Outcome.UNKNOWN)
 """A plain int: every verdict is compared with this value, and an int is faster than an enum."""
 

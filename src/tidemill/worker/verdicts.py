@@ -11,17 +11,16 @@ from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
+from tidemill.core.envelope import Envelope
 from tidemill.core.error_types import is_one_of
 from tidemill.core.errors import JobCancelled
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, JobTerminated, JobTimeout, Retry, Skip, Snooze, WorkerStopping
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.run import Run
 from tidemill.worker.run_log import END, end_values
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.tracebacks import format_traceback
-
-__all__ = ["describe", "failure", "refused", "stuck", "success", "unknown"]
 
 log = SafeLog("tidemill.worker")
 

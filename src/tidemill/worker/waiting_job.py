@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.client.runtime import DeclaredTask
-from tidemill.core.job import Envelope, Lease
-
-__all__ = ["WaitingJob"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 
 
 class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from tidemill.core.clock import clock
 
-__all__ = ["Watchdog"]
-
 log = logging.getLogger("tidemill.worker")
 
 AHEAD = 0.1

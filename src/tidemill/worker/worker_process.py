@@ -12,15 +12,14 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 
 from tidemill.core.clock import clock
-from tidemill.core.job import Command, Lease
+from tidemill.core.job import Lease
+from tidemill.core.owner import Command
 from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.machine import Body
 from tidemill.worker.settings import Waits
 from tidemill.worker.stuck_grace import StuckJobs
-
-__all__ = ["WorkerProcess"]
 
 _EXAMINE_EVERY = 5.0
 """Seconds between two checks whether somebody else has killed a busy process."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from os import getppid
 from time import sleep
 
-__all__ = ["is_orphan", "reap_orphans"]
-
 _LOOKS, _PAUSE = 30, 0.01
 """The number of checks for the parent, and the seconds between two checks."""
 

@@ -13,8 +13,6 @@ from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.workflows.handles import JobGroup
 
-__all__ = ["JobChain"]
-
 R = TypeVar("R")
 
 

@@ -16,27 +16,11 @@ from tidemill.client.callbacks import Ended, Hooked
 from tidemill.client.runtime import DeclaredTask
 from tidemill.client.task import Configured, Task
 from tidemill.core.config import check_name
+from tidemill.core.envelope import Ref
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Ref, RunOn
+from tidemill.core.job import RunOn
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.handles import JobGroup
-
-__all__ = [
-    "Chain",
-    "Composition",
-    "Flow",
-    "FlowNode",
-    "Group",
-    "Node",
-    "Step",
-    "as_node",
-    "calls_in",
-    "chain",
-    "check_with_first",
-    "group",
-    "is_group",
-    "map_many",
-]
 
 H = TypeVar("H")
 R = TypeVar("R")

@@ -14,21 +14,12 @@ from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Envelope
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Composition, Flow, Node
 from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import Piece, Plan, step_id
-
-__all__ = [
-    "call_or_composition",
-    "enqueue_composed",
-    "enqueue_many",
-    "id_of",
-    "is_composed",
-    "txn_of",
-]
 
 JOBS_PER_PUT = 2000
 """A plan with more jobs than this takes several puts."""

@@ -20,8 +20,6 @@ from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
 
-__all__ = ["JobGroup", "as_completed"]
-
 H = TypeVar("H")
 R = TypeVar("R")
 

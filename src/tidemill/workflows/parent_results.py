@@ -14,21 +14,10 @@ from typing import Any
 from tidemill.client.callbacks import Ended
 from tidemill.client.results import group_results, result_of
 from tidemill.client.runtime import Runtime
+from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.errors import JobPruned
-from tidemill.core.job import (
-    NOT_STARTED,
-    WHILE_RUNNING,
-    Envelope,
-    Input,
-    Lease,
-    Ref,
-    RunOn,
-    State,
-)
+from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Input, Lease, RunOn, State
 from tidemill.core.retry import Fail, Skip, Snooze
-
-__all__ = ["ParentResults"]
-
 
 LOOK_AGAIN = 1.0
 """Seconds until a job looks again at a parent that was retried before the job ran."""

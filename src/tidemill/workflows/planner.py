@@ -26,8 +26,9 @@ from tidemill.client.callbacks import HOOKS
 from tidemill.client.results import MEMBER_COUNT, member_id
 from tidemill.client.runtime import Runtime
 from tidemill.core.codec import pack
+from tidemill.core.envelope import Envelope, Links, Ref
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import GROUP, Envelope, Links, Ref, RunOn
+from tidemill.core.job import GROUP, RunOn
 from tidemill.workflows.compose import (
     Chain,
     Composition,
@@ -39,8 +40,6 @@ from tidemill.workflows.compose import (
     check_with_first,
     is_group,
 )
-
-__all__ = ["Piece", "Plan", "step_id"]
 
 
 class Piece(NamedTuple):

@@ -14,8 +14,6 @@ from servers import Proxy, Server
 
 from misfortunes import Misfortune
 
-__all__ = ["CutLine", "FullDisk", "OldImage", "Stopped", "copy_folder"]
-
 
 class Stopped(Misfortune):
     """SIGSTOP: the server keeps its connections and answers nobody."""

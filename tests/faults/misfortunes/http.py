@@ -10,8 +10,6 @@ from servers.http import JobServer
 from misfortunes import Rig
 from misfortunes.anywhere import CutLine, OldImage, Stopped
 
-__all__ = ["HttpRig"]
-
 
 class HttpRig(Rig):
     """One job server. Kills of it are the storm's own."""

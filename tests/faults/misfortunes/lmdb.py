@@ -16,8 +16,6 @@ from disks import mounted
 from misfortunes import Misfortune, Rig
 from misfortunes.anywhere import FullDisk
 
-__all__ = ["LmdbRig"]
-
 HOLDER = """
 import sys
 from tidemill.brokers.registry import open_broker

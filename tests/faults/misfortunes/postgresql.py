@@ -24,8 +24,6 @@ from servers.postgres import postgres_program
 from misfortunes import Misfortune, Rig
 from misfortunes.anywhere import CutLine, FullDisk, Stopped
 
-__all__ = ["PostgresRig"]
-
 OPTIONS = ("min_wal_size=32MB", "wal_keep_size=128MB", "wal_retrieve_retry_interval=500ms")
 
 

@@ -10,8 +10,6 @@ from servers import Proxy, RabbitMQ
 from misfortunes import Misfortune, Rig
 from misfortunes.anywhere import CutLine, Stopped
 
-__all__ = ["RabbitRig"]
-
 
 class RabbitRig(Rig):
     """Three nodes where one is to be lost, else one: three take a while to start."""

@@ -19,8 +19,6 @@ from servers import Proxy, Redis, Sentinel
 from misfortunes import Misfortune, Rig
 from misfortunes.anywhere import CutLine, OldImage, Stopped
 
-__all__ = ["RedisRig"]
-
 FOLLOWS = "master_link_status:up"
 
 

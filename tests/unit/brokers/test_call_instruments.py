@@ -10,7 +10,7 @@ import lmdb
 
 from tidemill import Tidemill
 from tidemill.brokers.registry import instrument_calls, open_broker
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 
 
 def counter(seen: list[str]) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:

@@ -15,7 +15,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.owner import Owner
 from tidemill.core.wake_pipe import WakePipe
 
 pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq", "rabbitmq+lmdb")

@@ -18,7 +18,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.client.log_attributes import mark_records
 from tidemill.core.clock import new_id
-from tidemill.core.job import Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday("redis", "postgresql")
 
@@ -32,7 +33,7 @@ WORKER = """
 import socket, sys
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 broker = open_broker(sys.argv[1])
 broker.attach(Owner(id="w", kind="worker", name="w", host=socket.gethostname()))

@@ -14,7 +14,8 @@ from harness import LIMIT
 
 from tidemill import ResultTimeout, State, Tidemill
 from tidemill.client.threads import Threads
-from tidemill.core.job import Envelope, Put
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put
 from tidemill.testing import worker
 
 

@@ -23,7 +23,7 @@ from tidemill import (
 )
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.client import declarations
-from tidemill.core.job import Envelope
+from tidemill.core.envelope import Envelope
 from tidemill.testing import run_all
 from tidemill.transfer.store_to_store import move
 

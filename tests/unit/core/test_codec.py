@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from msgspec.msgpack import Ext, encode
 
 from tidemill.core.codec import pack, pack_pickle, sign, unpack, unpack_pickle, verify
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BadSignature, CodecError
-from tidemill.core.job import Envelope
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 

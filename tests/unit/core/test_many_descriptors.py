@@ -15,7 +15,8 @@ from servers import NETWORK
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.envelope import Envelope
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday("redis", "postgresql")
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tidemill.client.context import JobContext
-from tidemill.core.job import Envelope, Lease
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout
 from tidemill.core.shield import aim, lower_shield, raise_shield, take_off
 from tidemill.worker import timeouts as module

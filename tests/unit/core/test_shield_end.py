@@ -20,7 +20,8 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.client.context import JobContext
 from tidemill.core import signals
-from tidemill.core.job import Envelope, Lease
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout, WorkerStopping
 from tidemill.core.shield import aim, lower_shield, raise_shield
 from tidemill.worker import timeouts as module

@@ -20,7 +20,7 @@ from tidemill.brokers.registry import open_broker
 from tidemill.core import signals
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

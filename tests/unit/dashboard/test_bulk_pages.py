@@ -14,9 +14,9 @@ from dashboard_desk import Visitor
 from tidemill import Fail, Tidemill
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import GROUP, State
-from tidemill.dashboard import bulk_run, queues
+from tidemill.dashboard import bulk_notes, bulk_run, queues
 from tidemill.dashboard.audit import notes
-from tidemill.dashboard.bulk_run import Bulk
+from tidemill.dashboard.bulk_notes import Bulk
 from tidemill.dashboard.job_actions import Done, act
 from tidemill.dashboard.job_query import parse
 from tidemill.testing import run_all
@@ -56,7 +56,7 @@ def ended(mill: Tidemill, bulk_id: str) -> Bulk:
         if thread.name == f"bulk-{bulk_id[-8:]}":
             thread.join(30)
             assert not thread.is_alive()
-    return bulk_run.get(mill, bulk_id)
+    return bulk_notes.get(mill, bulk_id)
 
 
 def states(mill: Tidemill) -> set[str]:
@@ -110,7 +110,7 @@ def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor
     assert "done" in words(anna.get(f"/bulk/{bulk_id}"))
     assert "30 of 30" in words(anna.get("/bulk"))
     assert anna.act(f"/bulk/{bulk_id}/forget").startswith("ok")
-    assert bulk_run.operations(mill) == []
+    assert bulk_notes.operations(mill) == []
 
 
 def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Visitor) -> None:
@@ -164,7 +164,7 @@ def test_an_operation_outlives_its_process(make_mill: Any) -> None:
     first.close()
     # then another process finds it interrupted, and resumes it
     second = make_mill()
-    bulk = bulk_run.get(second, bulk.id)
+    bulk = bulk_notes.get(second, bulk.id)
     bulk.beat -= 60
     assert bulk.shown_state == "interrupted"
     bulk.rate = 0
@@ -196,8 +196,8 @@ def test_the_others_follow_only_when_the_first_succeed(mill: Tidemill, anna: Vis
 def test_a_running_operation_cannot_be_forgotten_or_resumed(mill: Tidemill, anna: Visitor) -> None:
     failed_jobs(mill, 3)
     bulk_id = started(anna, act="delete", q="state:failed", rate="1")
-    bulk = bulk_run.get(mill, bulk_id)
-    for change in (bulk_run.forget, bulk_run.resume):
+    bulk = bulk_notes.get(mill, bulk_id)
+    for change in (bulk_notes.forget, bulk_run.resume):
         with pytest.raises(InvalidOption):
             change(mill, bulk)
     anna.post(f"/bulk/{bulk_id}/stop")
@@ -227,8 +227,8 @@ def test_an_operation_that_goes_on_does_not_count_a_job_twice(
 
     def act_and_stop(*args: Any) -> Done:
         done = act(*args)
-        [bulk] = bulk_run.operations(mill)
-        bulk_run.request_stop(mill, bulk)
+        [bulk] = bulk_notes.operations(mill)
+        bulk_notes.request_stop(mill, bulk)
         return done
 
     with monkeypatch.context() as patch:
@@ -271,7 +271,7 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     assert halted.wait(60)
     [silent] = [thread for thread in threading.enumerate() if thread.name.startswith("bulk-")]
     # and another runner that has retried all jobs, which failed again
-    bulk = bulk_run.get(mill, bulk_id)
+    bulk = bulk_notes.get(mill, bulk_id)
     bulk.beat -= 60
     bulk_run.resume(mill, bulk)
     for thread in threading.enumerate():
@@ -283,7 +283,7 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     silent.join(60)
     # then
     assert states(mill) == {State.FAILED}
-    bulk = bulk_run.get(mill, bulk_id)
+    bulk = bulk_notes.get(mill, bulk_id)
     assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 8, 0, 0)
     assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
 
@@ -293,9 +293,9 @@ def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
     bulk_id = started(anna, act="retry", q="state:failed", rate="1", expected="3")
     anna.post(f"/bulk/{bulk_id}/stop")
     ended(mill, bulk_id)
-    first, second = bulk_run.get(mill, bulk_id), bulk_run.get(mill, bulk_id)
+    first, second = bulk_notes.get(mill, bulk_id), bulk_notes.get(mill, bulk_id)
     bulk_run.resume(mill, first)
-    for change in (bulk_run.forget, bulk_run.resume):
+    for change in (bulk_notes.forget, bulk_run.resume):
         with pytest.raises(InvalidOption, match="somebody else has changed"):
             change(mill, second)
     anna.post(f"/bulk/{bulk_id}/stop")
@@ -380,7 +380,7 @@ def test_an_interrupted_restore_goes_on_where_it_stopped(
     bulk = ended(mill, restored(anna, purge_id))
     assert (bulk.state, bulk.done) == ("running", 250)
     monkeypatch.undo()
-    monkeypatch.setattr(bulk_run.Bulk, "shown_state", "interrupted")
+    monkeypatch.setattr(bulk_notes.Bulk, "shown_state", "interrupted")
     # when somebody resumes the restore
     anna.act(f"/bulk/{bulk.id}/resume")
     # then the other jobs are back, too, each once

@@ -19,7 +19,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
 from tidemill.client.worker_reports import Answer, Report
-from tidemill.core.job import Command, Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Command, Owner
 from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WAITS, WIDTH, bucket_of
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.look import Looks

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.brokers.contract.inspection import Filter, matches
+from tidemill.core.attempts import Attempt
+from tidemill.core.envelope import Envelope, Planned
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import failure_of
-from tidemill.core.job import Attempt, Envelope, Outcome, Planned, Record, State
+from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import JobLimit
 from tidemill.dashboard.job_query import FIELDS, LONGEST, parse, query_text
 

@@ -15,7 +15,8 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
 from tidemill.client.queue_snapshots import QueueSnapshots
-from tidemill.core.job import Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 from tidemill.testing import run_all
 
 NOW = 1_000_000 * 3600 + 30 * 60.0

@@ -17,8 +17,9 @@ from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE, HistoryRow, join_name
 from tidemill.client.history_numbers import FailureNumbers
 from tidemill.core.fingerprint import FailureSample
-from tidemill.core.job import Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Owner
 from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WIDTH
 from tidemill.dashboard.mutes import Mute, change_of
 from tidemill.dashboard.roles import Role, User

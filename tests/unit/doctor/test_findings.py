@@ -20,7 +20,8 @@ from tidemill.cli import main
 from tidemill.cli.top.rates import Meter
 from tidemill.cli.top.snapshot import take
 from tidemill.cli.top.tables import headline
-from tidemill.core.job import Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 from tidemill.doctor import queues
 from tidemill.doctor.examine import examine, problems
 from tidemill.testing import run_all

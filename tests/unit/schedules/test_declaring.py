@@ -13,7 +13,7 @@ from tidemill import Schedule, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.errors import StoreFull
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.worker.scheduling import Scheduling
 
 

@@ -13,8 +13,9 @@ from tidemill import Tidemill, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
+from tidemill.core.envelope import Planned
 from tidemill.core.errors import BadSignature, CodecError, StoreFull
-from tidemill.core.job import Planned, State
+from tidemill.core.job import State
 from tidemill.schedules import record
 from tidemill.schedules.rules import next_time
 from tidemill.worker.scheduling import Scheduling

@@ -19,9 +19,11 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.write_transaction import Writing
 from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
-from tidemill.core.job import Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 from tidemill.limits.declare import Limit
-from tidemill.server.shared_owner import PendingCommit, ReservedJob, SharedOwner
+from tidemill.server.shared_owner import SharedOwner
+from tidemill.server.waiters import PendingCommit, ReservedJob
 
 
 class PatientDelay(CommitDelay):

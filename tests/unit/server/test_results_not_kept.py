@@ -10,7 +10,7 @@ from harness import eventually
 
 from tidemill import Queue, ResultNotKept, State, StoreFull, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.core.job import RESULT_NOT_KEPT
+from tidemill.core.envelope import RESULT_NOT_KEPT
 from tidemill.testing import run_all
 
 

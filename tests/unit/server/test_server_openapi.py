@@ -12,7 +12,8 @@ import pytest
 from offences import expect_none
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.job import Envelope, Outcome, Record, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Record, State
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoint, Endpoints

@@ -17,11 +17,13 @@ from tidemill import BrokerUnavailable, Tidemill, TidemillError
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
-from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease, Outcome, State, Verdict
+from tidemill.core.owner import Owner
 from tidemill.server import shared_owner as module
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
-from tidemill.server.shared_owner import ReservedJob, SharedOwner
-from tidemill.server.waiters import JobKinds, Waiter, Waiters
+from tidemill.server.shared_owner import SharedOwner
+from tidemill.server.waiters import JobKinds, ReservedJob, Waiter, Waiters
 
 Test = Callable[[SharedOwner], Coroutine[Any, Any, None]]
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from tidemill.core.job import Command
+from tidemill.core.owner import Command
 from tidemill.worker.child_protocol import Down, MessageSocket, Up
 
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict, encode_envelope
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.worker.child_protocol import Up
 from tidemill.worker.counting import Counting
 from tidemill.worker.outbox import Outbox

@@ -7,7 +7,8 @@ from lmdb_desk import Process, job
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.core.job import Lease, Note, Outcome, Owner, State, Verdict
+from tidemill.core.job import Lease, Note, Outcome, State, Verdict
+from tidemill.core.owner import Owner
 from tidemill.worker.refused_verdicts import RefusedVerdicts
 
 POISON = "\ud800"

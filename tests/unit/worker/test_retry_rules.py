@@ -11,7 +11,7 @@ import pytest
 
 from tidemill import Fail, InvalidOption, Job, Retries, Retry, State, Tidemill
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.job import decode_envelope, encode_envelope
+from tidemill.core.envelope import decode_envelope, encode_envelope
 from tidemill.testing import run_all
 
 

@@ -13,7 +13,8 @@ from moved_clock import MovedClock
 from tidemill.client.context import JobContext, running_job
 from tidemill.client.log_attributes import mark_records
 from tidemill.client.options import Options
-from tidemill.core.job import Envelope, Lease, Outcome, Verdict, encode_envelope
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Retries, Retry
 from tidemill.worker import verdicts
 from tidemill.worker.run import Run

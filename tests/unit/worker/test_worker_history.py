@@ -16,17 +16,11 @@ from tidemill import State, Tidemill
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
 from tidemill.core.backoff import RetryPolicy
+from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
-from tidemill.core.job import (
-    Command,
-    Envelope,
-    Lease,
-    Links,
-    Outcome,
-    Verdict,
-    encode_envelope,
-)
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.owner import Command
 from tidemill.core.retry import Fail, Snooze
 from tidemill.core.rollup import (
     CANCELLED,

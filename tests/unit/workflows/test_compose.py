@@ -33,7 +33,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.explain import explain_in
 from tidemill.core.codec import pack, unpack
-from tidemill.core.job import GROUP, Ref
+from tidemill.core.envelope import Ref
+from tidemill.core.job import GROUP
 from tidemill.testing import run_all, worker
 from tidemill.workflows.enqueue import JOBS_PER_PUT
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from tidemill.brokers.carrier.lending import LendingStore
 from tidemill.brokers.contract.admin import KeptPurge
-from tidemill.core.job import Command
-
-__all__ = ["AdminCalls"]
+from tidemill.core.owner import Command
 
 
 class AdminCalls:

@@ -37,14 +37,9 @@ from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.job_watch import Watched
 from tidemill.core.errors import BrokerUnavailable, TidemillError
-from tidemill.core.job import (
-    RELAY,
-    Outcome,
-    Owner,
-)
+from tidemill.core.job import Outcome
 from tidemill.core.limit_settings import LimitSettings
-
-__all__ = ["CarryingBroker"]
+from tidemill.core.owner import RELAY, Owner
 
 
 class CarryingBroker(StoreCalls):

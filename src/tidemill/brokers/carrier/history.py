@@ -8,8 +8,6 @@ from tidemill.brokers.carrier.lending import LendingStore
 from tidemill.brokers.contract.history import NotedAct, with_history
 from tidemill.brokers.contract.history_rows import HistoryRow
 
-__all__ = ["HistoryCalls"]
-
 
 class HistoryCalls:
     """Passes calls on to the store. The steps of workers bring their rows to the store, too."""

@@ -7,8 +7,6 @@ from typing import Protocol, cast
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.store import Store
 
-__all__ = ["LendingStore", "lending_store"]
-
 
 class LendingStore(Store, Protocol):
     """A store that lends leases to a carrier."""

@@ -26,6 +26,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.crash_points import point
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import (
     BrokerUnavailable,
     InvalidOption,
@@ -33,9 +34,8 @@ from tidemill.core.errors import (
     StoreMoved,
     TidemillError,
 )
-from tidemill.core.job import RELAY, Envelope, Lease, Outcome, Owner, Verdict
-
-__all__ = ["Brought", "Carrier", "InvalidMessage", "NoPlace", "Refused", "Relay", "unwrap"]
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.owner import RELAY, Owner
 
 log = logging.getLogger("tidemill.relay")
 

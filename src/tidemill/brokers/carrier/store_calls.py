@@ -14,16 +14,9 @@ from tidemill.brokers.contract.limits import LimitCalls, with_limits
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask, with_unknown_tasks
-from tidemill.core.job import (
-    Envelope,
-    Lease,
-    Put,
-    Record,
-    State,
-)
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Lease, Put, Record, State
 from tidemill.limits.arithmetic import Held, LimitStats
-
-__all__ = ["StoreCalls"]
 
 
 class StoreCalls(AdminCalls, TopicCalls, HistoryCalls):

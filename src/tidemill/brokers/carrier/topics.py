@@ -7,9 +7,8 @@ from typing import Any
 
 from tidemill.brokers.carrier.lending import LendingStore
 from tidemill.brokers.contract.topics import Bindings, with_topics
-from tidemill.core.job import Envelope, Put
-
-__all__ = ["TopicCalls"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put
 
 
 class TopicCalls:

@@ -19,14 +19,8 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.job import (
-    Command,
-    Outcome,
-    Owner,
-    Verdict,
-)
-
-__all__ = ["CarriedWorker"]
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Command, Owner
 
 _KEPT = 10.0
 """Seconds after which the message of a running job is acknowledged. Until then, the server sends no

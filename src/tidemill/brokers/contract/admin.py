@@ -11,9 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.core.job import Command
-
-__all__ = ["Admin", "KeptPurge"]
+from tidemill.core.owner import Command
 
 
 class KeptPurge(msgspec.Struct, array_like=True, frozen=True):

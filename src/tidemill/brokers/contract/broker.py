@@ -39,9 +39,9 @@ from typing import Any, Protocol
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.job import Envelope, Owner, Put
-
-__all__ = ["KEEP_ATTEMPTS", "SMALL_RESULT", "Broker"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put
+from tidemill.core.owner import Owner
 
 KEEP_ATTEMPTS = 20
 """The number of latest attempts in a job's history. The counter of attempts counts them all."""

@@ -13,9 +13,8 @@ import msgspec
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
-from tidemill.core.job import Envelope, Record
-
-__all__ = ["CarriedJobs", "Remains", "Taken", "carried_jobs"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Record
 
 
 class Remains(msgspec.Struct, frozen=True):

@@ -29,8 +29,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Recall"]
-
 
 class Recall(Protocol):
     """Takes leases back from the carrier."""

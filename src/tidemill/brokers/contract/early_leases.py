@@ -17,8 +17,6 @@ from typing import Protocol, runtime_checkable
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.job import Lease, Verdict
 
-__all__ = ["EarlyLeases", "LeaseCallback"]
-
 LeaseCallback = Callable[[Sequence[Lease]], Sequence[Verdict]]
 """Receives leases inside the step that makes them; returns verdicts to settle in this step."""
 

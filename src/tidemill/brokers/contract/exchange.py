@@ -10,21 +10,8 @@ import msgspec
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.schedules import Schedule
 from tidemill.core.errors import InvalidOption, TidemillError
-from tidemill.core.job import Command, Lease, Note, Verdict
-
-__all__ = [
-    "MAX_NONCE",
-    "Mode",
-    "Reply",
-    "Step",
-    "Want",
-    "check_nonce",
-    "is_lost",
-    "late",
-    "left",
-    "lost",
-    "outgrown",
-]
+from tidemill.core.job import Lease, Note, Verdict
+from tidemill.core.owner import Command
 
 MAX_NONCE = 100
 """The most characters of a nonce."""

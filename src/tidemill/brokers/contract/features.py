@@ -7,8 +7,6 @@ from typing import Protocol
 
 from tidemill.core.errors import FeatureMissing
 
-__all__ = ["Feature", "lacks", "need"]
-
 
 class Feature(enum.StrEnum):
     """A capability of a broker beyond put, lease and settle."""

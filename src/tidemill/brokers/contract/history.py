@@ -11,8 +11,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.history_rows import HistoryRow
 
-__all__ = ["History", "NotedAct", "with_history"]
-
 
 class NotedAct(msgspec.Struct, frozen=True):
     """An act on jobs. The commit of the act also replaces a note of the dashboard.

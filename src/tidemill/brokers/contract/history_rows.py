@@ -23,22 +23,6 @@ import msgspec
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = [
-    "ADDED",
-    "ALWAYS",
-    "HOUR",
-    "KEEP",
-    "MINUTE",
-    "MOST_NOTED",
-    "HistoryRow",
-    "add_counts",
-    "added",
-    "check_rows",
-    "join_name",
-    "negated",
-    "split_name",
-]
-
 MINUTE, HOUR, ALWAYS = 60, 3600, 0
 """The spans of rows, in seconds. ``ALWAYS`` is the span of rows that stay until somebody deletes
 them. These are notes, the latest numbers of each queue, and the sums of ``task`` rows since the

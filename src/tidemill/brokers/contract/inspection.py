@@ -9,25 +9,8 @@ from typing import Any, Protocol
 import msgspec
 
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Owner, Record, State
-
-__all__ = [
-    "GROUPS",
-    "HOLDS",
-    "LOOK_MOST",
-    "TOTALS",
-    "Filter",
-    "Inspection",
-    "Page",
-    "QueueStats",
-    "bad_cursor",
-    "check_users",
-    "is_own",
-    "matches",
-    "number_of",
-    "totals_of",
-]
-
+from tidemill.core.job import Record, State
+from tidemill.core.owner import Owner
 
 _UNKNOWN = frozenset(
     {

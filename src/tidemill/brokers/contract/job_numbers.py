@@ -12,8 +12,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.job import Lease, Record, State
 
-__all__ = ["JobNumbers", "with_job_numbers"]
-
 
 class JobNumbers(Protocol):
     """A broker that reserves numbers, leases by id, and lists the first jobs of a queue."""

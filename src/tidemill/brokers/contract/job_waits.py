@@ -7,8 +7,6 @@ from typing import Protocol
 
 from tidemill.core.job import Record
 
-__all__ = ["JobWaits"]
-
 
 class JobWaits(Protocol):
     """Waits of callers that lease no jobs. Each wait first moves the jobs whose time has come."""

@@ -13,8 +13,6 @@ from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-__all__ = ["LimitCalls", "declare_limit", "with_limits"]
-
 
 class LimitCalls(Protocol):
     """Calls of a broker that keeps limits."""

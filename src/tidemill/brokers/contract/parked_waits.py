@@ -16,8 +16,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from tidemill.core.signals import InterruptibleWait
 
-__all__ = ["Parked", "Parking", "Until", "ready_of", "sleep"]
-
 _LONG = 86400.0
 
 

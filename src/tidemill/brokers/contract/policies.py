@@ -8,8 +8,6 @@ import msgspec
 
 from tidemill.brokers.contract.broker import Broker
 
-__all__ = ["Danger", "HasPolicies", "ServerPolicies", "with_policies"]
-
 
 class Danger(msgspec.Struct, frozen=True):
     """A policy that can destroy accepted jobs, and the advice against it."""

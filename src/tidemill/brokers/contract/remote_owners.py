@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["RemoteOwners"]
-
 
 class RemoteOwners(Protocol):
     """Counts the silence of remote owners."""

@@ -34,24 +34,6 @@ from tidemill.brokers.contract.unknown_tasks import UnknownTasks
 from tidemill.core import errors
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
-__all__ = [
-    "CALLS",
-    "KEY",
-    "LONGEST",
-    "MEDIA",
-    "MOST",
-    "PATH",
-    "PROTOCOL",
-    "SERVER",
-    "VERSION",
-    "Call",
-    "Hello",
-    "NotAllowed",
-    "Refusal",
-    "Role",
-    "encode",
-]
-
 VERSION = "1"
 """The version of the protocol. It changes when messages become incompatible."""
 

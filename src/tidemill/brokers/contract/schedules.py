@@ -22,18 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.core.job import Envelope
-
-__all__ = [
-    "CLAIM",
-    "DECLARATION",
-    "LAST_DECLARATION",
-    "Change",
-    "Changed",
-    "LeftOut",
-    "Schedule",
-    "Schedules",
-]
+from tidemill.core.envelope import Envelope
 
 CLAIM = 1.0
 """Seconds after which a due schedule is handed out again, unless it was changed."""

@@ -17,8 +17,6 @@ from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.core.clock import clock
 
-__all__ = ["Store", "clock_ahead"]
-
 
 class Store(
     Broker,

@@ -17,10 +17,9 @@ import msgspec
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Put
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put
 from tidemill.core.topics import matches
-
-__all__ = ["Binding", "Bindings", "Topics", "with_topics"]
 
 
 class Binding(msgspec.Struct, array_like=True, frozen=True, order=True):

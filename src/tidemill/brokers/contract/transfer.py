@@ -10,8 +10,6 @@ import msgspec
 from tidemill.brokers.contract.schedules import Schedule
 from tidemill.core.job import Record
 
-__all__ = ["Departure", "Transfer"]
-
 
 class Departure(msgspec.Struct, array_like=True, frozen=True):
     """The move of a whole store to another store.

@@ -14,15 +14,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.job import Record, State
 
-__all__ = [
-    "MOST_COUNTED",
-    "MOST_NAMED",
-    "UnknownTask",
-    "UnknownTasks",
-    "as_adopted",
-    "with_unknown_tasks",
-]
-
 MOST_NAMED = 1000
 """The most task names in one reply."""
 

@@ -23,8 +23,6 @@ from tidemill.brokers.django.wakeup import OWNERS, WAITERS, ring
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
 
-__all__ = ["ServerCalls"]
-
 T = TypeVar("T")
 _facts = msgspec.msgpack.Decoder(Facts)
 

@@ -46,11 +46,11 @@ from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.memory.settle import release_owner
 from tidemill.brokers.memory.transitions import store_moved
 from tidemill.core.config import Url
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, StoreMoved
-from tidemill.core.job import Envelope, Owner, Put, Record
+from tidemill.core.job import Put, Record
+from tidemill.core.owner import Owner
 from tidemill.core.signals import restart_on_signal
-
-__all__ = ["DjangoBroker", "open_url"]
 
 T = TypeVar("T")
 _TICK = 30.0

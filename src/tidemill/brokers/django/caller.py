@@ -7,8 +7,6 @@ from typing import Any
 
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["inside", "joined", "wake_on_commit"]
-
 
 def inside(alias: str) -> Any:
     """Django's connection of this thread if it is within ``atomic``; else None."""

@@ -35,20 +35,11 @@ from tidemill.brokers.memory import limits as limit_rules
 from tidemill.brokers.memory import transfer as transfer_rules
 from tidemill.core.clock import id_time
 from tidemill.core.errors import StoreFull
-from tidemill.core.job import Command, Owner, Record, State
+from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Command, Owner
 from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
-
-__all__ = [
-    "AdminCalls",
-    "HistoryCalls",
-    "InspectionCalls",
-    "LimitCalls",
-    "ScheduleCalls",
-    "TopicCalls",
-    "TransferCalls",
-]
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _encode = msgspec.msgpack.Encoder().encode

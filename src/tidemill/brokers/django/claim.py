@@ -16,9 +16,8 @@ from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.memory import claim as rules
 from tidemill.brokers.memory import limits as limit_rules
 from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Ready
-from tidemill.core.job import Lease, Owner
-
-__all__ = ["asking_queues", "lease", "need_limited", "next_opening", "read_ahead"]
+from tidemill.core.job import Lease
+from tidemill.core.owner import Owner
 
 # SQLite takes a partial index only if its condition, ``state <= 3``, is repeated.
 _QUEUES = """

@@ -23,8 +23,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.signals import InterruptibleWait, restart_on_signal
 
-__all__ = ["Borrowed", "Connection", "Database", "Unsure"]
-
 T = TypeVar("T")
 _PAUSE = 0.1  # seconds between two attempts to reach the database
 _forked: list[Any] = []  # connections of the parent, which a child must neither use nor close

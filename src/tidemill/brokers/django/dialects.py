@@ -9,8 +9,6 @@ import msgspec
 
 from tidemill.brokers.network.postgres_session import settings_of
 
-__all__ = ["Dialect", "MariaDB", "Postgres", "SQLite", "Statement", "dialect_of"]
-
 Execute = Callable[[str, Sequence[Any]], list[Any]]
 Row = Sequence[Any]
 Statement = tuple[str, Sequence[Any]]

@@ -15,8 +15,6 @@ from tidemill.brokers.memory.due import check_due
 from tidemill.brokers.memory.workflows import is_needed
 from tidemill.core.retention import Retention
 
-__all__ = ["PIECE", "come_due", "delete_surplus", "next_due", "prune", "surplus"]
-
 PIECE = 500
 """The most jobs of one piece."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tidemill.brokers.django.dialects import Dialect
 from tidemill.core.errors import BrokerUnavailable, StoreBusy, StoreFull, TidemillError
 
-__all__ = ["Locked", "full", "translated"]
-
 
 class Locked(StoreBusy):
     """Another transaction held a lock for too long: the statement has done nothing."""

@@ -21,9 +21,9 @@ from tidemill.brokers.django.transaction import Transaction, time_of
 from tidemill.brokers.memory import unknown_tasks as unknown
 from tidemill.brokers.memory.settle import note, settle, touch
 from tidemill.brokers.memory.workflows import inputs_of
-from tidemill.core.job import Command, Lease, Owner, encode_envelope
-
-__all__ = ["Kept", "OwnerRow", "exchange", "first_reads", "has_nothing", "renew"]
+from tidemill.core.envelope import encode_envelope
+from tidemill.core.job import Lease
+from tidemill.core.owner import Command, Owner
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(list[Command])

@@ -11,8 +11,6 @@ from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, add_counts
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.tables import Rows, in_parts
 
-__all__ = ["add", "find", "keep", "kinds", "prune", "replace_note"]
-
 _COLUMNS = ("kind", "span", "at", "name", "counts", "sample")
 _KEY = _COLUMNS[:4]
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM tidemill_history WHERE "

@@ -24,19 +24,8 @@ from tidemill.brokers.django.rows import (
     listed_row,
 )
 from tidemill.brokers.django.tables import Rows
-from tidemill.core.job import Record, State, decode_envelope
-
-__all__ = [
-    "ahead",
-    "find",
-    "get",
-    "head",
-    "last_number",
-    "records",
-    "stats",
-    "unknown_tasks",
-    "waiting",
-]
+from tidemill.core.envelope import decode_envelope
+from tidemill.core.job import Record, State
 
 _SCAN = 1000
 """Jobs that one query reads when the filter looks inside envelopes."""

@@ -29,10 +29,9 @@ from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Row
 from tidemill.brokers.memory import limits as limit_rules
 from tidemill.brokers.memory import workflows
 from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
-from tidemill.core.job import RunOn, State, encode_envelope
+from tidemill.core.envelope import encode_envelope
+from tidemill.core.job import RunOn, State
 from tidemill.core.retention import Retention
-
-__all__ = ["Facts", "StoredJobs", "decode_facts"]
 
 
 class Facts(msgspec.Struct):

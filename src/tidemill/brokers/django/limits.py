@@ -12,8 +12,6 @@ from tidemill.brokers.memory.transitions import Limit, Partition
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Limiter
 
-__all__ = ["Limits", "Partitions"]
-
 
 class _Settings(msgspec.Struct, array_like=True):
     terms: LimitSettings

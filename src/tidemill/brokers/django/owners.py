@@ -27,12 +27,10 @@ from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.errors import TidemillError
 from tidemill.core.files import private_folder
-from tidemill.core.job import Owner
 from tidemill.core.locks import Lock
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
 from tidemill.core.wake_pipe import WakePipe
-
-__all__ = ["AttachedOwner", "OwnerFacts", "Owners", "listed", "number_of"]
 
 _LOG = logging.getLogger("tidemill.django")
 _decode = msgspec.msgpack.Decoder(Owner).decode

@@ -18,14 +18,13 @@ from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.memory.due import check_due
 from tidemill.brokers.memory.put import put as put_by_rules
 from tidemill.core.clock import clock
-from tidemill.core.job import Envelope, Placed, Put, encode_envelope
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.job import Placed, Put
 
 _NONCE = "nonce"
 """The kind of rows of history that keep the answers to puts."""
 _KEEP = 600.0  # seconds
 _puts = msgspec.msgpack.Decoder(list[tuple[str, Placed]])
-
-__all__ = ["forget_nonces", "is_plain", "once", "put_again", "put_plainly", "put_within"]
 
 _ROWS = 500
 

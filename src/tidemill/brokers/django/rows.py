@@ -8,25 +8,10 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item
-from tidemill.core.job import Attempt, Envelope, State, decode_envelope
+from tidemill.core.attempts import Attempt
+from tidemill.core.envelope import Envelope, decode_envelope
+from tidemill.core.job import State
 from tidemill.core.purge_mark import is_purged
-
-__all__ = [
-    "COLUMNS",
-    "CHANGING",
-    "IN_FLOW",
-    "LIMITED",
-    "PLAIN",
-    "SELECT",
-    "SELECT_LISTED",
-    "STATES",
-    "Stored",
-    "item_of",
-    "kind_of",
-    "listed_row",
-    "share_of",
-    "values_of",
-]
 
 STATES = tuple(State)
 """The states by their number in the table."""

@@ -12,8 +12,6 @@ from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.memory.schedules import ScheduleTable
 
-__all__ = ["NEXT_SCHEDULE", "StoredSchedules", "page", "read", "seconds_until"]
-
 _SELECT = "SELECT name, version, due, body FROM tidemill_schedule WHERE "
 NEXT_SCHEDULE: Statement = (
     "SELECT min(CASE WHEN claimed > 0 THEN claimed ELSE due END) "

@@ -11,8 +11,6 @@ from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 
-__all__ = ["Address", "check_url", "set_up"]
-
 _OURS = (*KEEP_OPTIONS, "owner_lease", "patience", "poll", "settings")
 _ALIAS = re.compile(r"\w[\w-]*")
 

@@ -14,8 +14,6 @@ from tidemill.brokers.django.rows import STATES
 from tidemill.brokers.memory.containers import Queue
 from tidemill.core.job import State
 
-__all__ = ["HeldKeys", "Keys", "Link", "QueueRow", "Queues", "Rows", "in_parts", "select_in"]
-
 _PART = 500
 
 

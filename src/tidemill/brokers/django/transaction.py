@@ -15,8 +15,6 @@ from tidemill.brokers.django.jobs import Facts, StoredJobs
 from tidemill.brokers.django.tables import Rows
 from tidemill.core.clock import clock, new_id
 
-__all__ = ["Transaction", "begin", "create_store", "time_of"]
-
 _FIRST = "(SELECT min({0}) FROM tidemill_job WHERE {0} IS NOT NULL)"
 _OPEN = (
     "SELECT {now}, facts, "

@@ -11,8 +11,6 @@ from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.django.wakeup import WAITERS, Bell
 from tidemill.brokers.shared.job_watch import Alarm
 
-__all__ = ["Waits"]
-
 
 class Waits:
     """The waits of one broker.

@@ -12,8 +12,6 @@ import itertools
 import os
 import socket
 
-__all__ = ["OWNERS", "WAITERS", "Bell", "ring"]
-
 OWNERS, WAITERS = "o", "w"
 """The first letter of a socket's name: an owner, or a caller that waits for a job to end."""
 

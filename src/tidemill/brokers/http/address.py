@@ -19,8 +19,6 @@ from tidemill.core.config import Url, check_known
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.retention import number_option
 
-__all__ = ["Address", "check_url"]
-
 TOKEN = "TIDEMILL_TOKEN"
 """The environment variable with the token, when the URL has none."""
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.http.server_calls import ServerCalls
-from tidemill.core.job import Command
-
-__all__ = ["Admin"]
+from tidemill.core.owner import Command
 
 
 class Admin(ServerCalls):

@@ -30,10 +30,10 @@ from tidemill.brokers.http.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, FeatureMissing
-from tidemill.core.job import Envelope, Owner, Put
-
-__all__ = ["HttpBroker", "open_url"]
+from tidemill.core.job import Put
+from tidemill.core.owner import Owner
 
 _NOT_HERE = {Feature.TRANSACTIONS, Feature.REMOTE_OWNERS, Feature.NAMED}
 

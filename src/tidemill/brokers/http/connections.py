@@ -21,8 +21,6 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-__all__ = ["STEP_TIMEOUT", "Server", "ServerConnection", "ServerConnections"]
-
 CONNECT_TIMEOUT = 2.0
 """Seconds in which a connection must be established."""
 

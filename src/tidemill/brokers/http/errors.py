@@ -8,8 +8,6 @@ from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, NotAllowed, 
 from tidemill.brokers.http.response import Response
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 
-__all__ = ["OtherVersion", "ServerAway", "refusal", "unreachable"]
-
 
 class ServerAway(BrokerUnavailable):
     """The server is away, perhaps only for a moment: the caller tries again."""

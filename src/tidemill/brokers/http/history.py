@@ -9,8 +9,6 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.http.server_calls import ServerCalls
 
-__all__ = ["History"]
-
 
 class History(ServerCalls):
     """The calls of the contract for history. An older server, or its store, may lack them."""

@@ -7,9 +7,8 @@ from typing import Any
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.http.server_calls import ServerCalls
-from tidemill.core.job import Owner, Record
-
-__all__ = ["Inspection"]
+from tidemill.core.job import Record
+from tidemill.core.owner import Owner
 
 
 class Inspection(ServerCalls):

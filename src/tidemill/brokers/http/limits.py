@@ -6,8 +6,6 @@ from tidemill.brokers.http.server_calls import ServerCalls
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-__all__ = ["Limits"]
-
 
 class Limits(ServerCalls):
     """The calls of the contract for limits."""

@@ -17,8 +17,6 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.locks import Lock
 from tidemill.core.wake_pipe import WakePipe, readable
 
-__all__ = ["Presence"]
-
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 """Seconds until the next attempt when the server is away, at first and at most."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import httptools
 
-__all__ = ["Response"]
-
 _HEAD_MOST = 64 * 1024
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.http.server_calls import ServerCalls
 
-__all__ = ["Schedules"]
-
 
 class Schedules(ServerCalls):
     """The calls of the contract for schedules."""

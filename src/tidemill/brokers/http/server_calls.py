@@ -7,8 +7,6 @@ from typing import Any
 from tidemill.brokers.http.connections import ServerConnections
 from tidemill.core.errors import TidemillError
 
-__all__ = ["ServerCalls"]
-
 
 class ServerCalls:
     """Makes calls of the server while the broker is open."""

@@ -8,10 +8,9 @@ from typing import Any
 from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.http.server_calls import ServerCalls
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import FeatureMissing
-from tidemill.core.job import Envelope, Put
-
-__all__ = ["Topics"]
+from tidemill.core.job import Put
 
 
 class Topics(ServerCalls):

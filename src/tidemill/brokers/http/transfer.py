@@ -9,8 +9,6 @@ from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.http.server_calls import ServerCalls
 from tidemill.core.job import Record
 
-__all__ = ["Transfer"]
-
 
 class Transfer(ServerCalls):
     """The calls of the contract for a move between stores."""

@@ -10,8 +10,6 @@ from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.brokers.http.server_calls import ServerCalls
 from tidemill.core.job import Record
 
-__all__ = ["Waits"]
-
 
 class Waits(ServerCalls):
     """Waits through the server. Each call waits for a while; then the broker repeats the call."""

@@ -29,15 +29,6 @@ from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.clock import id_floor
 
-__all__ = [
-    "FIRST",
-    "OURS",
-    "Mark",
-    "Order",
-    "newest",
-    "read_mark",
-]
-
 FIRST = 1 << 64
 """A bound above all numbers."""
 

@@ -34,26 +34,10 @@ from tidemill.brokers.lmdb.workflows import (
     revive,
     wait_anew,
 )
-from tidemill.core.job import (
-    CANCEL_ASKED,
-    NOT_STARTED,
-    Command,
-    altered_text,
-    decode_envelope,
-)
+from tidemill.core.envelope import decode_envelope
+from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, altered_text
 from tidemill.core.limit_settings import LimitSettings
-
-__all__ = [
-    "act_on",
-    "alter",
-    "cancel",
-    "delete",
-    "forget_queue",
-    "kick",
-    "purge",
-    "set_limit",
-    "set_queue",
-]
+from tidemill.core.owner import Command
 
 _PURGE_MOST = 1000
 """Jobs deleted in one commit."""

@@ -24,8 +24,6 @@ from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.core.errors import StoreFull, TidemillError
 from tidemill.core.retention import Retention
 
-__all__ = ["StoreCalls"]
-
 T = TypeVar("T")
 
 

@@ -44,10 +44,10 @@ from tidemill.brokers.lmdb.transfer import check_here
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.wakeup import RESULT, bloom
 from tidemill.brokers.lmdb.workflows import is_unfinished
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Owner, Put, Record
-
-__all__ = ["LmdbBroker"]
+from tidemill.core.job import Put, Record
+from tidemill.core.owner import Owner
 
 _PRUNE_MOST = 2000
 _TICK = 30.0

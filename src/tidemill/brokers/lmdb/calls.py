@@ -23,20 +23,10 @@ from tidemill.brokers.lmdb.transfer import adopt, adopted, depart, stay
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.workflows import finish_falls
 from tidemill.core.clock import clock
-from tidemill.core.job import Command, Lease, Owner, Record, State
+from tidemill.core.job import Lease, Record, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Command, Owner
 from tidemill.limits.arithmetic import Held, LimitStats
-
-__all__ = [
-    "AdminCalls",
-    "HistoryCalls",
-    "InspectionCalls",
-    "JobNumberCalls",
-    "LimitCalls",
-    "ScheduleCalls",
-    "TopicCalls",
-    "TransferCalls",
-]
 
 _RECALL_MOST = 2000
 

@@ -13,8 +13,6 @@ from tidemill.brokers.lmdb.transfer import departure_of
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.job import DEFAULT_TTR
 
-__all__ = ["carry", "recall", "take"]
-
 
 def carry(commit: Transitions, lease: bytes, token: int) -> bool:
     """Give the carrier a lease that the caller has removed.

@@ -16,8 +16,6 @@ from tidemill.brokers.lmdb.layout import CARRIED_VALUE, READY_KEY, Row, Tables
 from tidemill.brokers.lmdb.partitions import Partitions
 from tidemill.brokers.lmdb.record import RUNNING, Flag, Stored
 
-__all__ = ["carried_in", "is_carried", "leave_carrier"]
-
 
 def is_carried(state: CommitState, stored: Stored) -> bool:
     """True when the carrier has the lease of a ready job; such a job is in no line."""

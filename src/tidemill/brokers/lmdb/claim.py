@@ -24,8 +24,6 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.workflows import inputs_of
 from tidemill.core.job import DEFAULT_TTR, Lease
 
-__all__ = ["Leasing", "put_deadline"]
-
 _HEAD = HEADER.size
 _LIMITED, _LINKED = Flag.LIMITED, Flag.LINKED  # plain numbers: each job is tested for these flags
 _LEASED = struct.Struct(">QQ")  # follows the ready key in a lease: leased, deadline

@@ -15,8 +15,6 @@ from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, LOST, NUMBER, READY_K
 from tidemill.brokers.lmdb.record import STATES, Flag, Stored, Tail
 from tidemill.brokers.lmdb.store import Store
 
-__all__ = ["CommitState"]
-
 _COUNTED = tuple(state.value for state in STATES)
 
 

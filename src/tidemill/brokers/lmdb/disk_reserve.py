@@ -23,8 +23,6 @@ from tidemill.brokers.lmdb.write_transaction import begin_resized
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
 from tidemill.core.files import create_file
 
-__all__ = ["FOR_UPKEEP", "FOR_VERDICTS", "MAP_FOR_PUTS", "DiskReserve"]
-
 log = logging.getLogger("tidemill")
 
 MAP_FOR_PUTS = 0.75

@@ -33,8 +33,6 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import sweep
 from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, go_on, is_needed
 
-__all__ = ["come_due", "prune"]
-
 _PROMOTE_MOST = 5000
 """The most jobs that become ready in one commit, which takes some 40 ms. A job that ends counts as
 ``_END`` jobs."""

@@ -30,8 +30,6 @@ try:
 except ImportError:
     _envid = None
 
-__all__ = ["Environment", "folder_of", "no_inode", "translated"]
-
 MAX_DBS = 64
 MAX_READERS = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -29,9 +29,8 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import bring_back, lend, tell, undo
 from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
 from tidemill.brokers.lmdb.workflows import flow
-from tidemill.core.job import RELAY, Command, Outcome, Verdict
-
-__all__ = ["exchange", "hear_behalf"]
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import RELAY, Command
 
 FRESH = 10
 """An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""

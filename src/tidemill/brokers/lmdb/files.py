@@ -19,16 +19,6 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.files import Folder, folder_mode
 
-__all__ = [
-    "Place",
-    "check_prefix",
-    "flush_folders",
-    "foreign_files",
-    "make_copy",
-    "make_folder",
-    "sync_time",
-]
-
 Identity = tuple[int, int]
 """Device and inode of a data file; (0, 0) for none."""
 

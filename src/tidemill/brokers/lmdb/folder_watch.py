@@ -12,8 +12,6 @@ import os
 
 from tidemill.core.files import raised
 
-__all__ = ["Watch"]
-
 _MOVE_SELF, _DELETE_SELF, _DELETE, _MOVED_FROM = 0x800, 0x400, 0x200, 0x40
 _GONE = _MOVE_SELF | _DELETE_SELF
 

@@ -49,8 +49,6 @@ from tidemill.core.signals import (
     resume_signals,
 )
 
-__all__ = ["BRISK", "PATIENCE", "Context", "GroupCommit", "Request", "Writing", "write"]
-
 PATIENCE = 30.0
 """Seconds that a caller waits for the write lock, unless the URL has another value."""
 

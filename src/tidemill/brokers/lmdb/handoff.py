@@ -28,8 +28,6 @@ from tidemill.brokers.lmdb.workflows import flow
 from tidemill.core.crash_points import point
 from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
 
-__all__ = ["fetch", "hand_over", "terms_of"]
-
 _MODES = tuple(Mode)
 
 

@@ -20,16 +20,6 @@ from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.store import Store
 
-__all__ = [
-    "add_history",
-    "keep_history",
-    "kinds_of_history",
-    "prune_history",
-    "read_history",
-    "replace_note",
-    "write_history",
-]
-
 _SPAN, _AT = struct.Struct(">I"), struct.Struct(">Q")
 _decode = msgspec.msgpack.Decoder(HistoryRow).decode
 _LONGEST = 511  # the most bytes of a key in LMDB

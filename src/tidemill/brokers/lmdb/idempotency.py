@@ -16,9 +16,8 @@ import msgspec
 from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.job import Envelope, Placed, Put
-
-__all__ = ["Puts", "put_once", "sweep_nonces"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Placed, Put
 
 _KEY = struct.Struct(">cI")  # the nonce follows
 _NONCES = b"n"

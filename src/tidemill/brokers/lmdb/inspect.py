@@ -51,13 +51,11 @@ from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.store_clock import StoreTime
 from tidemill.brokers.lmdb.transfer import departure_in
 from tidemill.brokers.lmdb.workflows import counts_of
-from tidemill.core.envelope import decode_listed
+from tidemill.core.envelope import decode_envelope, decode_listed
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Record, State, decode_envelope
+from tidemill.core.job import Record, State
 from tidemill.core.progress import whole_progress
 from tidemill.limits.arithmetic import Held, LimitStats, first_closed
-
-__all__ = ["Holders", "Inspection"]
 
 _SCAN = 2000
 """The most jobs that one read transaction looks at. A long read transaction makes the file grow,

@@ -13,8 +13,6 @@ from tidemill.brokers.lmdb.record import FAILED, READY, SCHEDULED, Flag
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.job import Lease
 
-__all__ = ["lease_named", "numbers"]
-
 
 def numbers(commit: Transitions, count: int) -> int:
     """Reserve ``count`` numbers for one caller; return the first of them."""

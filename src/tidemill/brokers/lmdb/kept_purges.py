@@ -28,8 +28,6 @@ from tidemill.core.crash_points import point
 from tidemill.core.errors import StoreFull
 from tidemill.core.purge_mark import check_purge_id, had_waited, is_of_purge, purged
 
-__all__ = ["purge_kept", "restore"]
-
 _MOST, _MOST_BYTES = 1000, 4 << 20
 """The most jobs purged in one commit, and the most bytes. A single job may be larger."""
 

@@ -36,33 +36,6 @@ from typing import NamedTuple
 
 import lmdb
 
-__all__ = [
-    "CARRIED_VALUE",
-    "DUE_EXPIRY",
-    "DUE_FALL",
-    "DUE_LIMITER",
-    "DUE_HELD",
-    "DUE_JOB",
-    "DUE_KEY",
-    "DUE_PARTITION",
-    "DUE_LEASE",
-    "DUE_TERMS",
-    "DUE_UNKNOWN",
-    "FIN_KEY",
-    "FORMAT",
-    "HELD",
-    "LEASE_KEY",
-    "LEASE_VALUE",
-    "LOST",
-    "MICRO",
-    "NUMBER",
-    "READY_KEY",
-    "UNUSED",
-    "Row",
-    "Tables",
-    "open_tables",
-]
-
 FORMAT = 1
 """The format number; it grows when an older tidemill can no longer read new data."""
 

@@ -14,10 +14,9 @@ from tidemill.brokers.lmdb.reply_cache import forget_last_reply
 from tidemill.brokers.lmdb.settle import leases_of, release_owner, settle
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.backoff import BY_POLICY
-from tidemill.core.job import RELAY, Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import RELAY, Owner
 from tidemill.core.scoreboard import read_scoreboard
-
-__all__ = ["causes_of", "expire_lease", "strike"]
 
 
 def expire_lease(commit: Transitions, lease_key: bytes, token: int) -> None:

@@ -40,17 +40,6 @@ from tidemill.limits.arithmetic import (
     take,
 )
 
-__all__ = [
-    "QUEUE_LIMITS",
-    "LIMITS",
-    "Limiters",
-    "Limited",
-    "queue_held",
-    "queue_limit_stats",
-    "names_of",
-    "read_limited",
-]
-
 QUEUE_LIMITS, LIMITS = "g/", "l/"
 """Prefixes of records in the main database: for the limiter of a queue, and for a limit."""
 

@@ -8,8 +8,6 @@ from tidemill.brokers.lmdb.store import open_store
 from tidemill.core.config import Url
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["open_url", "read_url"]
-
 
 def open_url(url: Url) -> LmdbBroker:
     """The broker of an ``lmdb://`` URL; its store is made when it is missing."""

@@ -8,18 +8,7 @@ import msgspec
 from tidemill.brokers.lmdb.layout import NUMBER, Tables
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.job import Command, Owner
-
-__all__ = [
-    "is_listed",
-    "list_owner",
-    "name_of",
-    "owner_of",
-    "owner_rows",
-    "send",
-    "strike_owner",
-    "take_commands",
-]
+from tidemill.core.owner import Command, Owner
 
 _OWNER = msgspec.msgpack.Decoder(Owner)
 _COMMAND = msgspec.msgpack.Decoder(Command)

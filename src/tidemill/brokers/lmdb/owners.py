@@ -24,10 +24,8 @@ from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.remote_owners import Silence, Turns
 from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable, StoreGone, TidemillError
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import remove_scoreboard, sweep_scoreboards
-
-__all__ = ["LocalOwner", "Owners"]
 
 log = logging.getLogger("tidemill")
 

@@ -20,8 +20,6 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import NEVER, opens, room, take
 
-__all__ = ["PartitionClaim", "PartitionClaims"]
-
 _PARK_KEY = struct.Struct(">QIIQ")  # partition, line, rank, sequence
 _NOTHING = 0, 0, 0, 0
 _MOST = 1 << 30

@@ -39,18 +39,6 @@ from tidemill.limits.arithmetic import (
     take,
 )
 
-__all__ = [
-    "COST",
-    "Partition",
-    "Partitions",
-    "is_parked",
-    "parked_key",
-    "partition_held",
-    "partitions_of",
-    "name_of",
-    "parked_in",
-]
-
 _LINE = struct.Struct(">I")
 COST = struct.Struct(">d")
 """The cost that precedes the id of a job in the table of partitions."""

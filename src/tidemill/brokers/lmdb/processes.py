@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["described", "named", "process_of"]
-
 _STOPPED = ("T", "t")
 
 

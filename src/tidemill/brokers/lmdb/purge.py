@@ -20,8 +20,6 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key
 from tidemill.brokers.lmdb.unknown_task_index import ASIDE
 
-__all__ = ["ready_ids", "still_unready", "unready_ids"]
-
 LOOK_MOST = 2000
 """The most entries that one read transaction looks at. A long read transaction makes the file grow,
 and a file never shrinks."""

@@ -19,10 +19,9 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import NOBODY, Key, find_key, put_key
 from tidemill.brokers.lmdb.workflows import link
 from tidemill.core.dependencies import check_links
+from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.errors import DuplicateJob, QueueFull
-from tidemill.core.job import Conflict, Envelope, Placed, Put, encode_envelope
-
-__all__ = ["OVERHEAD", "follow", "may_refuse", "put", "put_if_it_fits"]
+from tidemill.core.job import Conflict, Placed, Put
 
 OVERHEAD = 400
 """Bytes that a job takes up besides its body, approximately."""

@@ -14,8 +14,6 @@ from tidemill.brokers.lmdb.record import state_and_line
 from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER
 from tidemill.core.job import State
 
-__all__ = ["first_ids"]
-
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 

@@ -8,8 +8,6 @@ import lmdb
 
 from tidemill.brokers.lmdb.write_transaction import begin_resized
 
-__all__ = ["Reading"]
-
 
 class Reading:
     """A read transaction, as a context manager; ``translated`` turns LMDB's errors into tidemill's.

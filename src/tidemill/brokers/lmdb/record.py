@@ -12,36 +12,10 @@ import struct
 import msgspec
 
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
-from tidemill.core.job import Attempt, Envelope, State, decode_envelope
+from tidemill.core.attempts import Attempt
+from tidemill.core.envelope import Envelope, decode_envelope
+from tidemill.core.job import State
 from tidemill.core.limit_settings import JobLimit
-
-__all__ = [
-    "CANCELLED",
-    "EXPIRED",
-    "FAILED",
-    "HEADER",
-    "READY",
-    "RUNNING",
-    "SCHEDULED",
-    "STATES",
-    "SUCCEEDED",
-    "TOO_LATE",
-    "WAITING",
-    "Flag",
-    "Header",
-    "Notes",
-    "Stored",
-    "Tail",
-    "job_limit_of",
-    "encode",
-    "envelope_of",
-    "flags_of",
-    "key_of",
-    "notes_of",
-    "result_ttl_of",
-    "state_and_line",
-    "task_of",
-]
 
 STATES = tuple(State)
 WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = range(len(STATES))

@@ -20,18 +20,8 @@ from tidemill.brokers.lmdb.owner_table import owner_rows
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.workflows import inputs_of
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.job import Command, Lease, Owner
-
-__all__ = [
-    "LastReply",
-    "forget_last_reply",
-    "heard",
-    "keep_last_reply",
-    "note_attached",
-    "open_lease",
-    "read_last_reply",
-    "repeat",
-]
+from tidemill.core.job import Lease
+from tidemill.core.owner import Command, Owner
 
 _OWNERS = b"o"
 

@@ -10,16 +10,6 @@ from tidemill.brokers.lmdb.record import FAILED, SUCCEEDED, Tail
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.purge_mark import is_purged
 
-__all__ = [
-    "KEPT",
-    "KEPT_LINKED",
-    "KEPT_OTHER",
-    "KEPT_PLAIN",
-    "KEPT_RESULT",
-    "class_of",
-    "kept_counts",
-]
-
 KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
 """Classes of finished jobs. In order: succeeded without a result; succeeded with a result,
 cancelled or expired; failed or purged; jobs of flows. A job of a flow gets one of the other classes

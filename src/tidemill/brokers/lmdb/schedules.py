@@ -19,8 +19,6 @@ from tidemill.brokers.lmdb.put import OVERHEAD, put_if_it_fits
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
 
-__all__ = ["change", "hand_out", "next_due", "page", "read"]
-
 _HEAD = struct.Struct(">BQQd")  # clock, time (0 for none), version, due; then the body
 _ORDER = struct.Struct(">cBQQ")  # d, clock, time, version
 _STORE, _WALL = 0, 1

@@ -42,8 +42,6 @@ from tidemill.brokers.lmdb.unique import successors
 from tidemill.brokers.lmdb.unknown_task_index import jobs_aside
 from tidemill.core.job import State
 
-__all__ = ["Finding", "queue_rows"]
-
 _FEW = 5000  # up to this many ids are gathered at once, without a walk
 _LOOK = 20_000  # the walk looks at this many jobs before ids are gathered
 _CURSOR = "n:"  # the beginning of a cursor

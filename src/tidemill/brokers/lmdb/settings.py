@@ -12,8 +12,6 @@ from tidemill.core.config import Url, check_known, storable
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 
-__all__ = ["Settings", "check_url"]
-
 _OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "mode", "patience", "prefix")
 
 

@@ -34,24 +34,19 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
+from tidemill.core.attempts import Attempt, run_of, was_held
+from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
 from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
     CONSUMER_DIED,
     DEFAULT_TTR,
     NOT_STARTED,
-    RESULT_NOT_KEPT,
     WHILE_RUNNING,
-    Attempt,
     Note,
     Outcome,
     Verdict,
-    decode_envelope,
     delay_of,
-    run_of,
-    was_held,
 )
-
-__all__ = ["drop_lease", "leases_of", "log", "note", "release_owner", "settle", "touch"]
 
 _END: dict[int, int] = {
     Outcome.FAIL: FAILED,

@@ -16,8 +16,6 @@ from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.errors import StoreFull
 
-__all__ = ["fit", "split"]
-
 HELD_MOST = 4
 """An owner may hold the leases of this many small steps, or as many leases as it has slots."""
 

@@ -32,8 +32,6 @@ from tidemill.core.files import Folder
 from tidemill.core.forks import after_fork
 from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_signal, resume_signals
 
-__all__ = ["MAP_SIZE", "PREFIX", "Store", "close_store", "open_store", "store_around"]
-
 MAP_SIZE = 1 << 38
 """Bytes of address space; the file takes only as much disk as its content."""
 

@@ -16,8 +16,6 @@ from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.clock import clock, id_time
 
-__all__ = ["StoreTime"]
-
 
 class _Clock(msgspec.Struct, array_like=True):
     """The last stored readings of the clocks, in seconds."""

@@ -13,8 +13,6 @@ import threading
 
 from tidemill.core.forks import after_fork
 
-__all__ = ["pace"]
-
 _BUSY_INTERVAL = 1e-5
 
 

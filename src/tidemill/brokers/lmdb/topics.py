@@ -13,8 +13,6 @@ from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 
-__all__ = ["bind", "drop_bindings", "read_bindings", "unbind"]
-
 _decode = msgspec.msgpack.Decoder(Bindings).decode
 
 

@@ -30,20 +30,9 @@ from tidemill.brokers.lmdb.wakeup import MESSAGES, TASKS
 from tidemill.brokers.lmdb.workflows import put_counts
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
+from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Envelope, Record, encode_envelope
-
-__all__ = [
-    "adopt",
-    "adopted",
-    "check_here",
-    "depart",
-    "departure_in",
-    "departure_of",
-    "gone",
-    "is_sealed",
-    "stay",
-]
+from tidemill.core.job import Record
 
 
 class _Arrival(msgspec.Struct, array_like=True):

@@ -64,8 +64,6 @@ from tidemill.brokers.shared.lost_jobs import LostJob
 from tidemill.core.limit_settings import JobLimit
 from tidemill.core.retention import Retention
 
-__all__ = ["Commit", "HandOver", "Transitions", "Told"]
-
 T = TypeVar("T")
 
 # The most jobs that a put hands over. For more jobs, the time of a second commit matters little.

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["check_length"]
-
 _HEADER = struct.Struct("=QHHHH")  # page number, padding, flags, lower, upper
 _META = struct.Struct("=IIQQ")  # magic, version, address, size of the map
 _TREE = struct.Struct("=IHHQQQQQ")  # page size, flags, depth, counts, root

@@ -15,19 +15,7 @@ import lmdb
 from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import DUE_HELD, DUE_KEY, HELD, MICRO, Tables
 from tidemill.brokers.lmdb.record import SUCCEEDED, Stored, key_of
-from tidemill.core.job import Envelope
-
-__all__ = [
-    "NOBODY",
-    "Key",
-    "find_key",
-    "forget_held",
-    "give_up",
-    "hold",
-    "put_key",
-    "successors",
-    "sweep",
-]
+from tidemill.core.envelope import Envelope
 
 _TIMES = struct.Struct(">QQ")  # until, since
 

@@ -19,20 +19,6 @@ from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, DUE_UNKNOWN, NUMBER
 from tidemill.brokers.lmdb.record import SCHEDULED, Flag, Stored, Tail, task_of
 
-__all__ = [
-    "ASIDE",
-    "JOB",
-    "JOB_PREFIX",
-    "LINE",
-    "NAME",
-    "NAME_PREFIX",
-    "TASK",
-    "enter",
-    "jobs_aside",
-    "task_digest",
-    "unschedule",
-]
-
 JOB = struct.Struct(">c16sIIQ")  # j, task, line, rank, sequence
 LINE = struct.Struct(">c16sI")
 TASK = struct.Struct(">c16s")

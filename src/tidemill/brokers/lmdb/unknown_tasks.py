@@ -26,8 +26,6 @@ from tidemill.brokers.lmdb.unknown_task_index import (
 )
 from tidemill.brokers.lmdb.wakeup import ALL, TASKS, UNKNOWN
 
-__all__ = ["Back", "bring_back", "lend", "put_aside", "show", "tell", "undo"]
-
 Back = tuple[bytes, int]
 """A job that was brought back: its id, and the store time at which it would have failed."""
 

@@ -16,8 +16,6 @@ from tidemill.brokers.lmdb.workflows import is_unfinished
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["Waits"]
-
 # Seconds. A hint may be lost with a process that dies, so no sleep is longer.
 _LONGEST = 30.0
 

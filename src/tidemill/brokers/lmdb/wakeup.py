@@ -33,21 +33,6 @@ from tidemill.core.files import Folder
 from tidemill.core.scoreboard import allocate
 from tidemill.core.signals import InterruptibleWait, write_unkilled
 
-__all__ = [
-    "ALL",
-    "MESSAGES",
-    "NOTHING",
-    "RESULT",
-    "SPACE",
-    "TASKS",
-    "UNKNOWN",
-    "WakeUps",
-    "Sleeper",
-    "SleeperWant",
-    "bloom",
-    "digest",
-]
-
 TASKS, MESSAGES, RESULT, SPACE, UNKNOWN = 1, 2, 4, 8, 16
 """Kinds of waits. ``UNKNOWN``: a wait for jobs set aside whose tasks the sleeper may know."""
 ALL = 2**64 - 1

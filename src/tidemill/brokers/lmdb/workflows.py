@@ -35,28 +35,8 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.dependencies import not_waiting
-from tidemill.core.job import Envelope, Input, Links, RunOn
-
-__all__ = [
-    "FALL_MOST",
-    "NO_LINKS",
-    "count_down",
-    "counts_of",
-    "finish_falls",
-    "flow",
-    "go_on",
-    "has_parents",
-    "inputs_of",
-    "is_barrier",
-    "is_needed",
-    "is_unfinished",
-    "link",
-    "may_wait_anew",
-    "must_wait",
-    "put_counts",
-    "revive",
-    "wait_anew",
-]
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Input, RunOn
 
 _HOW = {FAILED: "failed", CANCELLED: "was cancelled", EXPIRED: "expired"}
 _COUNTS = struct.Struct(">II")  # pending, failures

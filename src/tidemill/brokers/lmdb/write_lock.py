@@ -31,8 +31,6 @@ import threading
 
 from tidemill.brokers.lmdb.processes import described, process_of
 
-__all__ = ["WriteLock"]
-
 _AT = 1 << 62  # the locked byte, far beyond the data
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _WORD_AT = (64, 128)  # places of the mutex in the lock file: for mutexes of 40 bytes, of 48 bytes

@@ -7,8 +7,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["Writer"]
-
 log = logging.getLogger("tidemill")
 
 

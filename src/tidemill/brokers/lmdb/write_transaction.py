@@ -16,8 +16,6 @@ from tidemill.brokers.lmdb.switch_interval import pace
 from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["SLOW", "Plain", "Writing", "nested"]
-
 SLOW = 1.0
 """Seconds that a transaction may stay open before the log says so."""
 

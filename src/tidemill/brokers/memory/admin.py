@@ -17,27 +17,14 @@ from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
     WAITING_STATES,
-    Command,
     Record,
     RunOn,
     State,
     altered_text,
 )
+from tidemill.core.owner import Command
 from tidemill.core.purge_mark import check_purge_id, had_waited, is_of_purge
 from tidemill.core.purge_mark import purged as purged_error
-
-__all__ = [
-    "Admin",
-    "act_on",
-    "alter",
-    "cancel",
-    "delete",
-    "forget_queue",
-    "kick",
-    "purge",
-    "purge_kept",
-    "restore",
-]
 
 Send = Callable[[str, Command], object]
 

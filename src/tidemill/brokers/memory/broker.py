@@ -32,13 +32,13 @@ from tidemill.brokers.memory.workflows import ended
 from tidemill.brokers.shared.remote_owners import Silence
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import RELAY, Command, Envelope, Owner, Put, Record
+from tidemill.core.job import Put, Record
 from tidemill.core.locks import Condition
+from tidemill.core.owner import RELAY, Command, Owner
 from tidemill.core.retention import Retention
 from tidemill.core.wake_pipe import WakePipe
-
-__all__ = ["MemoryBroker", "open_url"]
 
 
 def open_url(url: Url) -> MemoryBroker:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from tidemill.brokers.memory.claim import ttr_of
 from tidemill.brokers.memory.limits import restart
 from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.core.job import Owner
-
-__all__ = ["may_be_carried", "recall", "take"]
+from tidemill.core.owner import Owner
 
 
 def may_be_carried(jobs: Jobs, item: Item) -> bool:

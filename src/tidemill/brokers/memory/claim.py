@@ -11,9 +11,9 @@ from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
 from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
 from tidemill.brokers.memory.unknown_tasks import bring_back, limited, undo
 from tidemill.brokers.memory.workflows import inputs_of
-from tidemill.core.job import DEFAULT_TTR, Envelope, Lease, Owner, encode_envelope
-
-__all__ = ["lease", "start_lease", "ttr_of"]
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.job import DEFAULT_TTR, Lease
+from tidemill.core.owner import Owner
 
 
 def lease(jobs: Jobs, owner: Owner, want: Want) -> tuple[list[Lease], bool]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Queue"]
-
 
 class Queue(Protocol):
     """The settings and totals of a queue, and the numbers of its unfinished jobs."""

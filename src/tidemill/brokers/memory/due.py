@@ -12,8 +12,6 @@ from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.purge_mark import is_purged
 from tidemill.core.verdicts import TOO_LATE
 
-__all__ = ["check_due", "come_due", "prune"]
-
 
 def come_due(jobs: Jobs) -> None:
     """Move all jobs whose time has come."""

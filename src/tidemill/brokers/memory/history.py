@@ -8,8 +8,6 @@ from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, added
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import Jobs
 
-__all__ = ["History", "add_history", "prune_history", "replace_note"]
-
 
 def add_history(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
     """Add to rows, and once a minute delete rows that are old."""

@@ -12,9 +12,8 @@ from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, match
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
 from tidemill.core.clock import id_time
-from tidemill.core.job import Owner, Record, State
-
-__all__ = ["Inspection", "find", "get", "stats"]
+from tidemill.core.job import Record, State
+from tidemill.core.owner import Owner
 
 
 def get(jobs: Jobs, job_id: str) -> Record | None:

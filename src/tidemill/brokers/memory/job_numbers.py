@@ -10,9 +10,8 @@ from tidemill.brokers.memory.due import come_due
 from tidemill.brokers.memory.inspect import get
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Jobs
-from tidemill.core.job import Lease, Owner, Record, State
-
-__all__ = ["JobNumbers", "head", "lease_named"]
+from tidemill.core.job import Lease, Record, State
+from tidemill.core.owner import Owner
 
 
 def lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:

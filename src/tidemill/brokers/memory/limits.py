@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import Item, Jobs, Limit, Ready, ReadyList
-from tidemill.core.job import Envelope, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import (
     NEVER,
@@ -31,24 +32,6 @@ from tidemill.limits.arithmetic import (
     opens,
     take,
 )
-
-__all__ = [
-    "Limits",
-    "attempted",
-    "declare",
-    "first_of",
-    "held",
-    "is_open",
-    "next_opening",
-    "restart",
-    "set_aside",
-    "set_limit",
-    "show",
-    "start",
-    "sweep",
-    "turn_of",
-    "unstart",
-]
 
 
 def micros(jobs: Jobs) -> int:

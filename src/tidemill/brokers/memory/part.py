@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tidemill.brokers.memory.transitions import Jobs
-from tidemill.core.job import Command, Owner
 from tidemill.core.locks import Condition
-
-__all__ = ["Part"]
+from tidemill.core.owner import Command, Owner
 
 
 class Part:

@@ -9,10 +9,9 @@ from tidemill.brokers.contract.schedules import LeftOut
 from tidemill.brokers.memory import workflows
 from tidemill.brokers.memory.limits import declare
 from tidemill.brokers.memory.transitions import Item, Jobs
+from tidemill.core.envelope import Envelope, Unique
 from tidemill.core.errors import DuplicateJob, QueueFull
-from tidemill.core.job import Conflict, Envelope, Placed, Put, State, Unique
-
-__all__ = ["follow", "put", "put_if_it_fits"]
+from tidemill.core.job import Conflict, Placed, Put, State
 
 
 def put(

@@ -7,9 +7,8 @@ import msgspec
 from tidemill.brokers.contract.exchange import Reply, Step, late
 from tidemill.brokers.memory.transitions import Jobs
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.job import Owner, Put
-
-__all__ = ["ReplyCache"]
+from tidemill.core.job import Put
+from tidemill.core.owner import Owner
 
 _KEEP = 600.0  # seconds
 

@@ -11,8 +11,6 @@ from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.put import put_if_it_fits
 from tidemill.brokers.memory.transitions import Jobs
 
-__all__ = ["ScheduleTable", "Schedules"]
-
 _Entry = tuple[float, int, str]  # when, version, name
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tidemill.core.config import Url, check_known
 from tidemill.core.retention import KEEP_OPTIONS, Retention
 
-__all__ = ["check_url"]
-
 
 def check_url(url: Url) -> Retention:
     """Read a ``memory://`` URL."""

@@ -12,32 +12,11 @@ from tidemill.brokers.memory.put import follow
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.brokers.memory.unknown_tasks import set_aside as set_unknown_aside
 from tidemill.brokers.shared.lost_jobs import lost_line
-from tidemill.core.job import (
-    CONSUMER_DIED,
-    NOT_STARTED,
-    RELAY,
-    Attempt,
-    Note,
-    Outcome,
-    Owner,
-    State,
-    Verdict,
-    delay_of,
-    run_of,
-    was_held,
-)
+from tidemill.core.attempts import Attempt, run_of, was_held
+from tidemill.core.job import CONSUMER_DIED, NOT_STARTED, Note, Outcome, State, Verdict, delay_of
+from tidemill.core.owner import RELAY, Owner
 from tidemill.core.progress import whole_progress
 from tidemill.core.verdicts import COUNTED, MAY_NOT_HAVE_RUN, end_of, outcome_of
-
-__all__ = [
-    "close_attempt",
-    "hand_over",
-    "log",
-    "note",
-    "release_owner",
-    "settle",
-    "touch",
-]
 
 _LOG_MOST = 100
 

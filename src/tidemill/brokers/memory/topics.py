@@ -8,8 +8,6 @@ from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.memory.part import Part
 
-__all__ = ["Topics"]
-
 
 class Topics(Part):
     """The table of bindings."""

@@ -16,8 +16,6 @@ from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import Record, State
 
-__all__ = ["Transfer", "adopt", "depart"]
-
 
 def depart(jobs: Jobs, where: str, seal: bool) -> Departure:
     """Begin a departure, or continue it."""

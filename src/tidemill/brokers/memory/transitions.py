@@ -18,24 +18,14 @@ from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.memory.containers import Queue
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Envelope, Links, Owner, Record, State
+from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 from tidemill.core.purge_mark import is_purged
 from tidemill.core.retention import Retention
 from tidemill.limits.arithmetic import Limiter
-
-__all__ = [
-    "LOST",
-    "MESSAGES",
-    "TASKS",
-    "Item",
-    "Jobs",
-    "Limit",
-    "Partition",
-    "ready_list_of",
-    "store_moved",
-]
 
 Ready = tuple[int, int, str]  # rank, seq, id
 Due = tuple[float, int, str]  # when, seq, id

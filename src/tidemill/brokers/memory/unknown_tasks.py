@@ -10,8 +10,6 @@ from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.core.job import Outcome, State
 
-__all__ = ["UnknownTasks", "bring_back", "came", "limited", "set_aside", "show", "tell", "undo"]
-
 
 def set_aside(jobs: Jobs, item: Item, grace: float) -> None:
     """Set a job aside, by its task. The job fails after ``grace`` seconds, if any."""

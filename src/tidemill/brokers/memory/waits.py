@@ -10,8 +10,6 @@ from tidemill.brokers.memory.transitions import Jobs
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.locks import Condition
 
-__all__ = ["Waits"]
-
 
 class Waits:
     """The waits of a broker; every change notifies ``lock``."""

@@ -10,20 +10,8 @@ from collections.abc import Collection, Sequence
 
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.core.dependencies import check_links, not_waiting
-from tidemill.core.job import Envelope, Input, Links, RunOn, State
-
-__all__ = [
-    "ended",
-    "enlist",
-    "flow",
-    "inputs_of",
-    "is_needed",
-    "let_go",
-    "may_wait_anew",
-    "refuse_any",
-    "revive",
-    "wait_anew",
-]
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Input, RunOn, State
 
 _HOW = {
     State.FAILED: "failed",

@@ -11,8 +11,6 @@ from tidemill.core.errors import InvalidOption
 if TYPE_CHECKING:
     import urllib.request
 
-__all__ = ["host_and_port", "mask_password", "opener_without_redirects"]
-
 
 def host_and_port(text: str, default: int, shown: str) -> tuple[str, int]:
     """The host and port in ``host:port``; ``shown`` is the URL for the error, without secrets.

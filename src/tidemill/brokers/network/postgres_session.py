@@ -6,8 +6,6 @@ transaction and then concern the sessions of others: there nothing is set.
 
 from __future__ import annotations
 
-__all__ = ["settings_of"]
-
 _SETTINGS = {
     # A step must see what other transactions commit during the step.
     "default_transaction_isolation": "read committed",

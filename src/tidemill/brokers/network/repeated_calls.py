@@ -24,9 +24,6 @@ from tidemill.core.job import Verdict
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import raised_by_handler
 
-__all__ = ["RepeatedCalls"]
-
-
 _Name = tuple[int, bool]
 
 

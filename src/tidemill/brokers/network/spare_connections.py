@@ -8,8 +8,6 @@ from typing import Generic, Protocol, TypeVar
 
 from tidemill.core.signals import defer_signals, resume_signals
 
-__all__ = ["Spares"]
-
 
 class Closable(Protocol):
     """The part of a connection that this module uses."""

@@ -18,8 +18,6 @@ from psycopg.pq import DiagnosticField
 from tidemill.brokers.postgres.caller_connection import is_of
 from tidemill.brokers.postgres.encoding import plain
 
-__all__ = ["run"]
-
 _HOLE = re.compile(r"%([bs])::")
 
 

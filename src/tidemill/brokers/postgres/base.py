@@ -12,8 +12,6 @@ from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.errors import TidemillError
 
-__all__ = ["ServerCalls"]
-
 
 class ServerCalls:
     """The base of all calls of the broker."""

@@ -29,9 +29,9 @@ from tidemill.brokers.postgres.migrate import bring_up
 from tidemill.brokers.postgres.put import put, put_inside
 from tidemill.brokers.postgres.settings import check_url
 from tidemill.core.config import Url
-from tidemill.core.job import Envelope, Owner, Put, Record
-
-__all__ = ["PostgresBroker", "grants_url", "migrate_url", "open_url"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put, Record
+from tidemill.core.owner import Owner
 
 _PRUNE_MOST = 2000
 _TICK = 30.0

@@ -16,8 +16,6 @@ import psycopg
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["driver_connection", "in_loop", "is_of"]
-
 T = TypeVar("T")
 
 

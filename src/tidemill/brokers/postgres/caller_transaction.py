@@ -20,8 +20,6 @@ from tidemill.core.errors import InvalidOption
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["open_transaction", "run_inside"]
-
 _Sync = psycopg.Connection[Any]
 _Async = psycopg.AsyncConnection[Any]
 

@@ -20,22 +20,13 @@ from tidemill.brokers.postgres.base import ServerCalls
 from tidemill.brokers.postgres.encoding import json, leases_of, texts
 from tidemill.brokers.postgres.history import pack_note
 from tidemill.core.clock import clock, id_time
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import FeatureMissing, StoreFull
-from tidemill.core.job import Command, Envelope, Lease, Owner, Put, Record, State, altered_text
+from tidemill.core.job import Lease, Put, Record, State, altered_text
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Command, Owner
 from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
-
-__all__ = [
-    "AdminCalls",
-    "HistoryCalls",
-    "InspectionCalls",
-    "JobNumberCalls",
-    "LimitCalls",
-    "ScheduleCalls",
-    "TopicCalls",
-    "TransferCalls",
-]
 
 _PURGE_MOST = 5000
 

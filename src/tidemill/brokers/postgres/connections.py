@@ -32,8 +32,6 @@ from tidemill.core.locks import Condition
 from tidemill.core.shield import lower_shield, raise_shield
 from tidemill.core.signals import InterruptibleWait, defer_signals, resume_signals
 
-__all__ = ["Connections", "ServerConnection"]
-
 T = TypeVar("T")
 _PAUSE, _PAUSE_MOST = 0.05, 2.0
 _AGAIN_MOST = 20

@@ -18,8 +18,6 @@ from psycopg.types.json import set_json_loads
 
 from tidemill.core.job import Input, Lease, State
 
-__all__ = ["blobs", "clean", "floats", "ints", "json", "leases_of", "plain", "prepare", "texts"]
-
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _LEASE = struct.Struct("!qiiqqdddi")

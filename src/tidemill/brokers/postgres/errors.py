@@ -14,20 +14,6 @@ from tidemill.core.errors import (
     TidemillError,
 )
 
-__all__ = [
-    "NOT_MIGRATED",
-    "Refused",
-    "Renumbered",
-    "SerializationConflict",
-    "Stalled",
-    "Unfit",
-    "conflict",
-    "is_lost",
-    "is_unsure",
-    "is_worth_repeating",
-    "translated",
-]
-
 
 class Refused(BrokerUnavailable):
     """The server is up and refuses the login, so waiting does not help."""

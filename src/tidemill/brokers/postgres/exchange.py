@@ -18,12 +18,11 @@ from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Command, Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Command, Owner
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
-
-__all__ = ["send"]
 
 _NOTHING = Want(0, sleep=False)
 

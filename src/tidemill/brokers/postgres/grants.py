@@ -14,8 +14,6 @@ from tidemill.core.errors import InvalidOption
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["missing", "statements"]
-
 _RIGHTS = {
     "TABLES": "SELECT, INSERT, UPDATE, DELETE",
     "SEQUENCES": "USAGE, SELECT, UPDATE",

@@ -16,8 +16,6 @@ from tidemill.brokers.postgres.encoding import leases_of
 from tidemill.core.job import Lease
 from tidemill.core.locks import Lock
 
-__all__ = ["HandOff"]
-
 
 class HandOff:
     """The leases that puts made for one owner, and that the owner has not confirmed yet."""

@@ -18,8 +18,6 @@ from tidemill.brokers.shared.folded_history import Added, Key, sum_rows
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["HistoryTable", "pack_history", "pack_note"]
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HistoryRow).decode
 _decode_all = msgspec.msgpack.Decoder(list[HistoryRow]).decode

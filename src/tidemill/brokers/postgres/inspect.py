@@ -21,11 +21,10 @@ from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
-from tidemill.core.envelope import decode_listed
-from tidemill.core.job import Attempt, Outcome, Record, State, decode_envelope, run_of
+from tidemill.core.attempts import Attempt, run_of
+from tidemill.core.envelope import decode_envelope, decode_listed
+from tidemill.core.job import Outcome, Record, State
 from tidemill.core.progress import whole_progress
-
-__all__ = ["ahead", "find", "get", "head", "info", "stats", "unknown_tasks"]
 
 _STATES = tuple(State)
 _SCAN = 2000

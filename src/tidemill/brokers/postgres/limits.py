@@ -9,8 +9,6 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-__all__ = ["all_limits", "held", "lane_of", "numbers", "set_limit"]
-
 _CUT = "\x1f"
 """Separates the name and the key of a partition: neither has control characters."""
 

@@ -18,8 +18,6 @@ from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import connect
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = ["bring_up"]
-
 _PAUSE = 0.5
 
 

@@ -11,11 +11,9 @@ from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.brokers.postgres.handoff import HandOff
 from tidemill.brokers.shared.wait_places import Asleep
-from tidemill.core.job import Owner
 from tidemill.core.locks import LongLock
+from tidemill.core.owner import Owner
 from tidemill.core.wake_pipe import WakePipe
-
-__all__ = ["AttachedOwner"]
 
 _Ended = tuple[list[int], bool]
 

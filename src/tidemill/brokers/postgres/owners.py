@@ -36,14 +36,12 @@ from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
 from tidemill.core.crash_points import point
 from tidemill.core.errors import TidemillError
 from tidemill.core.files import private_folder
-from tidemill.core.job import Owner
 from tidemill.core.locks import Lock, LongLock
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
-
-__all__ = ["Owners"]
 
 _LOG = logging.getLogger("tidemill.postgres")
 _PRECEDENCE = 5.0

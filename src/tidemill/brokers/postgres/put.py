@@ -18,13 +18,12 @@ from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
 from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.dependencies import check_links
+from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
-from tidemill.core.job import Envelope, Links, Placed, Put, encode_envelope
+from tidemill.core.job import Placed, Put
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
-
-__all__ = ["call", "call_inside", "pack_jobs", "put", "put_inside", "puts_of"]
 
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),

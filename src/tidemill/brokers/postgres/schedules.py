@@ -15,8 +15,6 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
-__all__ = ["change", "get", "hand_out", "page"]
-
 _LOG = logging.getLogger("tidemill.postgres")
 _FIELDS = "name, version, due, body"
 

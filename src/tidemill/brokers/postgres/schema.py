@@ -24,16 +24,6 @@ from psycopg import sql
 from tidemill.brokers.postgres.errors import NOT_MIGRATED, Refused
 from tidemill.core.clock import new_id
 
-__all__ = [
-    "LOCK_TIMEOUT",
-    "VERSION",
-    "Installed",
-    "check",
-    "installed",
-    "migrate",
-    "version_of",
-]
-
 _LOCK = 0x7469_6465  # "tide"
 LOCK_TIMEOUT = 500
 """Milliseconds that a migration waits for a lock before it lets other users through."""

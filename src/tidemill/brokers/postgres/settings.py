@@ -12,8 +12,6 @@ from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 
-__all__ = ["CANCEL", "OVER", "Address", "check_url", "masked"]
-
 _OURS = (*KEEP_OPTIONS, "direct", "migrate", "owner_lease", "patience", "pool", "schema")
 _LIBPQ = (
     *("application_name", "channel_binding", "dbname", "gssencmode", "host", "hostaddr", "options"),

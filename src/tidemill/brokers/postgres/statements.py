@@ -20,8 +20,6 @@ from tidemill.brokers.postgres.wakeup import WakeUps
 from tidemill.core.clock import clock
 from tidemill.core.locks import LongLock
 
-__all__ = ["Session", "Statements"]
-
 _LOG = logging.getLogger("tidemill.postgres")
 _COARSE = 1.0
 """Seconds between two looks where no notifications arrive."""

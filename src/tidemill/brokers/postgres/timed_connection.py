@@ -22,8 +22,6 @@ from tidemill.brokers.postgres.errors import Stalled, translated
 from tidemill.brokers.postgres.settings import CANCEL, Address
 from tidemill.core.signals import InterruptibleWait, raised_by_handler
 
-__all__ = ["Connection", "connect", "leave_to_parent"]
-
 _TICK = 0.1
 """Seconds after which psycopg looks for a signal. With 0, psycopg would not sleep at all."""
 

@@ -13,9 +13,8 @@ from tidemill.brokers.postgres.caller_transaction import open_transaction, run_i
 from tidemill.brokers.postgres.errors import conflict, translated
 from tidemill.brokers.postgres.put import call, call_inside, puts_of
 from tidemill.brokers.postgres.statements import Session
-from tidemill.core.job import Envelope, Put
-
-__all__ = ["bind", "bindings", "publish", "unbind"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Put
 
 _STALE = "stale"
 """The answer when the bindings have another version."""

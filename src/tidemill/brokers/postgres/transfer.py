@@ -14,10 +14,9 @@ from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.statements import Session
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
-from tidemill.core.job import Links, Record, State, encode_envelope
+from tidemill.core.envelope import Links, encode_envelope
+from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import JobLimit
-
-__all__ = ["adopt", "adopted", "depart", "stay"]
 
 _STATES = list(State)
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-__all__ = ["held_back_by"]
-
 _OLD = 60.0
 """The age in seconds from which a transaction is named."""
 

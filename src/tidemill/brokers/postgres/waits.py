@@ -12,8 +12,6 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.locks import Condition
 
-__all__ = ["Waits"]
-
 _RENEW = 30.0  # seconds; the server forgets a waiter after a minute
 _KNOWN = 1000  # the most ids in one question
 

@@ -21,8 +21,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import LongLock
 from tidemill.core.wake_pipe import WakePipe, readable
 
-__all__ = ["WakeUps"]
-
 _LOG = logging.getLogger("tidemill.postgres")
 _PAUSE, _PAUSE_MOST = 0.05, 1.0
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
@@ -15,7 +16,7 @@ from tidemill.brokers.rabbitmq.exit_flush import flush_at_exit
 from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.owners import OwnerContext
-from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
+from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_announcer import Announcer
 from tidemill.brokers.rabbitmq.queue_registry import Registry
 from tidemill.brokers.rabbitmq.settings import Settings
@@ -23,12 +24,9 @@ from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
 from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
 from tidemill.brokers.rabbitmq.unsupported import Lacking
 from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Envelope
 from tidemill.core.locks import Lock
-
-__all__ = ["FAREWELL", "ServerCalls", "text_of"]
-
 
 _PUBLISHERS_BEAT = 600
 """Seconds between heartbeats of the connection that only publishes. Its process may run tasks,

@@ -14,6 +14,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.base import FAREWELL, text_of
 from tidemill.brokers.rabbitmq.calls import (
     AdminCalls,
@@ -22,13 +23,12 @@ from tidemill.brokers.rabbitmq.calls import (
 )
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.message import Carried
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Envelope, Owner, Placed, Put, encode_envelope
-
-__all__ = ["RabbitBroker"]
+from tidemill.core.job import Placed, Put
+from tidemill.core.owner import Owner
 
 _TICK = 3600.0
 

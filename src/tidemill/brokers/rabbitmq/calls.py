@@ -18,9 +18,8 @@ from tidemill.brokers.rabbitmq.policies import examine
 from tidemill.brokers.rabbitmq.transfer import TransferOut
 from tidemill.brokers.rabbitmq.transfer_in import arrivals, cursor_message, read_cursor
 from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
-from tidemill.core.job import Command, Owner, Record, State
-
-__all__ = ["AdminCalls", "InspectionCalls", "TransferCalls"]
+from tidemill.core.job import Record, State
+from tidemill.core.owner import Command, Owner
 
 
 class InspectionCalls(ServerCalls):

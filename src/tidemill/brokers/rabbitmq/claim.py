@@ -28,11 +28,10 @@ from tidemill.brokers.rabbitmq.settle import Settlement
 from tidemill.brokers.rabbitmq.wakeup import WakeUp
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Lease, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.locks import RLock
+from tidemill.core.owner import Owner
 from tidemill.core.signals import SignalsDeferred, raised_by_handler
-
-__all__ = ["AttachedOwner"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 

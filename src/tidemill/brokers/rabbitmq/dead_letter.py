@@ -17,20 +17,19 @@ import pika
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
 from tidemill.brokers.rabbitmq.amqp.death_header import death_of
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import (
     ShortConnection,
     Unanswered,
     short_connection,
 )
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.crash_points import point
+from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Record, State, encode_envelope
+from tidemill.core.job import Record, State
 from tidemill.core.signals import raised_by_handler
-
-__all__ = ["SHOWN_MOST", "DeadLetters"]
 
 SHOWN_MOST = 10_000
 """The most jobs that a look shows: the jobs that failed first."""

@@ -8,8 +8,6 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing, PublishWind
 from tidemill.brokers.rabbitmq.amqp.topology import Answer, Declarer
 from tidemill.brokers.rabbitmq.layout import Place
 
-__all__ = ["Destinations"]
-
 
 class Destinations:
     """The places that one connection publishes to. All methods run in the connection thread.

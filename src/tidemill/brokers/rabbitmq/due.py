@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from tidemill.brokers.rabbitmq.layout import Place
 
-__all__ = ["DIGITS", "LEVELS", "DelayQueues", "longest", "split"]
-
 UNIT = 0.01
 """Seconds of one unit. A delay is rounded up to whole units."""
 

@@ -16,8 +16,6 @@ from pika.exceptions import (
 
 from tidemill.brokers.rabbitmq.settings import TLS_PORT, Settings
 
-__all__ = ["is_final", "sentence", "with_grant"]
-
 _NO_RIGHT = "ACCESS_REFUSED - "
 
 _REASONS = ("ConnectionClosedByBroker: (403)", "ConnectionClosedByBroker: (530)")

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from tidemill.core.forks import check_fork
 
-__all__ = ["flush_at_exit"]
-
 
 class _Flushed(Protocol):
     def flush(self) -> None: ...

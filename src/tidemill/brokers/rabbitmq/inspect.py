@@ -11,8 +11,6 @@ from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
 
-__all__ = ["describe"]
-
 
 def describe(
     settings: Settings, names: Names, server: Mapping[str, str], blocked: str

@@ -24,10 +24,9 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Envelope, priority_of
-
-__all__ = ["NEVER", "Names", "Place", "is_pattern", "safe", "server_priority"]
+from tidemill.core.priority import priority_of
 
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")
 

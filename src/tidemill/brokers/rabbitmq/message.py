@@ -26,14 +26,12 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.death_header import death_of, without_traces
 from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.due import DelayQueues, longest, split
 from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
 from tidemill.core.clock import clock
-from tidemill.core.job import Envelope, decode_envelope, encode_envelope
-
-__all__ = ["Carried", "Writer", "read"]
+from tidemill.core.envelope import Envelope, decode_envelope, encode_envelope
 
 _ERROR_MOST = 2000
 

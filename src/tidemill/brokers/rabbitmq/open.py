@@ -10,8 +10,6 @@ from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.brokers.registry import open_broker
 from tidemill.core.config import Url
 
-__all__ = ["open_url", "read_url"]
-
 
 def open_url(url: Url) -> Broker:
     """The broker of a URL. With ``store=`` it carries the ready jobs of that store."""

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
-
-__all__ = ["OwnerContext"]
+from tidemill.brokers.rabbitmq.put import Publisher
 
 
 class OwnerContext(msgspec.Struct, frozen=True):

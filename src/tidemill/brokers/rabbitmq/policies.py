@@ -16,8 +16,6 @@ from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import by_workers, forwards
 
-__all__ = ["examine", "of_delays", "of_policies", "of_version"]
-
 _PORT, _TLS_PORT = 15672, 15671
 
 _WITHIN = 3.0

@@ -42,8 +42,6 @@ from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.locks import Event, Lock
 
-__all__ = ["Outgoing", "Publisher"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TURN = 64

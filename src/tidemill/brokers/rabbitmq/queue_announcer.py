@@ -17,8 +17,6 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_registry import Registry
 
-__all__ = ["Announcer"]
-
 _EVERY = 3600.0
 """Seconds after which the announcer writes the names again."""
 

@@ -19,14 +19,12 @@ from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.due import DelayQueues
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, Lock
-
-__all__ = ["Registry"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 

@@ -10,8 +10,6 @@ from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.core.job import DEFAULT_TTR
 
-__all__ = ["HeldMessage", "QueueState", "rounded"]
-
 CREDIT_MOST, _EXACT = 4096, 4
 """The most credit of a place, and the leading binary digits that a rounded credit keeps."""
 

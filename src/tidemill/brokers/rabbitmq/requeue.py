@@ -6,11 +6,9 @@ import logging
 
 import msgspec
 
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.message import Carried, Writer
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.core.job import Outcome, Verdict, delay_of
-
-__all__ = ["after", "goes_back"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 

@@ -17,8 +17,6 @@ from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import number_option
 
-__all__ = ["TLS_PORT", "Settings", "check_url"]
-
 PORT, TLS_PORT = 5672, 5671
 CONNECT_TIMEOUT = 5.0
 """Seconds that one host has to answer."""

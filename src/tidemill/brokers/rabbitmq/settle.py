@@ -16,18 +16,17 @@ import msgspec
 
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
-from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
+from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.requeue import after, goes_back
 from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.job import CONSUMER_DIED, Verdict
 from tidemill.core.locks import RLock
-
-__all__ = ["Settlement"]
 
 log = logging.getLogger("tidemill.rabbitmq")
 

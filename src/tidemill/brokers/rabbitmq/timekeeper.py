@@ -47,8 +47,6 @@ from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.locks import Event, Lock
 
-__all__ = ["Timekeeper", "Timekeeping"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 _WINDOW = 256

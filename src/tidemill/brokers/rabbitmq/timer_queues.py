@@ -27,8 +27,6 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.layout import NEVER, Names, Place, safe
 from tidemill.brokers.rabbitmq.settings import Settings
 
-__all__ = ["HOME", "LEVELS", "LONGEST", "TimerQueues", "by_workers", "forwards"]
-
 HOME = "home"
 """The header that names the place of a job when it is due."""
 

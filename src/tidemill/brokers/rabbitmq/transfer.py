@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tidemill.brokers.contract.carried_jobs import Remains, Taken
 from tidemill.brokers.rabbitmq.amqp.death_header import Death, death_of
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import (
     Seen,
     ShortConnection,
@@ -30,17 +31,15 @@ from tidemill.brokers.rabbitmq.amqp.short_connection import (
 from tidemill.brokers.rabbitmq.due import DelayQueues
 from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer, read
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timer_queues import TimerQueues
 from tidemill.brokers.rabbitmq.unsupported import unfit
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Record, State
+from tidemill.core.job import Record, State
 from tidemill.core.signals import raised_by_handler
-
-__all__ = ["TransferOut"]
 
 _PIECE_COUNT, _PIECE_BYTES = 500, 16_000_000
 """The most messages, and bytes of messages, that are stored at a time."""

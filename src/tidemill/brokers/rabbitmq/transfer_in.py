@@ -13,15 +13,14 @@ import msgspec
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
+from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.layout import NEVER, Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer
-from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.clock import clock
-from tidemill.core.job import Record, State, encode_envelope
-
-__all__ = ["arrivals", "cursor_message", "read_cursor"]
+from tidemill.core.envelope import encode_envelope
+from tidemill.core.job import Record, State
 
 
 def arrivals(writer: Writer, records: Sequence[Record]) -> list[Outgoing]:

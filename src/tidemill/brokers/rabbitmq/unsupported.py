@@ -9,9 +9,8 @@ from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.core.job import Envelope, Record
-
-__all__ = ["Lacking", "check_job", "refuse", "unfit"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Record
 
 
 def refuse(what: str, feature: Feature) -> NoReturn:

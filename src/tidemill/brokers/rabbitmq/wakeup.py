@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from tidemill.core.locks import Lock
 from tidemill.core.signals import InterruptibleWait
 
-__all__ = ["WakeUp"]
-
 
 class WakeUp:
     """A pipe to sleep on. While there is unseen news, a sleep ends at once."""

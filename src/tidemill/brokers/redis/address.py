@@ -13,8 +13,6 @@ from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 
-__all__ = ["Address", "parse_address"]
-
 PORT, SENTINEL_PORT = 6379, 26379
 _OPTIONS = (
     *("keep", "keep_count", "keep_failed", "owner_lease", "patience", "prefix", "replicas"),

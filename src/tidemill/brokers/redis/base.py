@@ -21,9 +21,6 @@ from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 
-__all__ = ["ServerCalls"]
-
-
 _PRUNE_MOST = 250
 _RETENTION = struct.Struct(">dddd")
 

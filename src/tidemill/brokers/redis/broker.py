@@ -37,10 +37,10 @@ from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack
 from tidemill.brokers.redis.settings import check_url
 from tidemill.core.clock import clock
 from tidemill.core.config import Url
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Owner, Placed, Put, Record
-
-__all__ = ["RedisBroker", "open_url"]
+from tidemill.core.job import Placed, Put, Record
+from tidemill.core.owner import Owner
 
 log = logging.getLogger("tidemill.redis")
 

@@ -20,22 +20,11 @@ from tidemill.brokers.redis.record import MICRO, pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.errors import FeatureMissing, StoreFull
-from tidemill.core.job import Command, Lease, Owner, Record, State
+from tidemill.core.job import Lease, Record, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Command, Owner
 from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
-
-__all__ = [
-    "AdminCalls",
-    "HistoryCalls",
-    "InspectionCalls",
-    "JobNumberCalls",
-    "LimitCalls",
-    "ScheduleCalls",
-    "TopicCalls",
-    "TransferCalls",
-]
-
 
 _PURGE_MOST = 200
 _ACT_MOST = 250

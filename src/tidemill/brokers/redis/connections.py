@@ -25,8 +25,6 @@ from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import NotReplicated, TidemillError
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-__all__ = ["STEP_TIMEOUT", "ServerConnection", "ServerConnections"]
-
 STEP_TIMEOUT = 3.0
 """Seconds that a call may take. A longer ``patience`` replaces this limit."""
 

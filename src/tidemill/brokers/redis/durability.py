@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["evicts", "read_info", "server_facts"]
-
 _AOF = {
     "always": "accepted jobs survive a power cut: appendfsync is always",
     "everysec": "accepted jobs survive kill -9; a power cut may lose the jobs of the last "

@@ -13,8 +13,6 @@ from tidemill.core.errors import (
     TidemillError,
 )
 
-__all__ = ["Away", "is_broken", "refusal", "translate"]
-
 
 class Away(BrokerUnavailable):
     """The server is away, perhaps only for a moment: a call with ``patience`` tries again."""

@@ -24,8 +24,6 @@ from tidemill.brokers.redis.address import Address
 from tidemill.brokers.redis.errors import Away, is_broken, translate
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-__all__ = ["CONNECT_TIMEOUT", "SILENCE", "Replaced", "Server", "socket_of"]
-
 CONNECT_TIMEOUT = 2.0
 """Seconds in which a server must accept a connection."""
 

@@ -15,8 +15,6 @@ from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.shared import folded_history
 from tidemill.brokers.shared.folded_history import Added, Key, key_of, sum_rows
 
-__all__ = ["HistoryTable", "pack_history", "pack_note"]
-
 _PERIODS_MOST = 200
 """Periods that one call reads."""
 

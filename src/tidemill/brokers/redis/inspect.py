@@ -17,10 +17,9 @@ from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.record import STATES, read_record
+from tidemill.core.envelope import decode_envelope
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Record, State, decode_envelope
-
-__all__ = ["Inspection"]
+from tidemill.core.job import Record, State
 
 _SCAN = 500
 """Jobs that one call examines."""

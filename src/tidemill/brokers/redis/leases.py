@@ -31,12 +31,10 @@ from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT, log_failed
 from tidemill.core.files import private_folder
-from tidemill.core.job import Owner
 from tidemill.core.locks import Lock
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
 from tidemill.core.signals import SignalsDeferred
-
-__all__ = ["ExpiredOwners", "Watch", "folder_here", "release", "release_args"]
 
 PRECEDENCE = 3.0
 """Seconds in which only processes on the dead owner's machine may release the owner. They can read

@@ -11,8 +11,6 @@ from tidemill.brokers.redis.record import MICRO, TERMS, pack_terms
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-__all__ = ["Ledger", "change"]
-
 _PARTITIONS_MOST = b"500"
 """The most partitions of a limit that one call counts."""
 

@@ -11,8 +11,6 @@ from tidemill.brokers.redis.script_library import LIBRARIES, outdated
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
-__all__ = ["open_store"]
-
 log = logging.getLogger("tidemill.redis")
 
 FORMAT = b"1"

@@ -11,8 +11,6 @@ from typing import Any
 from tidemill.brokers.contract.exchange import Step
 from tidemill.core.errors import StoreFull
 
-__all__ = ["MemoryRoom"]
-
 log = logging.getLogger("tidemill.redis")
 
 _SAID_FOR = 60.0

@@ -24,11 +24,10 @@ from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
 from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, StoreMoved, TidemillError
-from tidemill.core.job import Command, Lease, Note, Owner
+from tidemill.core.job import Lease, Note
 from tidemill.core.locks import LongLock
+from tidemill.core.owner import Command, Owner
 from tidemill.core.wake_pipe import WakePipe
-
-__all__ = ["Owners", "check_moved"]
 
 _LONGEST = 3600.0
 _Ended = tuple[list[int], bool]

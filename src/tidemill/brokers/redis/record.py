@@ -9,39 +9,13 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from tidemill.core.attempts import Attempt
 from tidemill.core.dependencies import check_links, was_dropped
+from tidemill.core.envelope import Envelope, Unique, decode_envelope, encode_envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import (
-    Attempt,
-    Conflict,
-    Envelope,
-    Input,
-    Lease,
-    Record,
-    RunOn,
-    State,
-    Unique,
-    Verdict,
-    decode_envelope,
-    encode_envelope,
-)
+from tidemill.core.job import Conflict, Input, Lease, Record, RunOn, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.progress import whole_progress
-
-__all__ = [
-    "MICRO",
-    "PUT_MOST",
-    "STATES",
-    "TERMS",
-    "line_and_rank",
-    "pack_holds",
-    "pack_put",
-    "pack_record",
-    "pack_terms",
-    "pack_verdict",
-    "read_leases",
-    "read_record",
-]
 
 MICRO = 1_000_000
 

@@ -10,8 +10,6 @@ from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.record import pack_put
 
-__all__ = ["Book", "pack_adopted", "pack_changes", "read_changed", "read_schedules"]
-
 _RECORD = struct.Struct(">Qd")  # version, due; then the body
 _CHANGE = struct.Struct(">QdBId")  # version expected, due, gone, number of jobs, due instead
 

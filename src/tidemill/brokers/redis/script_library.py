@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-__all__ = ["LIBRARIES", "LIBRARY", "Library", "outdated"]
-
 LIBRARIES = b"tidemill_*"
 """The pattern of the names of all tidemill libraries, of any version."""
 

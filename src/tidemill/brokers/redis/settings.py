@@ -11,8 +11,6 @@ from tidemill.core.config import Url
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import Retention, number_option
 
-__all__ = ["Settings", "check_url"]
-
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings in a URL."""

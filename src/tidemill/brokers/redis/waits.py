@@ -14,8 +14,6 @@ from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.clock import new_id
 from tidemill.core.locks import Lock
 
-__all__ = ["Waits"]
-
 _LONGEST = 30.0  # seconds: the longest delay if a broken connection loses a hint
 _HOLDS = -2
 _SHOWN = 8  # records that one call reads: a record may have a megabyte

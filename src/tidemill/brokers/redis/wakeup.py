@@ -19,8 +19,6 @@ from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server, so
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-__all__ = ["Wakeup"]
-
 PING_EVERY = 10.0
 """Seconds between pings: networks silently drop connections without traffic."""
 

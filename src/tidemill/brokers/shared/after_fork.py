@@ -7,8 +7,6 @@ from typing import Protocol
 
 from tidemill.core.forks import after_fork
 
-__all__ = ["tell_of_forks"]
-
 
 class _Forked(Protocol):
     def after_fork_child(self) -> None: ...

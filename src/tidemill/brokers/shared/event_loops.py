@@ -9,7 +9,5 @@ from __future__ import annotations
 import contextvars
 from asyncio import AbstractEventLoop
 
-__all__ = ["WAITING_LOOP"]
-
 WAITING_LOOP: contextvars.ContextVar[AbstractEventLoop | None]
 WAITING_LOOP = contextvars.ContextVar("tidemill_waiting_loop", default=None)

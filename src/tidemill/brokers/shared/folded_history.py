@@ -15,18 +15,6 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow, added
 
-__all__ = [
-    "FOLD_MOST",
-    "Added",
-    "HistoryStore",
-    "Key",
-    "fold",
-    "keep",
-    "key_of",
-    "replace",
-    "sum_rows",
-]
-
 FOLD_MOST = 1000
 """Entries of the list that are summed at a time, and rows that are replaced at a time."""
 

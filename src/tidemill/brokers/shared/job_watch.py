@@ -12,9 +12,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Alarm", "Ends", "Watched"]
-
-
 _numbers = itertools.count(1)
 
 

@@ -24,8 +24,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder
 from tidemill.core.locks import Lock
 
-__all__ = ["WATCHED", "Liveness", "neighbours"]
-
 WATCHED, WATCHED_MOST = 8, 100
 """The number of owners that an owner watches, and the most that a worker watches."""
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tidemill.core.job import Envelope, Record, State
-
-__all__ = ["LOST", "MOST_LOOKED_AT", "LostJob", "log_failed", "log_lost", "lost_line", "lost_text"]
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Record, State
 
 log = logging.getLogger("tidemill.lost")
 

@@ -16,8 +16,6 @@ from typing import Generic, NamedTuple, TypeVar
 from tidemill.core.clock import clock
 from tidemill.core.locks import Lock
 
-__all__ = ["SignOfLife", "Silence", "Turns"]
-
 K = TypeVar("K")
 _SELDOM = 10.0  # the most seconds between checks, so that a sign of life counts soon
 _LOCKS = 64  # so two owners seldom share a lock

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from tidemill.core.locks import Condition
 from tidemill.core.signals import SignalsDeferred
 
-__all__ = ["Asleep"]
-
 _PATIENCE, _AGAIN = 5.0, 0.1
 """Seconds for all threads to leave, and seconds between wake-ups of threads that stay."""
 

@@ -20,8 +20,6 @@ from tidemill.cli.top.snapshot import Snapshot, take
 from tidemill.cli.top.view import View, lacking
 from tidemill.core.errors import TidemillError
 
-__all__ = ["top"]
-
 _FIRST = 1.0
 """The most seconds between the two reads of ``--once`` on a store without history."""
 

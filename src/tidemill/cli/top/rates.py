@@ -18,8 +18,6 @@ from tidemill.brokers.contract.history_rows import MINUTE
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.core.clock import clock
 
-__all__ = ["POINTS", "Meter", "Rates"]
-
 POINTS = 20
 """The number of points of a sparkline."""
 

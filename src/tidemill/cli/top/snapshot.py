@@ -16,13 +16,12 @@ from tidemill.brokers.contract.inspection import QueueStats, totals_of
 from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.inline_jobs import move_due
 from tidemill.core.clock import clock
-from tidemill.core.job import RELAY, Owner, Record
+from tidemill.core.job import Record
+from tidemill.core.owner import RELAY, Owner
 from tidemill.core.scoreboard import read_runs, runs_by_name
 from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen
 from tidemill.doctor.held import Held
-
-__all__ = ["JOBS_MOST", "QueueRow", "RunningJob", "Snapshot", "WorkerRow", "take"]
 
 JOBS_MOST = 200
 """The most running jobs of a snapshot."""

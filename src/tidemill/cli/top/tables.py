@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.cli import console
 from tidemill.cli.top.snapshot import QueueRow, RunningJob, Snapshot, WorkerRow
 from tidemill.core.clock import clock, short_id
+from tidemill.doctor import words
 from tidemill.doctor.words import running_in_words
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tidemill.cli.console import Table
-
-__all__ = ["SORTS", "headline", "jobs_table", "queues_table", "sorted_queues", "workers_table"]
 
 SORTS: dict[str, Callable[[QueueRow], Any]] = {
     "depth": lambda row: (-row.depth, row.stats.name),
@@ -95,7 +94,7 @@ def _number(row: QueueRow, name: str) -> str:
 
 def _age(row: QueueRow) -> str:
     oldest = row.stats.oldest
-    return console.duration(max(0.0, clock.wall() - oldest)) if oldest else "-"
+    return words.duration(max(0.0, clock.wall() - oldest)) if oldest else "-"
 
 
 def _rate(rate: float | None) -> str:
@@ -132,7 +131,7 @@ def jobs_table(out: Console, jobs: Sequence[RunningJob]) -> Table:
             job.task,
             job.queue,
             job.worker,
-            console.duration(max(0.0, now - job.since)),
+            words.duration(max(0.0, now - job.since)),
             job.attempt,
             "waits for a slot" if job.waits else _progress(job),
         )

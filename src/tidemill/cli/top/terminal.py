@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Terminal"]
-
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # show the alternate screen, hide the cursor, clear
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: a frame appears as a whole

@@ -15,8 +15,6 @@ from tidemill.cli.top.snapshot import RunningJob, Snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["HELP", "View"]
-
 HELP = (
     "q          end",
     "j k ↓ ↑    select a running job",

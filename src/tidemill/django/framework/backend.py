@@ -22,8 +22,9 @@ from tidemill.client.pending_puts import PendingPuts
 from tidemill.core.clock import new_id
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, TidemillError
-from tidemill.core.job import Envelope, Record
+from tidemill.core.job import Record
 from tidemill.django.checks import app_missing, problems
 from tidemill.django.commit import CommitRule
 from tidemill.django.framework.parts import Framework
@@ -33,8 +34,6 @@ from tidemill.django.framework.task import OPTIONS, moment, task_class
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.settings import read_settings
 from tidemill.worker.inline import run_inline
-
-__all__ = ["DEFAULTS", "backend_class"]
 
 DEFAULTS = {"retries": 0, "result_ttl": 2 * 86400.0}
 """The defaults of the framework's tasks, when neither the alias nor the project sets these options.

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
-__all__ = ["Framework", "default", "load"]
-
 
 class Framework(NamedTuple):
     """The parts of one framework."""

@@ -8,8 +8,6 @@ from tidemill.django.framework.backend import backend_class
 from tidemill.django.framework.parts import default, load
 from tidemill.django.framework.task import decorator, task_class
 
-__all__ = ["public"]
-
 
 def public(name: str) -> Any:
     """A public name of :mod:`tidemill.django` that belongs to a framework.

@@ -24,12 +24,12 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils.module_loading import import_string
 
 import tidemill
+from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
-from tidemill.core.job import Attempt, Outcome, Record, State, priority_of
+from tidemill.core.job import Outcome, Record, State
+from tidemill.core.priority import priority_of
 from tidemill.django.framework.parts import Framework
-
-__all__ = ["ALIAS", "end_failed", "found_task", "moment_of", "result_of"]
 
 ALIAS = "django-tasks"
 """The header of a job that names the alias of its backend."""

@@ -18,8 +18,6 @@ from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStoppin
 from tidemill.django.framework.parts import Framework
 from tidemill.django.framework.results import ALIAS, end_failed, moment_of, result_of
 
-__all__ = ["runner"]
-
 
 def runner(framework: Framework, task: Any) -> Callable[..., Any]:
     """The function of the job: it takes JSON, calls the task, and returns JSON."""

@@ -14,8 +14,6 @@ from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
 from tidemill.core.suggest import hint
 from tidemill.django.framework.parts import Framework
 
-__all__ = ["OPTIONS", "decorator", "moment", "task_class"]
-
 _NAMED_OTHERWISE = ("queue", "priority", "delay", "at", "txn")
 
 OPTIONS = tuple(

@@ -16,8 +16,6 @@ from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.q.results import UNGROUP, Task, group_tag, name_tag
 from tidemill.worker.inline import run_composed, run_inline
 
-__all__ = ["HOOK", "async_task", "call_of", "declare", "enqueue", "path_of", "split_options"]
-
 RUN, HOOK = "tidemill.django.q.run", "tidemill.django.q.hook"
 
 OPTIONS = (

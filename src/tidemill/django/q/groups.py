@@ -21,8 +21,6 @@ from tidemill.django.q.results import (
 )
 from tidemill.workflows.compose import Flow, group
 
-__all__ = ["AsyncTask", "Chain", "Iter", "async_chain", "async_iter", "delete_group"]
-
 Func = Callable[..., Any] | str
 
 IDS_PER_JOB = 1000

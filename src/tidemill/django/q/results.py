@@ -10,26 +10,11 @@ from typing import Any
 from tidemill.client.callbacks import Ended
 from tidemill.client.job_handle import Job
 from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import JobNotFound, ResultTimeout
-from tidemill.core.job import GROUP, Envelope, Record, State
+from tidemill.core.job import GROUP, Record, State
 from tidemill.django.framework.results import moment_of
 from tidemill.django.project import DjangoMill, project_mill
-
-__all__ = [
-    "UNGROUP",
-    "Task",
-    "count_group",
-    "delete_cached",
-    "fetch",
-    "fetch_group",
-    "group_tag",
-    "name_tag",
-    "queue_size",
-    "result",
-    "result_group",
-    "split_group",
-    "ungrouped_tag",
-]
 
 UNGROUP = "tidemill.django.q.ungroup"
 """The task of jobs that only record, in their arguments, which tasks have left their group."""

@@ -16,8 +16,6 @@ from tidemill.django.q.calls import path_of
 from tidemill.django.q.schedules import Kinds, schedule
 from tidemill.schedules.declare import Schedule as Stored
 
-__all__ = ["Objects", "Schedule", "Some"]
-
 
 class Some:
     """Some schedules: the schedules of a name, of a function, or all."""

@@ -15,8 +15,6 @@ from tidemill.django.project import project_mill
 from tidemill.django.q.calls import async_task, call_of, path_of, split_options
 from tidemill.schedules.declare import Schedule as Declared
 
-__all__ = ["Kinds", "enqueue_with_hook", "schedule"]
-
 
 class Kinds:
     """The kinds of schedules, by the letters of django-q."""

@@ -18,12 +18,10 @@ from tidemill.app import Tidemill
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.codec import pack, pack_pickle, unpack, unpack_pickle
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, InvalidOption
-from tidemill.core.job import Envelope
 from tidemill.core.signatures import trusted
 from tidemill.server.beanstalk.parser import PutJob
-
-__all__ = ["Call", "envelope_of", "body_of", "call_in"]
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):

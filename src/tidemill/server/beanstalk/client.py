@@ -10,8 +10,6 @@ import msgspec
 from tidemill.server.beanstalk.tubes import Tube, Tubes
 from tidemill.server.waiters import PendingCommit
 
-__all__ = ["MARGIN", "Client", "Reservation"]
-
 MARGIN = 1.0
 """In the last ``MARGIN`` seconds of a ttr, a client gets DEADLINE_SOON."""
 

@@ -33,8 +33,6 @@ from tidemill.server.beanstalk.replies import (
 )
 from tidemill.server.beanstalk.shared_state import PortState
 
-__all__ = ["Answer", "answer"]
-
 WATCHED_MOST = 1000
 """The most tubes that one client may watch."""
 

@@ -26,8 +26,6 @@ from tidemill.server.beanstalk.parser import BAD_FORMAT, HANG_UP, Command, Reade
 from tidemill.server.beanstalk.replies import DRAINING, INTERNAL_ERROR, OUT_OF_MEMORY
 from tidemill.server.beanstalk.shared_state import PortState
 
-__all__ = ["Connection"]
-
 log = logging.getLogger("tidemill.server")
 
 AHEAD = 1 << 16

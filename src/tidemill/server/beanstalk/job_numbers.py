@@ -12,8 +12,6 @@ import collections
 import re
 from collections.abc import Awaitable, Callable
 
-__all__ = ["JobNumbers", "id_of", "number_of"]
-
 BLOCK = 1000
 """Numbers taken from the store at once."""
 

@@ -14,8 +14,6 @@ from tidemill.server.beanstalk.connection import Connection
 from tidemill.server.beanstalk.shared_state import PortState
 from tidemill.server.settings import Settings, is_loopback
 
-__all__ = ["DEFAULT_PORT", "MAX_JOB_SIZE", "BeanstalkListener", "listener_of"]
-
 log = logging.getLogger("tidemill.server")
 
 DEFAULT_PORT = 11300

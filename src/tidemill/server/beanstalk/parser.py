@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["HANG_UP", "LINE_MOST", "Command", "PutJob", "Reader", "Refused"]
-
 LINE_MOST = 224
 """The most bytes of a line, with its CR LF."""
 

@@ -2,24 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BURIED",
-    "DEADLINE_SOON",
-    "DELETED",
-    "DRAINING",
-    "INTERNAL_ERROR",
-    "KICKED",
-    "NOT_FOUND",
-    "NOT_IGNORED",
-    "OUT_OF_MEMORY",
-    "PAUSED",
-    "RELEASED",
-    "TIMED_OUT",
-    "TOUCHED",
-    "job_reply",
-    "yaml_reply",
-]
-
 BURIED = b"BURIED\r\n"
 DEADLINE_SOON = b"DEADLINE_SOON\r\n"
 DELETED = b"DELETED\r\n"

@@ -14,9 +14,7 @@ from tidemill.server.beanstalk.job_numbers import number_of
 from tidemill.server.beanstalk.replies import DEADLINE_SOON, NOT_FOUND, TIMED_OUT, job_reply
 from tidemill.server.beanstalk.shared_state import PortState
 from tidemill.server.delivery import deliver
-from tidemill.server.shared_owner import ReservedJob
-
-__all__ = ["begin_ttr", "reserve", "reserve_job"]
+from tidemill.server.waiters import ReservedJob
 
 LONGEST = 3600.0
 """Seconds of the longest single wait. A client that waits longer waits several times."""

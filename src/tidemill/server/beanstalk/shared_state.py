@@ -15,13 +15,13 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Lease, Owner
+from tidemill.core.job import Lease
+from tidemill.core.owner import Owner
 from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.job_numbers import JobNumbers
 from tidemill.server.beanstalk.tubes import Tubes
-from tidemill.server.shared_owner import PendingCommit, SharedOwner
-
-__all__ = ["JobCounters", "PortState"]
+from tidemill.server.shared_owner import SharedOwner
+from tidemill.server.waiters import PendingCommit
 
 T = TypeVar("T")
 

@@ -20,16 +20,6 @@ from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.replies import NOT_FOUND, yaml_reply
 from tidemill.server.beanstalk.shared_state import PortState
 
-__all__ = [
-    "has_jobs",
-    "job_stats",
-    "list_tubes",
-    "list_watched",
-    "record_of",
-    "server_stats",
-    "tube_stats",
-]
-
 VERSION = "1.12"
 """The version of beanstalkd that the port reports, since clients check the version."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Tube", "Tubes"]
-
 KEPT = 10_000
 """The number of tubes above which unused tubes and their counters are forgotten."""
 

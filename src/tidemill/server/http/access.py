@@ -16,8 +16,6 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token, Tokens
 
-__all__ = ["Access", "Client", "RateLimiter", "bearer_token"]
-
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CHALLENGE = {"www-authenticate": 'Bearer realm="tidemill"'}

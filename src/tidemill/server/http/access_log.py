@@ -20,8 +20,6 @@ from tidemill.brokers.contract.rpc import PATH
 from tidemill.core.clock import clock
 from tidemill.server.http.exchange import Exchange
 
-__all__ = ["AccessLog"]
-
 INTERVAL = 0.2
 """Seconds between two writes."""
 

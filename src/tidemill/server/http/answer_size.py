@@ -21,8 +21,6 @@ from tidemill.core.job import Outcome, Record, Verdict
 from tidemill.server.http.job_lists import size_of_record
 from tidemill.server.waiters import ANSWER_BYTES, MAX_BATCH, MIN_BATCH, BatchSize, size_of
 
-__all__ = ["SizedExchanges", "how_many_fit", "records_that_fit"]
-
 OWNERS = 10_000
 """Owners whose batch sizes are remembered."""
 

@@ -11,8 +11,6 @@ import msgspec
 from tidemill.server.http.call import Call
 from tidemill.server.http.memory_budget import SMALL
 
-__all__ = ["Document", "Stream", "send_answer"]
-
 
 class Document(msgspec.Struct):
     """An answer that is encoded already."""

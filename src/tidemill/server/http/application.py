@@ -33,8 +33,6 @@ from tidemill.server.http.openapi import describe
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
 
-__all__ = ["make_app"]
-
 READY_WITHIN = 5.0
 """Seconds in which the store must answer; else the server is not ready."""
 

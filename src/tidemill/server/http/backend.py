@@ -16,8 +16,10 @@ from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.job_handle import Job
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import StoreFull, StoreMoved
-from tidemill.core.job import Envelope, Note, Outcome, Owner, Put, Verdict
+from tidemill.core.job import Note, Outcome, Put, Verdict
+from tidemill.core.owner import Owner
 from tidemill.server.http.job_waits import JobEndWaits
 from tidemill.server.http.long_polls import LongPolls
 from tidemill.server.http.problems import Problem
@@ -28,8 +30,6 @@ from tidemill.server.http.stats_stream import StatsStream
 from tidemill.server.http.task_owners import TaskOwners
 from tidemill.server.settings import Settings
 from tidemill.server.shared_owner import SharedOwner
-
-__all__ = ["Backend"]
 
 T = TypeVar("T")
 

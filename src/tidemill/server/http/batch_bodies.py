@@ -15,8 +15,6 @@ from msgspec import Meta, Struct
 from tidemill.core.config import MAX_BODY, BodyTooLarge
 from tidemill.server.http.schemas.jobs import BatchIn, JobIn
 
-__all__ = ["MOST_JSON", "check_json", "decode_batch", "decode_job"]
-
 MOST_JSON = 6 * MAX_BODY + 64 * 1024
 """Bytes of JSON that a job may have: a byte of text has at most six in JSON, as ``\\u0000``."""
 

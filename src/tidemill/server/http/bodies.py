@@ -14,11 +14,9 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, InvalidOption
-from tidemill.core.job import Envelope
 from tidemill.core.signatures import trusted
-
-__all__ = ["as_json", "body_out", "bytes_of"]
 
 
 def bytes_of(field: str, text: object) -> bytes:

@@ -43,6 +43,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.topics import with_topics
 from tidemill.core.clock import new_id
 from tidemill.core.config import BodyTooLarge, check_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import (
     BrokerUnavailable,
     FeatureMissing,
@@ -50,7 +51,8 @@ from tidemill.core.errors import (
     StoreFull,
     TidemillError,
 )
-from tidemill.core.job import Envelope, Owner, Put
+from tidemill.core.job import Put
+from tidemill.core.owner import Owner
 from tidemill.core.topics import check_pattern
 from tidemill.server.http.answer_size import SizedExchanges, records_that_fit
 from tidemill.server.http.backend import Backend
@@ -70,8 +72,6 @@ from tidemill.server.http.rpc_checks import (
 )
 from tidemill.server.http.space_waits import SpaceWaits
 from tidemill.server.tokens import Role
-
-__all__ = ["BrokerRpc", "routes"]
 
 THREADS = 32
 """Calls at a time; more are no faster, since the store has one writer and calls share commits."""

@@ -11,8 +11,6 @@ from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.receipts import Receipt, parse, sealed
 from tidemill.server.tokens import Role
 
-__all__ = ["LARGE", "Call"]
-
 T = TypeVar("T")
 
 LARGE = 256 * 1024

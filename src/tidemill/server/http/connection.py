@@ -34,8 +34,6 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.http.unparsed_bytes import UnparsedBytes
 from tidemill.server.settings import Settings
 
-__all__ = ["Connection", "connection_class", "sweep"]
-
 MAX_HEAD = 64 * 1024
 """Bytes that the head of a request may have, path included."""
 

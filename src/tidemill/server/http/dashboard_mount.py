@@ -20,8 +20,6 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.problems import Problem
 
-__all__ = ["DashboardMount"]
-
 _API = ("/v1/", "/health", "/ready", "/metrics")
 
 

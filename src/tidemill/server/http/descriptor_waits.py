@@ -6,8 +6,6 @@ import asyncio
 
 from tidemill.brokers.contract.parked_waits import Until
 
-__all__ = ["DescriptorWaits"]
-
 
 class DescriptorWaits:
     """The waits of one event loop, by descriptor."""

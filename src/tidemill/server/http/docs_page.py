@@ -15,8 +15,6 @@ import msgspec
 from tidemill import __version__
 from tidemill.server.http.endpoints import Endpoint, Raw
 
-__all__ = ["docs_page"]
-
 _STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 20%, transparent) }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }

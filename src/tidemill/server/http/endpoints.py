@@ -30,8 +30,6 @@ from tidemill.server.http.schemas.rules import needs_fields
 from tidemill.server.http.validation_errors import lone_surrogate, validation_message
 from tidemill.server.tokens import Role
 
-__all__ = ["Endpoint", "Endpoints", "Raw", "json_of"]
-
 _PLAIN_TYPES = ("", "application/json", "text/json")
 
 _UNKNOWN = "unknown field {:.80} in the {}; this call takes no fields there"

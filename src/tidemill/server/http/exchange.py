@@ -15,8 +15,6 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token
 
-__all__ = ["CONNECTION", "ClientConnection", "ClientGone", "Exchange", "require"]
-
 CONNECTION = "tidemill.connection"
 """The extension of a request's scope that holds its connection, under the key ``connection``."""
 

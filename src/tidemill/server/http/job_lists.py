@@ -14,8 +14,6 @@ from tidemill.client.search import find_shown
 from tidemill.core.job import Record
 from tidemill.server.waiters import ANSWER_BYTES
 
-__all__ = ["AT_ONCE", "find_some", "find_with_bodies", "size_of_record"]
-
 AT_ONCE = 100
 """Jobs that the broker is asked for at a time."""
 

@@ -16,8 +16,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.brokers.shared.job_watch import Alarm, Ends, Watched
 
-__all__ = ["JobEndWaits"]
-
 SHARDS = 64
 
 

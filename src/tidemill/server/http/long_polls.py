@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from tidemill.server.http.exchange import ClientGone, Exchange
 
-__all__ = ["LongPolls"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from tidemill.server.http.problems import Problem
 
-__all__ = ["SMALL", "MemoryBudget", "MemoryShare"]
-
 SMALL = 64 * 1024
 """Bytes up to which a body or an answer does not count."""
 

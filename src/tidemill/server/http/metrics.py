@@ -11,8 +11,6 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import require
 from tidemill.server.tokens import Role
 
-__all__ = ["metrics_route"]
-
 
 def metrics_route(backend: Backend) -> Route:
     """The route of the metrics, for viewers, or for everybody with ``public_metrics``."""

@@ -16,8 +16,6 @@ from tidemill.server.http.schemas.descriptions import MEANINGS
 from tidemill.server.http.schemas.rules import RULES
 from tidemill.server.http.schemas.types import BINDING, NAME, TOPIC
 
-__all__ = ["describe"]
-
 _REF = "#/components/schemas/{name}"
 
 _ALWAYS = (400, 401, 403, 429, 500, 501, 503)

@@ -22,8 +22,6 @@ from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.core.errors import TidemillError
 from tidemill.server.http.descriptor_waits import DescriptorWaits
 
-__all__ = ["ParkedWaits"]
-
 MAX_SLEEPERS = 2000
 """Owners that sleep at a time; further owners poll every second."""
 

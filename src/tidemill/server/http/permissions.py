@@ -20,8 +20,6 @@ from tidemill.core.errors import CodecError
 from tidemill.schedules.record import decode
 from tidemill.server.http.receipts import is_server_owner
 
-__all__ = ["needed"]
-
 
 def needed(broker: Store, name: str, arguments: dict[str, Any]) -> str:
     """The role that a call needs with these arguments."""

@@ -23,8 +23,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import TidemillError
 
-__all__ = ["GRACE", "LAPSE", "Presence"]
-
 log = logging.getLogger("tidemill.server")
 
 GRACE = 5.0

@@ -34,8 +34,6 @@ from tidemill.core.errors import (
 )
 from tidemill.server.http.validation_errors import validation_message
 
-__all__ = ["KINDS", "PREFIX", "Kind", "Problem", "ProblemBody", "not_allowed", "problem_of"]
-
 
 class Kind(msgspec.Struct, frozen=True):
     """A kind of problem: its HTTP status and its title, the same for all problems of the kind."""

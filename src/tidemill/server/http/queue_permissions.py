@@ -13,13 +13,12 @@ from collections.abc import Iterable, Sequence
 from tidemill.app import Tidemill
 from tidemill.client.compositions import lies_in
 from tidemill.client.results import MEMBER_COUNT
-from tidemill.core.job import GROUP, Envelope
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import GROUP
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.schemas.jobs import MessageOptions
-
-__all__ = ["allowed_queues", "check_path", "check_put", "check_queues", "check_whole_store"]
 
 
 def allowed_queues(exchange: Exchange) -> tuple[str, ...]:

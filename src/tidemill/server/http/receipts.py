@@ -23,8 +23,6 @@ from typing import NamedTuple
 from tidemill.core.clock import new_id
 from tidemill.server.http.problems import Problem
 
-__all__ = ["Receipt", "is_server_owner", "new_owner_id", "parse", "receipt_of", "sealed"]
-
 _MARK = "desk-"
 """The prefix of the ids of shared owners; no other owner's id begins with it."""
 

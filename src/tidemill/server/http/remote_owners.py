@@ -13,8 +13,6 @@ import logging
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import TidemillError
 
-__all__ = ["give_up_silent_owners"]
-
 log = logging.getLogger("tidemill.server")
 
 _RETRY = 1.0

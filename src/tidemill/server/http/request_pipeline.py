@@ -30,8 +30,6 @@ from tidemill.server.http.memory_budget import MemoryBudget
 from tidemill.server.http.problems import Problem, not_allowed, problem_of
 from tidemill.server.settings import Settings
 
-__all__ = ["PUBLIC", "RequestPipeline", "nothing_at"]
-
 log = logging.getLogger("tidemill.server")
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/v1/docs", "/v1/openapi.json"})

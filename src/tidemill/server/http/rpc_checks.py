@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import MOST_NOTED, HistoryRow, check_rows
 from tidemill.core.config import LATEST, MAX_NAME, MAX_SECONDS, check_name, check_size
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Envelope, Owner
-
-__all__ = ["check_jobs", "check_noted", "check_owner", "check_seconds", "check_target"]
+from tidemill.core.owner import Owner
 
 MAX_QUEUES = 10_000
 """Queues that an owner may list."""

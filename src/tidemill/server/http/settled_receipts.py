@@ -12,8 +12,6 @@ from collections import OrderedDict
 from tidemill.core.job import Outcome
 from tidemill.server.http.receipts import Receipt
 
-__all__ = ["SettledReceipts"]
-
 KEPT = 100_000
 """The number of latest receipts that are kept."""
 

@@ -11,8 +11,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from tidemill.brokers.contract.store import Store
 
-__all__ = ["THREADS", "SpaceWaits"]
-
 THREADS = 32
 """Queues that are watched at a time."""
 

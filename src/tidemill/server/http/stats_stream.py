@@ -16,8 +16,6 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.core.errors import TidemillError
 
-__all__ = ["StatsStream", "event"]
-
 log = logging.getLogger("tidemill.server")
 
 EVERY = 1.0

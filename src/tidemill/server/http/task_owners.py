@@ -15,8 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from tidemill.server.http.problems import Problem
 from tidemill.server.shared_owner import SharedOwner
 
-__all__ = ["TaskOwners"]
-
 MAX_OWNERS = 100
 """Shared owners at a time. Each has a thread, and is an owner in the store."""
 

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sized
 from tidemill.core.errors import InvalidOption
 from tidemill.server.settings import Settings
 
-__all__ = ["TlsListener", "tls_context"]
-
 log = logging.getLogger("tidemill.server")
 
 NO_DESCRIPTORS = 1.0

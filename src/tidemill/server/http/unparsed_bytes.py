@@ -6,8 +6,6 @@ an address together, and another for all addresses.
 
 from __future__ import annotations
 
-__all__ = ["MAX_OF_ADDRESS", "MAX_TOTAL", "UnparsedBytes"]
-
 MAX_OF_ADDRESS, MAX_TOTAL = 16 * 1024 * 1024, 64 * 1024 * 1024
 """Bytes that the connections of one address may keep, and the connections of all addresses."""
 

@@ -15,8 +15,6 @@ from msgspec import inspect
 from tidemill.core.suggest import did_you_mean, hint
 from tidemill.server.http.schemas.types import NOT_BLANK
 
-__all__ = ["lone_surrogate", "validation_message"]
-
 _WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b|(?<=\d)\.0\b")
 _PLACE = re.compile(r"(.*) - at `(key in )?\$\.?(.*)`$", re.DOTALL)

@@ -11,7 +11,8 @@ from servers import django_on_sqlite
 from tidemill import Tidemill
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
 from tidemill.testing import run_all
 
 PATIENCE = 60

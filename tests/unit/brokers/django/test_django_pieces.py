@@ -24,8 +24,9 @@ from tidemill.brokers.django.connections import Connection
 from tidemill.brokers.django.owners import listed
 from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import QueueFull
-from tidemill.core.job import Envelope, Links, Outcome, RunOn, State, Verdict
+from tidemill.core.job import Outcome, RunOn, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 pytestmark = pytest.mark.everyday

@@ -13,7 +13,7 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import DuplicateJob
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

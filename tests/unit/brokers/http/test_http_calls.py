@@ -38,7 +38,8 @@ from tidemill.core.errors import (
     JobNotFound,
     QueueFull,
 )
-from tidemill.core.job import Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -20,12 +20,14 @@ from tidemill.brokers.lmdb.group_commit import Request
 from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.commit_delay import CommitDelay
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import (
     DuplicateJob,
     StoreFull,
     TidemillError,
 )
-from tidemill.core.job import Envelope, Owner, Verdict
+from tidemill.core.job import Verdict
+from tidemill.core.owner import Owner
 
 
 def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:

@@ -22,8 +22,10 @@ from tidemill.brokers.lmdb.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
 from tidemill.core.backoff import MESSAGE
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
 
 IDLE_CONSUMERS = """

@@ -13,7 +13,9 @@ from tidemill.brokers.contract.inspection import Filter, matches
 from tidemill.brokers.lmdb import search
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.inspect import Inspection
-from tidemill.core.job import Envelope, Links, Outcome, Owner, Record, State, Verdict
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Outcome, Record, State, Verdict
+from tidemill.core.owner import Owner
 
 ENDS = (Outcome.SUCCESS, Outcome.FAIL, Outcome.CANCELLED, Outcome.EXPIRED)
 

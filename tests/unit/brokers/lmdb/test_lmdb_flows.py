@@ -15,7 +15,9 @@ from tidemill.brokers.lmdb import admin, base, due, workflows
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.record import Stored, state_and_line
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.job import Links, Outcome, Owner, State, Verdict
+from tidemill.core.envelope import Links
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 MANY = 20
 

@@ -18,7 +18,8 @@ from tidemill.brokers.lmdb.environment import translated
 from tidemill.brokers.lmdb.read_transaction import Reading
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
-from tidemill.core.job import Owner, Verdict
+from tidemill.core.job import Verdict
+from tidemill.core.owner import Owner
 
 
 def put_for_ever(broker: LmdbBroker) -> None:

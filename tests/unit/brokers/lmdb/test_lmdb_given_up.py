@@ -15,7 +15,7 @@ from tidemill.brokers.lmdb import wakeup
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import Command, Owner
+from tidemill.core.owner import Command, Owner
 
 
 def until(holds: Callable[[], object]) -> None:

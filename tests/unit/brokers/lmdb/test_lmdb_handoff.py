@@ -24,8 +24,10 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb import wakeup
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import DuplicateJob
-from tidemill.core.job import Envelope, Lease, Links, Outcome, State, Verdict, rank_of
+from tidemill.core.job import Lease, Outcome, State, Verdict
+from tidemill.core.priority import rank_of
 from tidemill.core.scoreboard import Scoreboard
 
 pytestmark = pytest.mark.everyday
@@ -429,7 +431,7 @@ SLEEPER = """
 import sys
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 broker = open_broker(sys.argv[1])
 broker.attach(Owner(id="doomed", name="doomed", board=sys.argv[2]))
 broker.tick()

@@ -13,7 +13,7 @@ from tidemill.brokers.lmdb import history
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.core.clock import clock
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 NOW = int(clock.wall()) // HOUR * HOUR
 

@@ -15,8 +15,10 @@ from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_TERMS
 from tidemill.brokers.lmdb.limits import LIMITS, read_limited
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

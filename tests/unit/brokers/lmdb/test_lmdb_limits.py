@@ -15,7 +15,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, Outcome, State, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 

@@ -16,7 +16,9 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

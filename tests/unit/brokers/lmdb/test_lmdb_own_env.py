@@ -17,8 +17,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 
@@ -26,7 +27,7 @@ TAKE = """
 import sys
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 broker = open_broker(sys.argv[1])
 broker.attach(Owner(id="o", name="w"))
 print(*[lease.open().id for lease in broker.exchange(Step("o", want=Want(9))).leases])

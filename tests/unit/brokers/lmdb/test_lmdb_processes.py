@@ -18,9 +18,11 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import MESSAGE
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.files import Folder
-from tidemill.core.job import Envelope, Owner, State, Verdict
+from tidemill.core.job import State, Verdict
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
 
 pytestmark = pytest.mark.everyday

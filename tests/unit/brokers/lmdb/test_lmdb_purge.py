@@ -13,7 +13,8 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.retention import KEPT_OTHER
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
 
 MANY = 3000
 

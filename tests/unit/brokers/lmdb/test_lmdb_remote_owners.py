@@ -15,8 +15,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb import idempotency, store_clock, wakeup
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Command, Envelope, Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Command, Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -14,7 +14,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import StoreGone
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
 
 pytestmark = pytest.mark.everyday

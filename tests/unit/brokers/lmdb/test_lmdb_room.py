@@ -16,7 +16,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb import disk_reserve
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
-from tidemill.core.job import Outcome, Owner, Verdict
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -9,7 +9,9 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
-from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 
 def test_the_owner_that_fires_a_schedule_leases_its_job_in_the_same_commit(tmp_path: Path) -> None:

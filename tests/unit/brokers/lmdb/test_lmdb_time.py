@@ -10,7 +10,8 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

@@ -18,7 +18,7 @@ from tidemill.core.errors import (
     InvalidOption,
     TidemillError,
 )
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from lmdb_desk import Process
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -28,7 +28,8 @@ from tidemill.brokers.lmdb.write_transaction import Writing
 from tidemill.brokers.registry import open_broker
 from tidemill.client import consumers
 from tidemill.core.errors import BrokerUnavailable, StoreBusy
-from tidemill.core.job import Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 from tidemill.doctor.examine import examine
 
 pytestmark = pytest.mark.everyday

@@ -19,8 +19,10 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Links, Owner, State
+from tidemill.core.envelope import Links
+from tidemill.core.job import State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 LATER = 60.0
 PIECE = 400

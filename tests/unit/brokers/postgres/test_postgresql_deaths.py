@@ -22,7 +22,8 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Command, Owner, State
+from tidemill.core.job import State
+from tidemill.core.owner import Command, Owner
 from tidemill.core.scoreboard import Scoreboard
 
 LEASE = 2.0

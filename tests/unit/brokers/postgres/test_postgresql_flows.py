@@ -17,8 +17,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound
-from tidemill.core.job import Envelope, Links, Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.full
 

@@ -18,8 +18,9 @@ from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Owner, Verdict
+from tidemill.core.job import Verdict
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Owner
 from tidemill.doctor.examine import examine
 
 ROLE = 'the "app"'

@@ -16,8 +16,11 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
-from tidemill.core.job import Envelope, Lease, Outcome, Owner, State, Verdict, rank_of
+from tidemill.core.job import Lease, Outcome, State, Verdict
+from tidemill.core.owner import Owner
+from tidemill.core.priority import rank_of
 
 pytestmark = pytest.mark.full
 

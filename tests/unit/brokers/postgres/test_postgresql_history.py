@@ -16,7 +16,7 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared import folded_history
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 NOW = int(clock.wall()) // HOUR * HOUR
 

@@ -19,7 +19,8 @@ from tidemill.brokers.postgres import schema
 from tidemill.brokers.registry import migrate_store, open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Owner, State, Verdict
+from tidemill.core.job import State, Verdict
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

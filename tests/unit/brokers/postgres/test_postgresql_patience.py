@@ -18,7 +18,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import migrate_store, open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
-from tidemill.core.job import Owner, Verdict
+from tidemill.core.job import Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.full
 

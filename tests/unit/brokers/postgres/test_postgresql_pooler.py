@@ -17,7 +17,9 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Links, Owner, State, Verdict
+from tidemill.core.envelope import Links
+from tidemill.core.job import State, Verdict
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.full
 

@@ -14,7 +14,8 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.postgres import exchange
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Note, Owner
+from tidemill.core.job import Note
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Conflict, Envelope, Links, Outcome, Owner, State, Verdict
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Conflict, Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
-from tidemill.core.job import Command, Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Command, Owner
 
 pytestmark = pytest.mark.full
 

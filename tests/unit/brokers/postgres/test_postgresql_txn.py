@@ -27,7 +27,8 @@ from tidemill.core.errors import (
     QueueFull,
     TidemillError,
 )
-from tidemill.core.job import Owner, Placed
+from tidemill.core.job import Placed
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tidemill.brokers.rabbitmq.due import (
     longest,
     split,
 )
-from tidemill.core.job import encode_envelope
+from tidemill.core.envelope import encode_envelope
 
 
 def length(digits: tuple[int, ...]) -> float:

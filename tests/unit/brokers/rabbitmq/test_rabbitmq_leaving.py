@@ -28,8 +28,9 @@ from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.brokers.rabbitmq.transfer_in import cursor_message
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import encode_envelope
 from tidemill.core.errors import FeatureMissing, InvalidOption, StoreMoved
-from tidemill.core.job import Outcome, Record, State, encode_envelope
+from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.transfer.store_to_store import move
 

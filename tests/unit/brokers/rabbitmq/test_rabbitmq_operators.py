@@ -21,8 +21,9 @@ from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.rabbitmq.layout import NEVER, Names
 from tidemill.brokers.rabbitmq.policies import of_policies
 from tidemill.cli import main
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Envelope, Outcome, Record, State
+from tidemill.core.job import Outcome, Record, State
 
 Open = Callable[..., RabbitBroker]
 

@@ -28,8 +28,10 @@ from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_announcer
 from tidemill.brokers.rabbitmq.amqp import connection_check
 from tidemill.brokers.rabbitmq.amqp.publish_windows import REFUSED
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Envelope, Outcome, Owner, Record, State
+from tidemill.core.job import Outcome, Record, State
+from tidemill.core.owner import Owner
 
 Open = Callable[..., RabbitBroker]
 

@@ -22,7 +22,9 @@ from tidemill.brokers.redis.leases import folder_here
 from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner, Record, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Record, State
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
 
 HERE = socket.gethostname()

@@ -16,7 +16,9 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Owner, State
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
+from tidemill.core.owner import Owner
 
 MANY = 1250  # more than two calls move
 LATER = 60.0

@@ -15,7 +15,9 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Links, Outcome, Owner, Record, State, Verdict
+from tidemill.core.envelope import Envelope, Links
+from tidemill.core.job import Outcome, Record, State, Verdict
+from tidemill.core.owner import Owner
 
 MANY = 2500  # more than two calls follow
 Open = Callable[[], RedisBroker]

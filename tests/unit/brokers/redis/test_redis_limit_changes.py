@@ -11,8 +11,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 KEYS = 350  # more than three calls reach
 SLOTS = {count: LimitSettings(concurrency=count) for count in (1, 2, 3, 100)}

@@ -13,8 +13,10 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Envelope, Outcome, Owner, Verdict
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import Outcome, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 Opened = tuple[Redis, RedisBroker]
 

@@ -14,8 +14,10 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.redis import out_of_memory
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope
 from tidemill.core.errors import StoreFull
-from tidemill.core.job import RESULT_NOT_KEPT, Envelope, Note, Outcome, Owner, State, Verdict
+from tidemill.core.job import Note, Outcome, State, Verdict
+from tidemill.core.owner import Owner
 
 MB = 1 << 20
 LIMIT = 12 * MB

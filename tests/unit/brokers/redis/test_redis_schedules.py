@@ -16,8 +16,9 @@ from tidemill.brokers.contract.schedules import CLAIM, Change
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, StoreFull
-from tidemill.core.job import Envelope, Owner
+from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -17,9 +17,11 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Envelope, Outcome, Owner, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.owner import Owner
 
 LATER = 60.0
 ONE, TWO = LimitSettings(concurrency=1), LimitSettings(concurrency=2)

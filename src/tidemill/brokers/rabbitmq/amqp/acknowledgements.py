@@ -10,8 +10,6 @@ from pika.channel import Channel
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage
 
-__all__ = ["Acknowledgements"]
-
 _FEW, _STRAGGLE = 64, 0.02
 """With more than ``_FEW`` messages in hand, a single acknowledgement waits ``_STRAGGLE`` seconds.
 In this time earlier jobs probably end, and then one frame acknowledges all their messages."""

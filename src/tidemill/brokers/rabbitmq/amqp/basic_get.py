@@ -12,8 +12,6 @@ from tidemill.brokers.rabbitmq.settle import Settlement
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, RLock
 
-__all__ = ["ANSWER_WITHIN", "BasicGet"]
-
 ANSWER_WITHIN = 10.0
 """Seconds within which the server must say whether it has a message."""
 

@@ -32,8 +32,6 @@ from tidemill.brokers.rabbitmq.errors import with_grant
 from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.core.locks import Event, Lock
 
-__all__ = ["Arrival", "ConsumerChannel"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 _TRY_AGAIN = 5.0

@@ -15,8 +15,6 @@ from tidemill.brokers.rabbitmq.amqp.connection import Connection
 from tidemill.brokers.rabbitmq.amqp.frames import Confirm, decoded, encoded, publication
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Batch, Outgoing, PublishWindow
 
-__all__ = ["Answer", "ConfirmChannel", "ConfirmListener", "PublishOutcome", "Sent"]
-
 
 class PublishOutcome(enum.Enum):
     """The outcome of a message: the server stored or refused the message, or no queue took it."""

@@ -26,8 +26,6 @@ from tidemill.brokers.rabbitmq.amqp.frames import (
     read_deliveries,
 )
 
-__all__ = ["Connection", "part"]
-
 _RECEIVE = 1 << 16
 """Bytes read at a time."""
 

@@ -19,8 +19,6 @@ from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 
-__all__ = ["DEAD", "ConnectionCheck"]
-
 _EVERY = 1.0
 """Seconds between two looks."""
 

@@ -28,8 +28,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.signals import block_sigpipe
 
-__all__ = ["ConnectionListener", "ConnectionThread", "OutageLog"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 _PIKA = logging.getLogger("pika")

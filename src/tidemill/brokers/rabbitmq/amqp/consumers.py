@@ -18,8 +18,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-__all__ = ["Consumer", "Stage", "in_hand", "plan"]
-
 _PART = 64
 """A new consumer has at least 1/64 of the credit, so that a place has few consumers."""
 

@@ -19,8 +19,6 @@ from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.settle import Settlement
 from tidemill.core.locks import RLock
 
-__all__ = ["UNWANTED", "Credit"]
-
 UNWANTED = 1.0
 """Seconds after which unwanted messages go back."""
 

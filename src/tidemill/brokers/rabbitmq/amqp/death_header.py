@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["OURS", "Death", "death_of", "without_traces"]
-
 OURS = ("error", "queue", "place")
 """Headers that tidemill adds to a message when it moves the message to the failed jobs."""
 

@@ -14,8 +14,6 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.confirm_channel import ConfirmChannel, ConfirmListener
 from tidemill.brokers.rabbitmq.amqp.publish_windows import PublishWindow
 
-__all__ = ["DestinationChecks"]
-
 _MOST = 64
 """The most places that are checked at a time."""
 

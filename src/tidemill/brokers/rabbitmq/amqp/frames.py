@@ -12,18 +12,6 @@ import struct
 
 import pika
 
-__all__ = [
-    "Confirm",
-    "Delivery",
-    "Properties",
-    "decoded",
-    "encoded",
-    "frame_at",
-    "publication",
-    "read_confirms",
-    "read_deliveries",
-]
-
 Properties = bytes | pika.BasicProperties
 """The properties of a message: the bytes of its frame, or the object that pika has read."""
 

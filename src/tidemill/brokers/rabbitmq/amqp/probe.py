@@ -25,8 +25,6 @@ from pika.exceptions import ChannelClosedByBroker
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 
-__all__ = ["ANSWERS_WITHIN", "Probes"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 ANSWERS_WITHIN = 10.0

@@ -6,8 +6,6 @@ properties, which pika reads and writes.
 
 from __future__ import annotations
 
-__all__ = ["CONTENT_TYPE", "plain_properties", "plain_run"]
-
 CONTENT_TYPE = "application/vnd.tidemill.job+msgpack"
 
 _HAS_TYPE, _HAS_MODE, _HAS_RUN, _HAS_ID, _HAS_TASK = (1 << bit for bit in (15, 12, 10, 7, 5))

@@ -18,17 +18,6 @@ from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.core.errors import TidemillError
 from tidemill.core.locks import Event
 
-__all__ = [
-    "MOST",
-    "REFUSED",
-    "Batch",
-    "Entry",
-    "Outgoing",
-    "PublishWindow",
-    "PublishWindows",
-    "never_made",
-]
-
 REFUSED = "refused a message (it is full, or has no majority)"
 
 _STARTING = "is down or inaccessible"

@@ -27,15 +27,6 @@ from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.errors import BrokerUnavailable
 
-__all__ = [
-    "ANSWER_WITHIN",
-    "TAKE_MOST",
-    "Seen",
-    "ShortConnection",
-    "Unanswered",
-    "short_connection",
-]
-
 _HEARTBEAT = 600
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
 """The answer for a missing place. With another text the place exists, but its node is away."""

@@ -29,8 +29,6 @@ from pika.exceptions import AMQPError
 from tidemill.brokers.rabbitmq.due import LEVELS, DelayQueues
 from tidemill.brokers.rabbitmq.layout import Place
 
-__all__ = ["SILENT", "Answer", "Declarer"]
-
 log = logging.getLogger("tidemill.rabbitmq")
 
 _SLOW, _SILENT = 1.0, 10.0

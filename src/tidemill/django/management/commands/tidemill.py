@@ -22,8 +22,6 @@ from tidemill.django.cluster import worker_options
 from tidemill.django.develop import develop
 from tidemill.django.project import project_mill
 
-__all__ = ["APP", "Command", "arguments_of"]
-
 APP = "tidemill.django.worker:mill"
 """The project's app, as ``tidemill`` names apps."""
 

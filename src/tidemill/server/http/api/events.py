@@ -11,7 +11,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
 from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, ResultTimeout
-from tidemill.core.job import Owner, Record
+from tidemill.core.job import Record
+from tidemill.core.owner import Owner
 from tidemill.doctor.examine import problems
 from tidemill.server.http.answers import Stream
 from tidemill.server.http.api.queues import queue_out
@@ -27,8 +28,6 @@ from tidemill.server.http.schemas.system import (
     Workers,
 )
 from tidemill.server.http.stats_stream import event
-
-__all__ = ["ENDPOINTS"]
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at a watched job. Its end is reported at once."""

@@ -20,8 +20,9 @@ from tidemill.client.job_handle import Job
 from tidemill.client.search import find_shown
 from tidemill.client.trail import trail_of, with_interrupted_runs
 from tidemill.core.config import check_alter, check_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
-from tidemill.core.job import HIDDEN, Envelope, Put, Record, State
+from tidemill.core.job import HIDDEN, Put, Record, State
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.batch_bodies import decode_batch, decode_job
 from tidemill.server.http.bodies import as_json, body_out, bytes_of
@@ -54,8 +55,6 @@ from tidemill.server.http.schemas.jobs import (
     WaitQuery,
 )
 from tidemill.server.tokens import Role
-
-__all__ = ["ENDPOINTS", "envelope_of", "filter_of", "kick", "options_of", "placed"]
 
 _OPTIONS = frozenset(JobOptions.__struct_fields__)
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}

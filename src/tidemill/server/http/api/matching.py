@@ -20,8 +20,6 @@ from tidemill.server.http.schemas.jobs import (
 )
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS"]
-
 
 async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
     """Cancel matching jobs, the newest first."""

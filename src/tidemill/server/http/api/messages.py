@@ -11,8 +11,10 @@ import msgspec
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import check_name
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Envelope, Verdict, priority_of
+from tidemill.core.job import Verdict
+from tidemill.core.priority import priority_of
 from tidemill.core.signatures import refusal
 from tidemill.server.delivery import deliver
 from tidemill.server.http.api.jobs import options_of, placed
@@ -27,11 +29,8 @@ from tidemill.server.http.queue_permissions import check_put, check_queues
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import MessageOptions, Placed
 from tidemill.server.http.schemas.messages import Reserved, ReservedMany, ReserveIn
-from tidemill.server.shared_owner import ReservedJob
 from tidemill.server.tokens import Role
-from tidemill.server.waiters import size_of
-
-__all__ = ["ENDPOINTS", "value_of"]
+from tidemill.server.waiters import ReservedJob, size_of
 
 log = logging.getLogger("tidemill.server")
 

@@ -39,8 +39,6 @@ from tidemill.server.http.schemas.queues import (
 )
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS", "queue_out"]
-
 
 def queue_out(stats: QueueStats) -> QueueOut:
     """Statistics of a queue as a queue of the API."""

@@ -39,8 +39,6 @@ from tidemill.server.http.schemas.tasks import (
 )
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS", "verdict_of"]
-
 _ERROR_MOST, _TRACE_MOST, _LINE_MOST = 2000, 20_000, 2000
 """The most characters that are stored of an error, a traceback and a log line."""
 

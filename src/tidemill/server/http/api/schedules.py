@@ -15,8 +15,6 @@ from tidemill.server.http.schemas.jobs import Placed
 from tidemill.server.http.schemas.system import ScheduleIn, ScheduleOut, Schedules
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS"]
-
 _OF_JOBS = ("queue", "priority", "key", "retries", "timeout", "tags")
 
 

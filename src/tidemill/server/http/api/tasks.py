@@ -18,7 +18,8 @@ from tidemill.client.log_attributes import job_name
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Outcome, Verdict, priority_of
+from tidemill.core.job import Outcome, Verdict
+from tidemill.core.priority import priority_of
 from tidemill.core.retry import Fail, Skip, Snooze
 from tidemill.core.signatures import hands_on, refusal, sign_handed_on, trusted
 from tidemill.server.http.bodies import as_json
@@ -30,12 +31,10 @@ from tidemill.server.http.queue_permissions import check_queues
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import LimitOf
 from tidemill.server.http.schemas.tasks import ReservedTask, ReservedTasks, ReserveTasksIn
-from tidemill.server.shared_owner import ReservedJob, SharedOwner
+from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.tokens import Role
-from tidemill.server.waiters import ANSWER_BYTES, size_of
+from tidemill.server.waiters import ANSWER_BYTES, ReservedJob, size_of
 from tidemill.workflows.parent_results import ParentResults
-
-__all__ = ["ENDPOINTS"]
 
 log = logging.getLogger("tidemill.server")
 

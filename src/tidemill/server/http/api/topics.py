@@ -13,8 +13,6 @@ from tidemill.server.http.schemas.jobs import Placed, PlacedMany
 from tidemill.server.http.schemas.topics import BindingsOut, PublishQuery
 from tidemill.server.tokens import Role
 
-__all__ = ["ENDPOINTS"]
-
 
 async def publish(call: Call, topic: str, query: PublishQuery, body: Raw) -> PlacedMany:
     """Put a copy of the request's body into each queue that is bound to the topic.

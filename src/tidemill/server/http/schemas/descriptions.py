@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MEANINGS"]
-
 _OPTIONS = {
     "id": "an id of your choice; an id that exists already is refused",
     "delay": "seconds until the job is ready",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["RULES", "needs_fields"]
-
 _NULL = {"type": "null"}
 _TEXT = {"type": "string"}
 _NOTHING = {"type": ["number", "null"], "maximum": 0}  # the same as a missing field

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from tidemill.server.http.schemas.types import Epoch, Name, Priority, Retries, Seconds
 
-__all__ = ["BindingsOut", "PublishQuery"]
-
 
 class PublishQuery(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
