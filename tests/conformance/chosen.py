@@ -71,8 +71,8 @@ OVER_HTTP = {
     "task_leases": ("a_consumer_has_a_task_for_a_time",),
     "topics": (
         "a_binding_is_deleted_once",
-        "a_store_that_departs_refuses_bindings_and_copies_and_shows_its_bindings",
-        "copies_are_put_under_the_version_of_the_bindings",
+        "a_store_that_departs_keeps_its_bindings",
+        "no_binding_is_lost_when_several_threads_bind_at_once",
     ),
     "unique": ("a_put_moves_the_time_on_but_not_for_ever",),
     "unknown_tasks": (

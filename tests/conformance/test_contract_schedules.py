@@ -16,7 +16,7 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.schedules import (
     DECLARATION,
-    LAST_DECLARATION,
+    LAST_OWN,
     Change,
     Changed,
     LeftOut,
@@ -515,7 +515,7 @@ def test_declarations_are_kept_and_listed_before_schedules(
     assert one(broker, longest) is not None
     both = [schedule.name for schedule in broker.list_schedules(DECLARATION, 10)]
     assert both == [f"{DECLARATION}app.send", longest, "  ", "a"]
-    alone = [schedule.name for schedule in broker.list_schedules(LAST_DECLARATION, 10)]
+    alone = [schedule.name for schedule in broker.list_schedules(LAST_OWN, 10)]
     assert alone == ["  ", "a"]
 
 

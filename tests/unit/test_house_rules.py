@@ -37,6 +37,7 @@ LAYERS: list[tuple[str, ...]] = [
         *("brokers.rabbitmq", "brokers.http"),
     ),
     ("brokers.django",),
+    ("brokers.generic",),
     ("client",),
     ("workflows",),
     ("schedules", "transfer"),
@@ -69,11 +70,11 @@ FACADE = "app.py:Tidemill"
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
-    "brokers/lmdb": 60,
-    "brokers/postgres": 30,
-    "brokers/postgres/sql": 32,
+    "brokers/lmdb": 59,
+    "brokers/postgres": 29,
+    "brokers/postgres/sql": 31,
     "brokers/rabbitmq": 29,
-    "brokers/redis/lua": 43,
+    "brokers/redis/lua": 42,
     "client": 52,
     "core": 42,
     "dashboard": 48,

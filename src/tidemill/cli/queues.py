@@ -10,7 +10,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.carrier.broker import CarryingBroker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.brokers.contract.topics import with_topics
+from tidemill.brokers.generic.topics import bindings
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.config import check_name
@@ -40,7 +40,7 @@ def _patterns(mill: Tidemill) -> dict[str, list[str]]:
     """The patterns that each queue is bound to."""
     found: dict[str, list[str]] = {}
     if Feature.TOPICS in mill.broker.features:
-        for binding in with_topics(mill.broker, "bindings").bindings().table:
+        for binding in bindings(mill.broker).table:
             found.setdefault(binding.queue, []).append(binding.pattern)
     return found
 

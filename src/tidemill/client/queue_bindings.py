@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.topics import Topics, with_topics
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic import topics
 from tidemill.client.runtime import Runtime
 from tidemill.core.topics import check_pattern
 
@@ -20,15 +21,15 @@ class BoundQueue:
         In a pattern ``*`` stands for exactly one word of a topic, and ``#`` for any number of
         words. Returns False if the queue is already bound to the pattern.
         """
-        return self._topics("bind()").bind(self.name, check_pattern(pattern))
+        return topics.bind(self._store("bind()"), self.name, check_pattern(pattern))
 
     def unbind(self, pattern: str) -> bool:
         """Delete a binding; False when there is no such binding. The queue's messages stay."""
-        return self._topics("unbind()").unbind(self.name, check_pattern(pattern))
+        return topics.unbind(self._store("unbind()"), self.name, check_pattern(pattern))
 
     def bindings(self) -> list[str]:
         """The patterns that the queue is bound to, in order."""
-        table = self._topics("bindings()").bindings().table
+        table = topics.bindings(self._store("bindings()")).table
         return [one.pattern for one in table if one.queue == self.name]
 
     async def abind(self, pattern: str) -> bool:
@@ -43,6 +44,6 @@ class BoundQueue:
         """As ``bindings``, without blocking the event loop."""
         return await self._mill.threaded(self.bindings)
 
-    def _topics(self, what: str) -> Topics:
+    def _store(self, what: str) -> Store:
         self._mill.features.need(Feature.TOPICS, what)
-        return with_topics(self._mill.broker, what)
+        return self._mill.broker

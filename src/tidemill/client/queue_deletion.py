@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, check_users
+from tidemill.brokers.generic.topics import unbind_all
 from tidemill.client.purges import forget_purges
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
@@ -46,6 +47,8 @@ def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
         forget_purges(mill, name)
     if not broker.forget_queue(name):
         raise QueueHasJobs(f"queue {name!r} got a new job and is not deleted; try again")
+    if Feature.TOPICS in broker.features:
+        unbind_all(broker, name)
     return deleted
 
 

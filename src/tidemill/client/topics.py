@@ -1,8 +1,7 @@
 """Publish: put a copy of a message into each queue that is bound to its topic, in one commit.
 
-The app keeps the bindings that it read last. The store compares their version in the step that
-stores the copies. If the bindings have changed, nothing is stored, and the app reads them and
-tries again.
+Each publish reads the bindings (:mod:`tidemill.brokers.generic.topics`). The app remembers the
+queues of topics for as long as the bindings have the same version.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.topics import Bindings, with_topics
+from tidemill.brokers.generic.topics import Bindings, bindings
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.context import is_importing
 from tidemill.client.job_handle import Job
@@ -58,8 +57,8 @@ class Publication:
 class _Known:
     """The bindings that the app read last, and a cache of the queues of each topic."""
 
-    def __init__(self, bindings: Bindings) -> None:
-        self.bindings = bindings
+    def __init__(self, bound: Bindings) -> None:
+        self.bindings = bound
         self._queues: dict[str, list[str]] = {}
 
     def queues_for(self, topic: str) -> list[str]:
@@ -76,7 +75,7 @@ class Topics:
 
     def __init__(self, mill: Runtime) -> None:
         self._mill = mill
-        self._known: _Known | None = None
+        self._known = _Known(Bindings())
 
     def publish(
         self, topic: str, body: Any, *, mandatory: bool, options: Mapping[str, Any]
@@ -118,25 +117,17 @@ class Topics:
             Unroutable: no queue is bound to the topic of a mandatory publication; nothing was
                 stored.
         """
-        broker = with_topics(self._mill.broker, "publish")
-        known, is_fresh = self._known if txn is None else None, False
-        while True:
-            if known is None:
-                known, is_fresh = _Known(broker.bindings(txn=txn)), True
-                if txn is None:
-                    self._known = known
-            jobs = [job for part in parts for job in self._jobs_of(part, known)]
-            lost = _without_queue(parts)
-            if lost is None:
-                puts = broker.publish(jobs, known.bindings.version, txn=txn)
-                if puts is not None:
-                    return puts
-            elif is_fresh:
-                raise Unroutable(
-                    f"no queue is bound to the topic {lost.topic!r}, so nothing was stored; bind a "
-                    "queue, or publish without mandatory"
-                )
-            known = None
+        bound = bindings(self._mill.broker)
+        if bound.version != self._known.bindings.version:
+            self._known = _Known(bound)
+        known = self._known
+        jobs = [job for part in parts for job in self._jobs_of(part, known)]
+        if lost := _without_queue(parts):
+            raise Unroutable(
+                f"no queue is bound to the topic {lost.topic!r}, so nothing was stored; bind a "
+                "queue, or publish without mandatory"
+            )
+        return self._mill.broker.put(jobs, txn=txn)
 
     def _jobs_of(self, part: Envelope | Publication, known: _Known) -> list[Envelope]:
         if isinstance(part, Publication):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.schedules import LAST_DECLARATION
+from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import CodecError
 from tidemill.core.job import FINISHED, Record, State
@@ -53,7 +53,7 @@ def schedules(seen: Seen) -> Iterator[Finding]:
 
 def _too_far(broker: Store) -> list[str]:
     """The names of schedules whose next time lies beyond their rule, since the clock went back."""
-    found, after, now = list[str](), LAST_DECLARATION, broker.wall()
+    found, after, now = list[str](), LAST_OWN, broker.wall()
     while page := broker.list_schedules(after):
         after = page[-1].name
         for record in page:

@@ -16,7 +16,7 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import declare_limit
-from tidemill.brokers.contract.schedules import LAST_DECLARATION, Change
+from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
@@ -217,7 +217,7 @@ class Schedules:
 
     def __iter__(self) -> Iterator[Schedule]:
         """All schedules, by name."""
-        after, alive = LAST_DECLARATION, self._alive()
+        after, alive = LAST_OWN, self._alive()
         while page := self._broker.list_schedules(after, PAGE):
             for record in page:
                 yield self._shown(record, alive)

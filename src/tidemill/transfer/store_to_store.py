@@ -11,16 +11,16 @@ See :mod:`.to_carrier` for moves into a message broker, and :mod:`.from_carrier`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.contract.schedules import DECLARATION
+from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.contract.topics import Binding, with_topics
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import as_adopted
+from tidemill.brokers.generic.topics import bind, bindings
 from tidemill.core.crash_points import point
 from tidemill.core.errors import InvalidOption, StoreMoved
 from tidemill.core.job import Record, State
@@ -78,8 +78,6 @@ def move(
         need(target, Feature.SCHEDULES, "a schedule")
     if Feature.LIMITS in source.features and with_limits(source, "limits").limits():
         need(target, Feature.LIMITS, "a limit")
-    if _bindings(source):
-        need(target, Feature.TOPICS, "a binding")
     source.depart(target.url)
     progress = Moved()
     _await_running(source, progress, tell)
@@ -160,8 +158,8 @@ def _take_settings(source: Store, target: Store) -> None:
     for row in source.stats():
         if row.paused or row.max_size:
             target.set_queue(row.name, paused=row.paused or None, max_size=row.max_size or None)
-    for binding in _bindings(source):
-        with_topics(target, "a binding").bind(binding.queue, binding.pattern)
+    for binding in bindings(source).table:
+        bind(target, binding.queue, binding.pattern)
     if Feature.LIMITS not in source.features:
         return
     for limit in with_limits(source, "limits").limits():
@@ -170,13 +168,6 @@ def _take_settings(source: Store, target: Store) -> None:
             there.set_limit(limit.name, limit.declared, queue=limit.queue, declared=True)
         if limit.by_hand:
             there.set_limit(limit.name, limit.terms, queue=limit.queue)
-
-
-def _bindings(source: Store) -> Sequence[Binding]:
-    """The bindings of queues to topics; none when the source has no topics."""
-    if Feature.TOPICS not in source.features:
-        return ()
-    return with_topics(source, "a binding").bindings().table
 
 
 def _has_schedules(source: Store) -> bool:
@@ -196,7 +187,7 @@ def _copy_schedules(source: Store, target: Store, departure: Departure, progress
         names = [
             (schedule.name, here)
             for schedule, here in zip(page, taken, strict=True)
-            if not schedule.name.startswith(DECLARATION)
+            if schedule.name > LAST_OWN
         ]
         progress.schedules += sum(here for _, here in names)
         progress.stayed_schedules += [name for name, here in names if not here]

@@ -15,11 +15,11 @@ from tidemill.brokers.contract.carried_jobs import CarriedJobs, carried_jobs
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.contract.schedules import LAST_DECLARATION
+from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.contract.topics import with_topics
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import as_adopted
+from tidemill.brokers.generic.topics import bindings
 from tidemill.core.crash_points import point
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
@@ -41,7 +41,7 @@ def check_fits(source: Store, target: Store) -> None:
     for record in _of(source, _UNFINISHED):
         reasons.update(_unfit(contents, record, ()))
     parts = listed(reasons)
-    if Feature.SCHEDULES in source.features and source.list_schedules(LAST_DECLARATION, 1):
+    if Feature.SCHEDULES in source.features and source.list_schedules(LAST_OWN, 1):
         parts.append("schedules")
     if parts:
         scheme = target.url.split("://", 1)[0]
@@ -113,7 +113,7 @@ def _bounds(source: Store) -> Counter[str]:
         if bounded := sum(limit.queue and limit.terms != LimitSettings() for limit in limits):
             bounds["limits of queues"] = bounded
     if Feature.TOPICS in source.features:
-        table = with_topics(source, "bindings").bindings().table
+        table = bindings(source).table
         if bound := len({binding.queue for binding in table}):
             bounds["queues bound to topics"] = bound
     return bounds

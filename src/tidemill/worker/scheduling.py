@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.limits import declare_limit
-from tidemill.brokers.contract.schedules import LAST_DECLARATION, Change, Changed, LeftOut, Schedule
+from tidemill.brokers.contract.schedules import LAST_OWN, Change, Changed, LeftOut, Schedule
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
@@ -129,7 +129,7 @@ class Scheduling:
         if now - machine < self._ahead - kept.SKEW:
             self._restore(broker, now)
         self._ahead = now - machine
-        self._has_some = bool(broker.list_schedules(LAST_DECLARATION, 1))
+        self._has_some = bool(broker.list_schedules(LAST_OWN, 1))
 
     @property
     def due_in(self) -> float:
@@ -137,7 +137,7 @@ class Scheduling:
         return max(0.0, self._next_look - clock.machine()) if self._has_some else math.inf
 
     def _restore(self, broker: Store, now: float) -> None:
-        after = LAST_DECLARATION
+        after = LAST_OWN
         while page := broker.list_schedules(after, _PAGE):
             after = page[-1].name
             changes = [change for record in page if (change := _restored(record, now))]

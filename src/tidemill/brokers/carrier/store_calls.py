@@ -7,7 +7,6 @@ from typing import Any
 
 from tidemill.brokers.carrier.admin import AdminCalls
 from tidemill.brokers.carrier.history import HistoryCalls
-from tidemill.brokers.carrier.topics import TopicCalls
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
@@ -19,7 +18,7 @@ from tidemill.core.job import Lease, Put, Record, State
 from tidemill.limits.arithmetic import Held, LimitStats
 
 
-class StoreCalls(AdminCalls, TopicCalls, HistoryCalls):
+class StoreCalls(AdminCalls, HistoryCalls):
     """Passes calls on to the store."""
 
     @property

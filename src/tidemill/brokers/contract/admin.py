@@ -107,7 +107,7 @@ class Admin(Protocol):
         ...
 
     def forget_queue(self, queue: str) -> bool:
-        """Forget a queue's counters, settings and bindings; False when it has unfinished jobs.
+        """Forget a queue's counters and settings; False when it has unfinished jobs.
 
         The queue's limit and its finished jobs stay.
         """

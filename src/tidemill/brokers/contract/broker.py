@@ -26,10 +26,10 @@ A broker over a network also keeps three promises:
 - **Time** is the time of the server's clock.
 
 The other parts of the contract have a file each: :mod:`.inspection`, :mod:`.admin`,
-:mod:`.schedules`, :mod:`.limits`, :mod:`.topics`, :mod:`.history`, :mod:`.transfer`,
+:mod:`.schedules`, :mod:`.limits`, :mod:`.history`, :mod:`.transfer`,
 :mod:`.job_waits`, :mod:`.carrier` and :mod:`.remote_owners`. A :class:`~.store.Store` has all parts
-except limits, topics and history. For these three parts, call :func:`.limits.with_limits`,
-:func:`.topics.with_topics` and :func:`.history.with_history`.
+except limits and history. For these two parts, call :func:`.limits.with_limits` and
+ :func:`.history.with_history`.
 """
 
 from __future__ import annotations

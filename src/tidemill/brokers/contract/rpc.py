@@ -28,7 +28,6 @@ from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.schedules import Schedules
-from tidemill.brokers.contract.topics import Topics
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.contract.unknown_tasks import UnknownTasks
 from tidemill.core import errors
@@ -199,7 +198,7 @@ _READ: tuple[Callable[..., Any], ...] = (
     Inspection.stats,
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
     *(Schedules.wall, LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
-    *(Topics.bindings, History.history, History.history_kinds),
+    *(History.history, History.history_kinds),
 )
 _SHOW = frozenset(
     {
@@ -208,13 +207,12 @@ _SHOW = frozenset(
     }
 )
 _WAIT = (JobWaits.wait_for, JobWaits.wait_space)
-_WORK = (Broker.put, Broker.exchange, Broker.tick, Topics.publish)
+_WORK = (Broker.put, Broker.exchange, Broker.tick)
 _CHANGE: tuple[Callable[..., Any], ...] = (
     *(Broker.attach, Broker.detach, Broker.release, Recall.recall, Admin.command),
     *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
     *(Admin.purge, Admin.purge_kept, Admin.forget_queue),
     *(Schedules.change_schedules, LimitCalls.set_limit),
-    *(Topics.bind, Topics.unbind),
     *(History.keep_history, History.replace_note, History.act_noted),
 )
 _ADMINISTER: tuple[Callable[..., Any], ...] = (

@@ -33,8 +33,11 @@ DECLARATION = "\x01"
 Names of schedules have no control characters. So declarations are listed before all schedules.
 """
 
-LAST_DECLARATION = "\x02"
-"""A list that begins after this name has only schedules."""
+BINDINGS = "\x02bindings"
+"""The name of the record of all bindings of queues to topics (:mod:`..generic.topics`)."""
+
+LAST_OWN = "\x1f"
+"""A list that begins after this name has only schedules: no name of tidemill's own records."""
 
 
 class LeftOut:

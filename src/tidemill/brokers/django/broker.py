@@ -24,7 +24,6 @@ from tidemill.brokers.django.calls import (
     InspectionCalls,
     LimitCalls,
     ScheduleCalls,
-    TopicCalls,
     TransferCalls,
 )
 from tidemill.brokers.django.connections import Borrowed, Connection, Unsure
@@ -70,7 +69,6 @@ class DjangoBroker(
     AdminCalls,
     LimitCalls,
     ScheduleCalls,
-    TopicCalls,
     HistoryCalls,
     TransferCalls,
 ):
@@ -112,28 +110,6 @@ class DjangoBroker(
         if puts is None:
             puts = self._put_by_rules(jobs, by_rules)
         self._ring(owners=True, waiters=False)
-        return puts
-
-    def publish(
-        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
-    ) -> list[Put] | None:
-        self._check_open()
-        check_nonce(nonce)
-
-        def put_if_same(one: Transaction) -> list[Put] | None:
-            if one.jobs.bindings.version != version:
-                one.jobs.check_here()
-                return None
-            return put_within(one, jobs, (), ())
-
-        def work(one: Transaction) -> list[Put] | None:
-            return once(one, nonce, lambda: put_if_same(one))
-
-        wrapper = joined(txn, self._address.alias) or inside(self._address.alias)
-        if wrapper is not None:
-            return self._inside(wrapper, work)
-        puts = self._change_on_time(work)
-        self._ring(owners=puts is not None, waiters=False)
         return puts
 
     def _put_plainly(self, jobs: Sequence[Envelope]) -> list[Put] | None:

@@ -1,4 +1,4 @@
-"""The calls outside the core: inspection, admin, limits, schedules, topics, history, moves.
+"""The calls outside the core: inspection, admin, limits, schedules, history, moves.
 
 Each call applies the rules of the memory broker to the rows that it needs, in one transaction.
 """
@@ -17,7 +17,6 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
-from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.django import history as history_rows
@@ -303,32 +302,6 @@ def change(transaction: Transaction, changes: Sequence[Change]) -> list[Changed]
     changed = stored.change(changes)
     stored.flush()
     return changed
-
-
-class TopicCalls(ServerCalls):
-    """Calls about topics: see :mod:`~tidemill.brokers.contract.topics`."""
-
-    def bind(self, queue: str, pattern: str) -> bool:
-        return self._bind(queue, lambda bindings: bindings.bound(queue, pattern))
-
-    def unbind(self, queue: str, pattern: str) -> bool:
-        return self._bind("", lambda bindings: bindings.unbound(queue, pattern))
-
-    def _bind(self, queue: str, replace: Callable[[Bindings], Bindings]) -> bool:
-        def work(transaction: Transaction) -> bool:
-            jobs = transaction.jobs
-            jobs.check_here()
-            if queue:
-                jobs.queue(queue)
-            before, jobs.bindings = jobs.bindings, replace(jobs.bindings)
-            return before is not jobs.bindings
-
-        self._check_open()
-        return self._change(work)
-
-    def bindings(self, *, txn: Any = None) -> Bindings:
-        self._check_open()
-        return self._facts().bindings
 
 
 class HistoryCalls(ServerCalls):

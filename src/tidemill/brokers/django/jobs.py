@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.django.limits import Limits, Partitions
 from tidemill.brokers.django.rows import (
@@ -45,7 +44,6 @@ class Facts(msgspec.Struct):
     store: str = ""
     born: float = 0.0
     departure: Departure | None = None
-    bindings: Bindings = Bindings()
     arrivals: dict[str, tuple[str, int]] = {}
     unknown_numbers: dict[str, int] = {}
     numbered: int = 0
@@ -151,7 +149,7 @@ class StoredJobs(Jobs):
 
     def _take_over_facts(self) -> None:
         facts = self.facts
-        self.born, self.departure, self.bindings = facts.born, facts.departure, facts.bindings
+        self.born, self.departure = facts.born, facts.departure
         self.arrivals, self.unknown_numbers = facts.arrivals, facts.unknown_numbers
         self.numbered, self.history_pruned = facts.numbered, facts.history_pruned
         if facts.has_limits:
@@ -424,7 +422,7 @@ class StoredJobs(Jobs):
 
     def _flush_facts(self) -> None:
         facts = self.facts
-        facts.departure, facts.bindings = self.departure, self.bindings
+        facts.departure = self.departure
         facts.numbered, facts.history_pruned = self.numbered, self.history_pruned
         raw = _encode(facts)
         if raw != self._raw:

@@ -3,7 +3,7 @@
 Each call of the contract is one call of the server (:mod:`tidemill.brokers.contract.rpc`). The
 connections to the server are in :mod:`.connections`, the owners of this process in :mod:`.owners`.
 The calls that only forward their arguments have files of their own: :mod:`.inspect`,
-:mod:`.admin`, :mod:`.limits`, :mod:`.schedules`, :mod:`.topics`, :mod:`.history`,
+:mod:`.admin`, :mod:`.limits`, :mod:`.schedules`, :mod:`.history`,
 :mod:`.transfer` and :mod:`.waits`.
 """
 
@@ -24,7 +24,6 @@ from tidemill.brokers.http.inspect import Inspection
 from tidemill.brokers.http.limits import Limits
 from tidemill.brokers.http.owners import Owners
 from tidemill.brokers.http.schedules import Schedules
-from tidemill.brokers.http.topics import Topics
 from tidemill.brokers.http.transfer import Transfer
 from tidemill.brokers.http.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
@@ -43,7 +42,7 @@ def open_url(url: Url) -> HttpBroker:
     return HttpBroker(check_url(url))
 
 
-class HttpBroker(Inspection, Admin, Limits, Schedules, Topics, History, Transfer, Waits):
+class HttpBroker(Inspection, Admin, Limits, Schedules, History, Transfer, Waits):
     """A broker behind a job server."""
 
     def __init__(self, address: Address) -> None:

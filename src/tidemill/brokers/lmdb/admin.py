@@ -20,7 +20,6 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.settle import drop_lease, log
 from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.topics import drop_bindings
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
 from tidemill.brokers.lmdb.unknown_tasks import put_aside
@@ -256,5 +255,4 @@ def forget_queue(commit: Transitions, queue: str) -> bool:
         return False
     if row is not None:
         row.forget()
-    drop_bindings(commit, queue)
     return True

@@ -27,7 +27,6 @@ from tidemill.brokers.lmdb.calls import (
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
-    TopicCalls,
     TransferCalls,
 )
 from tidemill.brokers.lmdb.disk_reserve import FOR_UPKEEP, FOR_VERDICTS
@@ -39,7 +38,6 @@ from tidemill.brokers.lmdb.idempotency import Puts, put_once, sweep_nonces
 from tidemill.brokers.lmdb.put import may_refuse, put
 from tidemill.brokers.lmdb.small_steps import fit, split
 from tidemill.brokers.lmdb.store import PREFIX, store_around
-from tidemill.brokers.lmdb.topics import read_bindings
 from tidemill.brokers.lmdb.transfer import check_here
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.wakeup import RESULT, bloom
@@ -59,7 +57,6 @@ class LmdbBroker(
     LimitCalls,
     JobNumberCalls,
     ScheduleCalls,
-    TopicCalls,
     HistoryCalls,
     TransferCalls,
 ):
@@ -96,17 +93,6 @@ class LmdbBroker(
     ) -> list[Put]:
         def accept(commit: Transitions) -> list[Put]:
             return _accept(commit, jobs, hold, let_go)
-
-        return self._put(put_once(nonce, jobs, accept) if nonce else accept, txn)
-
-    def publish(
-        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
-    ) -> list[Put] | None:
-        def accept(commit: Transitions) -> list[Put] | None:
-            check_here(commit)
-            if read_bindings(self._store, commit.txn).version != version:
-                return None
-            return _accept(commit, jobs)
 
         return self._put(put_once(nonce, jobs, accept) if nonce else accept, txn)
 

@@ -10,10 +10,9 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
-from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
-from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges, topics
+from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.base import StoreCalls
 from tidemill.brokers.lmdb.carrier import recall
@@ -194,24 +193,6 @@ class ScheduleCalls(StoreCalls):
         if any(change.jobs for change in changes):
             self._owners.as_waiting()
         return self._act(apply)
-
-
-class TopicCalls(StoreCalls):
-    """See :mod:`~tidemill.brokers.contract.topics`."""
-
-    def bind(self, queue: str, pattern: str) -> bool:
-        return self._act(lambda commit: topics.bind(commit, queue, pattern))
-
-    def unbind(self, queue: str, pattern: str) -> bool:
-        return self._act(lambda commit: topics.unbind(commit, queue, pattern))
-
-    def bindings(self, *, txn: Any = None) -> Bindings:
-        self._check_open()
-        if txn is None:
-            with self._store.reading_txn() as reading:
-                return topics.read_bindings(self._store, reading)
-        with self._store.nested(txn) as inner:
-            return topics.read_bindings(self._store, inner)
 
 
 class HistoryCalls(StoreCalls):

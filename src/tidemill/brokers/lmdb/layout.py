@@ -1,7 +1,7 @@
 """The layout of the LMDB environment. Keys are big-endian: their byte order is number order.
 
     main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
-           · bindings of queues to topics · rows of history (history.py)
+           · rows of history (history.py)
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is twice the queue's number, +1 for messages;
                                               the top bit marks tasks that must run alone; of a

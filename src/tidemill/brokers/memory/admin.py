@@ -205,7 +205,6 @@ def forget_queue(jobs: Jobs, queue: str) -> bool:
     if row is not None and row.size:
         return False
     jobs.stats.pop(queue, None)
-    jobs.bindings = jobs.bindings.without_queue(queue)
     return True
 
 

@@ -23,7 +23,6 @@ from tidemill.brokers.memory.reply_cache import ReplyCache
 from tidemill.brokers.memory.schedules import Schedules, ScheduleTable
 from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.settle import hand_over, note, release_owner, settle, touch
-from tidemill.brokers.memory.topics import Topics
 from tidemill.brokers.memory.transfer import Transfer
 from tidemill.brokers.memory.transitions import Jobs, store_moved
 from tidemill.brokers.memory.unknown_tasks import UnknownTasks
@@ -47,7 +46,7 @@ def open_url(url: Url) -> MemoryBroker:
 
 
 class MemoryBroker(
-    Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedules, Topics, History, Transfer
+    Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedules, History, Transfer
 ):
     """A broker in this process's memory: its core calls, and the parts that it inherits."""
 
@@ -96,16 +95,6 @@ class MemoryBroker(
             self._replies.keep(nonce, puts)
             self._wake_all()
             return puts
-
-    def publish(
-        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
-    ) -> list[Put] | None:
-        with self._lock:
-            known = self._replies.put_before(nonce) if nonce else None
-            if known is None and version != self._jobs.bindings.version:
-                self._jobs.check_here()
-                return None
-            return self.put(jobs, txn=txn, nonce=nonce)
 
     # -- owning ---------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.memory.containers import Queue
 from tidemill.core.clock import clock
@@ -133,7 +132,6 @@ class Jobs:
         self.seq = 0  # the last number; jobs and tokens are numbered from 1 on
         self.numbered = 0  # the last number that ``numbers`` reserved
         self.departure: Departure | None = None
-        self.bindings = Bindings()
         self.history: dict[tuple[str, int, int, str], HistoryRow] = {}
         self.history_pruned = 0.0  # wall time
         self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> (cursor, sequence offset)

@@ -21,7 +21,6 @@ from tidemill.brokers.postgres.calls import (
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
-    TopicCalls,
     TransferCalls,
 )
 from tidemill.brokers.postgres.grants import statements
@@ -58,7 +57,6 @@ class PostgresBroker(
     LimitCalls,
     JobNumberCalls,
     ScheduleCalls,
-    TopicCalls,
     HistoryCalls,
     TransferCalls,
 ):

@@ -11,18 +11,16 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
-from tidemill.brokers.contract.topics import Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
-from tidemill.brokers.postgres import inspect, limits, topics, transfer
+from tidemill.brokers.postgres import inspect, limits, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
 from tidemill.brokers.postgres.encoding import json, leases_of, texts
 from tidemill.brokers.postgres.history import pack_note
 from tidemill.core.clock import clock, id_time
-from tidemill.core.envelope import Envelope
 from tidemill.core.errors import FeatureMissing, StoreFull
-from tidemill.core.job import Lease, Put, Record, State, altered_text
+from tidemill.core.job import Lease, Record, State, altered_text
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
 from tidemill.core.purge_mark import check_purge_id
@@ -219,28 +217,6 @@ class ScheduleCalls(ServerCalls):
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         self._check_open()
         return stored.change(self._session, changes)
-
-
-class TopicCalls(ServerCalls):
-    """Calls about topics: see :mod:`~tidemill.brokers.contract.topics`."""
-
-    def bind(self, queue: str, pattern: str) -> bool:
-        self._check_open()
-        return topics.bind(self._session, queue, pattern)
-
-    def unbind(self, queue: str, pattern: str) -> bool:
-        self._check_open()
-        return topics.unbind(self._session, queue, pattern)
-
-    def bindings(self, *, txn: Any = None) -> Bindings:
-        self._check_open()
-        return topics.bindings(self._session, txn)
-
-    def publish(
-        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
-    ) -> list[Put] | None:
-        self._check_open()
-        return topics.publish(self._session, jobs, version, txn, nonce)
 
 
 class HistoryCalls(ServerCalls):

@@ -38,12 +38,6 @@ class Statements:
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
-        publish = f'CALL "{schema}".publish(%s::text, %s::bigint, {batch}, %s::text, {prefs}, '
-        self.publish = f"{publish}%s::int, NULL)".encode()
-        self.publish_inside = (
-            f'SELECT "{schema}".publish_inside({batch}, %s::text, {prefs})'.encode()
-        )
-        self.bindings = f'SELECT "{schema}".all_bindings()'.encode()
         changes = (
             "ROW(%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], %b::float8[], "
             f'%b::bytea[], %b::bigint[]::int[])::"{schema}".schedule_changes'

@@ -24,7 +24,6 @@ from tidemill.brokers.redis.calls import (
     JobNumberCalls,
     LimitCalls,
     ScheduleCalls,
-    TopicCalls,
     TransferCalls,
     refuse_txn,
 )
@@ -46,7 +45,6 @@ log = logging.getLogger("tidemill.redis")
 
 _TICK = 30.0
 _PLACED = tuple(Placed)
-_STALE = b"stale"  # the bindings have another version
 
 
 def open_url(url: Url) -> RedisBroker:
@@ -60,7 +58,6 @@ class RedisBroker(
     LimitCalls,
     JobNumberCalls,
     ScheduleCalls,
-    TopicCalls,
     HistoryCalls,
     TransferCalls,
 ):
@@ -98,15 +95,6 @@ class RedisBroker(
         held = pack_holds(jobs, hold, let_go)
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
         return _puts(jobs, self._lines.put(packed, plain, held, nonce))
-
-    def publish(
-        self, jobs: Sequence[Envelope], version: str, *, txn: Any = None, nonce: str = ""
-    ) -> list[Put] | None:
-        refuse_txn(txn)
-        check_nonce(nonce)
-        self._check_open()
-        answer = self._lines.publish(pack_put(jobs), version, nonce)
-        return None if answer == _STALE else _puts(jobs, answer)
 
     def attach(self, owner: Owner) -> None:
         self._check_open()

@@ -10,7 +10,6 @@ from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
-from tidemill.brokers.contract.topics import Binding, Bindings
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.redis.base import ServerCalls
@@ -144,7 +143,7 @@ class AdminCalls(ServerCalls):
         return self._act(b"restore", job_ids, purge_id.encode())
 
     def forget_queue(self, queue: str) -> bool:
-        return bool(self._do(b"forget", queue.encode(), new_id().encode()))
+        return bool(self._do(b"forget", queue.encode()))
 
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()
@@ -213,28 +212,6 @@ class ScheduleCalls(ServerCalls):
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
         verb, args = pack_changes(changes)
         return read_changed(self._call(verb, *args))
-
-
-class TopicCalls(ServerCalls):
-    """See :mod:`~tidemill.brokers.contract.topics`."""
-
-    def bind(self, queue: str, pattern: str) -> bool:
-        return self._change_binding(b"bind", queue, pattern)
-
-    def unbind(self, queue: str, pattern: str) -> bool:
-        return self._change_binding(b"unbind", queue, pattern)
-
-    def _change_binding(self, verb: bytes, queue: str, pattern: str) -> bool:
-        return bool(self._do(verb, queue.encode(), pattern.encode(), new_id().encode()))
-
-    def bindings(self, *, txn: Any = None) -> Bindings:
-        refuse_txn(txn)
-        self._check_open()
-        flat = self._lines.ask(b"HGETALL", self._lines.key + b":bindings")
-        fields = [field.decode() for field in flat[::2]]
-        version = flat[fields.index("") * 2 + 1].decode() if "" in fields else ""
-        pairs = [field.split("\0") for field in fields if field]
-        return Bindings(version, tuple(sorted(Binding(queue, pattern) for pattern, queue in pairs)))
 
 
 def refuse_txn(txn: Any) -> None:

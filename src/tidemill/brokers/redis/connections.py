@@ -310,16 +310,6 @@ class ServerConnections:
         finally:
             self._spares.give_back(line)
 
-    def publish(self, jobs: Sequence[bytes], version: str, nonce: str = "") -> Any:
-        """Put jobs, once, if the bindings have this version."""
-        line = self._spares.take()
-        try:
-            session = _session_of(line, nonce)
-            args = (*self.head(session), b"%d" % (len(jobs) // 4), *jobs, version.encode())
-            return self._patiently(line, "publish", args, replicated=True)
-        finally:
-            self._spares.give_back(line)
-
     def _patiently(
         self, line: ServerConnection, verb: str, args: Sequence[bytes], replicated: bool = False
     ) -> Any:

@@ -29,7 +29,7 @@ _PARTS = (
 """Files that all verbs use, in the order of loading."""
 
 _VERBS = {
-    ("put",): {"put": "", "publish": ""},
+    ("put",): {"put": ""},
     ("put_one",): {"put_one": ""},
     ("transfer_in",): {"transfer_in": ""},
     ("schedules_change",): {"schedules_change": "", "schedules_drop": "'allow-oom'"},
@@ -41,7 +41,7 @@ _VERBS = {
         "exchange_pressed": "'allow-oom'",
     },
     ("owners",): {"owners": "'allow-oom'"},
-    ("admin_kick", "admin_alter", "admin_purge", "topics", "admin"): {
+    ("admin_kick", "admin_alter", "admin_purge", "admin"): {
         "admin": "'allow-oom'",
         "admin_noted": "'allow-oom'",
         "admin_kept": "",

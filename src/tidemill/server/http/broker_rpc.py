@@ -40,9 +40,8 @@ from tidemill.brokers.contract.rpc import (
 )
 from tidemill.brokers.contract.rpc import Role as CallRole
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.contract.topics import with_topics
 from tidemill.core.clock import new_id
-from tidemill.core.config import BodyTooLarge, check_name
+from tidemill.core.config import BodyTooLarge
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import (
     BrokerUnavailable,
@@ -53,7 +52,6 @@ from tidemill.core.errors import (
 )
 from tidemill.core.job import Put
 from tidemill.core.owner import Owner
-from tidemill.core.topics import check_pattern
 from tidemill.server.http.answer_size import SizedExchanges, records_that_fit
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange, require
@@ -143,8 +141,6 @@ class BrokerRpc:
             "find": self._find,
             "hello": self._hello,
             "put": self._put,
-            "publish": self._publish,
-            "bind": self._bind,
             "keep_history": self._keep_history,
             "replace_note": self._replace_note,
             "act_noted": self._act_noted,
@@ -346,14 +342,6 @@ class BrokerRpc:
     def _alter(self, job_ids: list[str], rank: int | None, queue: str | None) -> list[bool]:
         check_target(rank, queue)
         return self._broker.alter(job_ids, rank=rank, queue=queue)
-
-    def _bind(self, queue: str, pattern: str) -> bool:
-        check_name("queue", queue)
-        return with_topics(self._broker, "bind").bind(queue, check_pattern(pattern))
-
-    def _publish(self, jobs: Sequence[Envelope], **more: Any) -> list[Put] | None:
-        check_jobs(jobs)
-        return with_topics(self._broker, "publish").publish(jobs, **more)
 
     def _keep_history(self, rows: Sequence[HistoryRow]) -> None:
         check_rows(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,19 +76,6 @@ def test_bindings_change_while_a_transaction_with_a_publish_is_open(
     assert (bodies(mill, "a"), bodies(mill, "b")) == ([1, 2], [2])
 
 
-def test_a_snapshot_sees_the_bindings_of_its_beginning(
-    mill: Tidemill, conn: psycopg.Connection[Any]
-) -> None:
-    mill.queue("a").bind("x")
-    conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    conn.execute("SELECT 1")
-    mill.publish("x", 1, txn=conn)
-    mill.queue("b").bind("x")
-    assert len(mill.publish("x", 2, txn=conn)) == 1
-    conn.commit()
-    assert (bodies(mill, "a"), bodies(mill, "b")) == ([1, 2], [])
-
-
 def test_an_async_transaction_publishes(mill: Tidemill, url: str) -> None:
     asyncpg = pytest.importorskip("asyncpg")
     mill.queue("a").bind("x")
@@ -104,32 +90,3 @@ def test_an_async_transaction_publishes(mill: Tidemill, url: str) -> None:
 
     asyncio.run(main())
     assert bodies(mill, "a") == [1]
-
-
-def test_publishing_and_deleting_a_queue_never_leave_a_copy_without_a_binding(
-    mill: Tidemill, url: str
-) -> None:
-    """A publish that reached the queue makes the deletion fail; else the queue has no copy."""
-    over = threading.Event()
-
-    def publish() -> None:
-        with Tidemill(url) as other:
-            while not over.is_set():
-                other.publish("x", 1)
-
-    publishers = [threading.Thread(target=publish) for _ in range(3)]
-    for publisher in publishers:
-        publisher.start()
-    queue = mill.queue("q")
-    try:
-        for _ in range(30):
-            queue.bind("x")
-            queue.purge()
-            if mill.broker.forget_queue("q"):
-                assert queue.size() == 0
-            else:
-                assert queue.bindings() == ["x"]
-    finally:
-        over.set()
-        for publisher in publishers:
-            publisher.join(60)

@@ -310,7 +310,6 @@ DECLARE
     q int;
 BEGIN
     PERFORM check_here();
-    PERFORM lock_bindings();
     PERFORM pg_advisory_xact_lock('tally'::regclass::oid::int, 0);  -- nobody folds the counters now
     SELECT number INTO q FROM queue WHERE name = which FOR UPDATE;
     IF (SELECT sum(waiting + scheduled + ready + running) FROM tally WHERE queue = q) > 0 THEN
@@ -321,7 +320,6 @@ BEGIN
     SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(kept), sum(carried)
     FROM gone GROUP BY queue;
     UPDATE queue SET listed = false, paused = false, max_size = 0 WHERE number = q;
-    PERFORM drop_bindings(which);
     RETURN true;
 END $$;
 

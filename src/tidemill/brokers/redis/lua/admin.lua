@@ -6,11 +6,10 @@
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       purge    6 queue, 7 number of entries to look at, at most, 8 place to go on from, see admin_purge.lua,
 --                9 id of the purge, to keep the jobs     restore   6 id of the purge, then ids
---       forget   6 queue, 7 new version of the bindings
---       bind, unbind   6 queue, 7 pattern, 8 new version of the bindings
+--       forget   6 queue
 --       recall   6 number of jobs at most
 -- Returns {reply, 1 when `housekeeping` must go on, else 0}, or {'moved', where}. The reply is '0', '1' or '2' for each id;
---       queue 0; purge {number of jobs purged, place to go on from}; forget, bind and unbind 1 or 0;
+--       queue 0; purge {number of jobs purged, place to go on from}; forget 1 or 0;
 --       recall the number of jobs.
 
 local function cancel(j)
@@ -59,8 +58,8 @@ local function set_queue(queue, paused, max_size)
   shrunk[queue] = true
 end
 
--- Forget the counters and settings of a queue; its limit stays, its bindings go. Returns 1, or 0 when the queue has unfinished jobs.
-local function forget_queue(queue, version)
+-- Forget the counters and settings of a queue; its limit stays. Returns 1, or 0 when the queue has unfinished jobs.
+local function forget_queue(queue)
   local row = find_row(queue)
   if not row then return 1 end
   if size_of(queue) > 0 then return 0 end
@@ -69,7 +68,6 @@ local function forget_queue(queue, version)
   end
   call('ZREM', B .. ':queues', queue)
   rows[queue] = nil
-  drop_bindings(queue, version)
   return 1
 end
 
@@ -146,11 +144,7 @@ function Verbs.admin()
   elseif verb == 'purge' then
     reply = purge(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9])
   elseif verb == 'forget' then
-    reply = forget_queue(ARGV[6], ARGV[7])
-  elseif verb == 'bind' then
-    reply = bind(ARGV[6], ARGV[7], ARGV[8])
-  elseif verb == 'unbind' then
-    reply = unbind(ARGV[6], ARGV[7], ARGV[8])
+    reply = forget_queue(ARGV[6])
   elseif verb == 'recall' then
     reply = Carrier.recall(tonumber(ARGV[6]))
   else

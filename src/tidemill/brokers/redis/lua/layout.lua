@@ -41,7 +41,6 @@
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by the time to hand it out, for the first time or again
 --   B:fires    zset    owner that handles schedules, by the next due time that it was told
---   B:bindings hash    pattern·0·queue → empty; empty field → version, see topics.lua
 --   B:counts, B:sums:…, B:periods:…, B:kinds, B:folds   rows of history, see history.lua
 --   B:departure hash   mark, where, sealed: the whole store moves to another store
 --   B:from:MARK hash   cursor, first: how far a departed store was taken in, and where its numbers begin

@@ -131,12 +131,3 @@ function Verbs.put()
   finish_step()
   return cache_reply(puts)
 end
-
--- Put copies as `put` does, if the bindings have the version that is the last argument. Else do nothing and return 'stale'.
-function Verbs.publish()
-  local again = cached_reply() or departure()
-  if again then return again end
-  local version = table.remove(ARGV)
-  if (call('HGET', B .. ':bindings', '') or '') ~= version then return 'stale' end
-  return Verbs.put()
-end

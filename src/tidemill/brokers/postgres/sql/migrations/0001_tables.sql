@@ -403,18 +403,6 @@ CREATE TABLE tidemill.numbered (
 );
 INSERT INTO tidemill.numbered VALUES (0);
 
--- Queues that are bound to patterns of topics, see 22_topics.sql.
-
-CREATE TABLE tidemill.binding (
-    queue   text COLLATE "C" NOT NULL,
-    pattern text COLLATE "C" NOT NULL,
-    PRIMARY KEY (queue, pattern)
-);
-
--- One row: a new id after each change of a binding.
-CREATE TABLE tidemill.binding_version (version text NOT NULL);
-INSERT INTO tidemill.binding_version VALUES ('');
-
 -- History: rows of numbers by period, see 52_history.sql.
 
 CREATE TABLE tidemill.history (

@@ -1,0 +1,81 @@
+"""Topics: a message goes to each queue that is bound to a matching pattern.
+
+All bindings of a store are one named record. A publish reads the record and puts a copy of the
+message for each bound queue in one call. A bind at the same time as a publish may count before or
+after the publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+import msgspec
+
+from tidemill.brokers.contract.schedules import BINDINGS, Change
+from tidemill.brokers.contract.store import Store
+from tidemill.core.topics import matches
+
+
+class Binding(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """One queue that gets a copy of each message whose topic matches the pattern."""
+
+    queue: str
+    pattern: str
+
+
+class Bindings(msgspec.Struct, frozen=True):
+    """All bindings of a store in order, and the version of their record; 0 without a record."""
+
+    table: tuple[Binding, ...] = ()
+    version: int = 0
+
+    def queues_for(self, topic: str) -> list[str]:
+        """The names of the queues that are bound to a topic, in order."""
+        return sorted({one.queue for one in self.table if matches(one.pattern, topic)})
+
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(tuple[Binding, ...]).decode
+
+
+def bindings(store: Store) -> Bindings:
+    """All bindings of a store."""
+    (record,) = store.schedules([BINDINGS])
+    return Bindings(_decode(record.body), record.version) if record else Bindings()
+
+
+def bind(store: Store, queue: str, pattern: str) -> bool:
+    """Bind a queue to a pattern, and make the queue if it is new.
+
+    Returns False when the queue is bound to the pattern already.
+
+    Raises:
+        StoreMoved: the store departs.
+    """
+    store.set_queue(queue)
+    return _change(store, lambda table: table | {Binding(queue, pattern)})
+
+
+def unbind(store: Store, queue: str, pattern: str) -> bool:
+    """Delete a binding; False when there is no such binding.
+
+    Raises:
+        StoreMoved: the store departs.
+    """
+    return _change(store, lambda table: table - {Binding(queue, pattern)})
+
+
+def unbind_all(store: Store, queue: str) -> bool:
+    """Delete all bindings of a queue; False when the queue has none."""
+    return _change(store, lambda table: {one for one in table if one.queue != queue})
+
+
+def _change(store: Store, edit: Callable[[Set[Binding]], Set[Binding]]) -> bool:
+    while True:
+        before = bindings(store)
+        after = tuple(sorted(edit({*before.table})))
+        if after == before.table:
+            return False
+        change = Change(BINDINGS, before.version, body=_encode(after), gone=not after)
+        if store.change_schedules([change])[0].done:
+            return True
