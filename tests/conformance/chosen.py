@@ -40,11 +40,7 @@ OVER_HTTP = {
         "a_queue_that_fails_in_a_row_pauses_probes_and_opens_again",
         "limits_report_the_limit_of_a_job_and_its_opening_time",
     ),
-    "noted_acts": (
-        "a_note_is_replaced_while_workers_add_rows",
-        "an_altered_job_counts_once",
-        "each_act_is_as_without_a_note",
-    ),
+    "notes": ("of_two_writers_the_first_replaces_a_note",),
     "purges": ("a_purged_flow_comes_back_as_a_flow",),
     "put": (
         "an_envelope_comes_back_as_it_was_put",

@@ -14,8 +14,8 @@ import pytest
 from harness import Place, eventually, open_place
 from servers import NETWORK
 
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
+from tidemill.brokers.contract.schedules import Schedule
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.worker_reports import KIND, question_of
 from tidemill.core.clock import new_id
 
@@ -68,8 +68,8 @@ def run(place: Place, *words: str, code: int = 0) -> str:
     return done.stdout if not code else done.stderr
 
 
-def reports(place: Place) -> list[HistoryRow]:
-    return with_history(place.mill.broker, "test").history(KIND, ALWAYS)
+def reports(place: Place) -> list[Schedule]:
+    return Notes(place.mill.broker, KIND, "test").list()
 
 
 def of_both(place: Place) -> Any:
@@ -151,11 +151,11 @@ def test_a_report_that_nobody_fetched_is_deleted(tmp_path: Path) -> None:
     with open_place(tmp_path, f"lmdb://{tmp_path}/store") as place:
         place.write(APP)
         place.enqueue("brief")
-        notes = with_history(place.mill.broker, "test")
-        notes.keep_history([HistoryRow(KIND, "old", ALWAYS, 1, sample=b"x")])
+        notes = Notes(place.mill.broker, KIND, "test")
+        notes.put("old", b"x", seconds=0.001)
         place.worker("--name", "mill-1").wait_ready()
         run(place, "workers", "dump")
-        assert reports(place) == []
+        eventually(lambda: reports(place) == [], "the worker deletes the old report")
 
 
 @pytest.mark.parametrize(

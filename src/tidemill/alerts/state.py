@@ -1,6 +1,6 @@
-"""The active alerts, kept as rows of the store's history, so that a restart does not repeat them.
+"""The active alerts, kept as notes of the store, so that a restart does not repeat them.
 
-The row of an alert is called its note. The note is written before the first message of the alert is
+The note of an alert is written before the first message of the alert is
 sent, with ``told`` empty. So if the process dies while it sends the message, the next process sends
 the message again. The note stays until the message about the end of the alert was sent.
 """
@@ -12,10 +12,7 @@ import msgspec
 from tidemill.alerts.measure import Value
 from tidemill.alerts.send import Message
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
-
-_KIND = "alert"
+from tidemill.brokers.generic.notes import Notes
 
 
 class Alert(msgspec.Struct, kw_only=True):
@@ -42,7 +39,7 @@ class Alert(msgspec.Struct, kw_only=True):
     @property
     def key(self) -> str:
         """The name of the note."""
-        return join_name(self.rule, self.queue)
+        return f"{self.rule}\x1f{self.queue}"
 
     def measured(self, value: Value) -> None:
         """Store a new measurement in this object."""
@@ -68,18 +65,20 @@ class Alert(msgspec.Struct, kw_only=True):
 
 def alerts(mill: Tidemill) -> dict[str, Alert]:
     """The alerts in the store, by key."""
-    rows = with_history(mill.broker, "an alert").history(_KIND, ALWAYS)
-    found = [msgspec.json.decode(row.sample, type=Alert) for row in rows]
+    found = [msgspec.json.decode(note.body, type=Alert) for note in _kept(mill).list()]
     return {alert.key: alert for alert in found}
 
 
 def keep(mill: Tidemill, alert: Alert) -> None:
     """Store an alert."""
-    row = HistoryRow(_KIND, alert.key, ALWAYS, int(alert.began), sample=msgspec.json.encode(alert))
-    with_history(mill.broker, "an alert").keep_history([row])
+    _kept(mill).put(alert.key, msgspec.json.encode(alert))
 
 
 def forget(mill: Tidemill, alert: Alert) -> None:
     """Delete the note of an alert that is over."""
-    row = HistoryRow(_KIND, alert.key, ALWAYS, int(alert.began))
-    with_history(mill.broker, "an alert").keep_history([row])
+    if note := _kept(mill).get(alert.key):
+        _kept(mill).delete(note)
+
+
+def _kept(mill: Tidemill) -> Notes:
+    return Notes(mill.broker, "alert", "an alert")

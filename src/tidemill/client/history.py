@@ -15,6 +15,7 @@ import msgspec
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history_numbers import (
     Deploy,
     FailureNumbers,
@@ -158,10 +159,9 @@ class History:
     def deploys(self, since: Seconds = 90 * DAY) -> list[Deploy]:
         """The releases that workers have run for the first time, oldest first."""
         period = _period(since, 0)
-        first: dict[str, int] = {}
-        for row in self._rows("deploy", ALWAYS, 0, 1 << 40):
-            first[row.name] = min(row.at, first.get(row.name, row.at))
-        found = [Deploy(release, at) for release, at in first.items() if at >= period.since]
+        notes = Notes(self._mill.broker, "deploy", "deploys").list()
+        found = [msgspec.msgpack.decode(note.body, type=Deploy) for note in notes]
+        found = [one for one in found if one.at >= period.since]
         return sorted(found, key=lambda one: one.at)
 
     # -- asyncio --------------------------------------------------------------------------------

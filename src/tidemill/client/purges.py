@@ -1,7 +1,7 @@
 """Purging queues, and bringing back the jobs of a purge.
 
-A purge keeps its jobs in the store as cancelled jobs (:mod:`tidemill.core.purge_mark`). A row in
-the store's history, called a note, lists the purge. The note is written before the first job is
+A purge keeps its jobs in the store as cancelled jobs (:mod:`tidemill.core.purge_mark`). A note in
+the store lists the purge. The note is written before the first job is
 purged. So the jobs of a purge whose process was killed can be restored, too.
 """
 
@@ -15,9 +15,8 @@ import msgspec
 
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, need
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import HOUR, HistoryRow, join_name, split_name
 from tidemill.brokers.contract.inspection import Filter, check_users
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import id_time, new_id
 from tidemill.core.errors import InvalidOption, StoreFull, TidemillError
@@ -26,7 +25,9 @@ from tidemill.core.purge_mark import check_purge_id, is_of_purge
 
 log = logging.getLogger("tidemill")
 
-_KIND = "purge"
+_KEPT = 90 * 86_400.0
+"""Seconds for which a purge is listed."""
+
 _PAGE = 250
 """The most jobs that one call restores."""
 
@@ -142,14 +143,9 @@ def list_purges(mill: Runtime, queue: str) -> list[Purge]:
     """The purges of a queue that can be restored, the latest first."""
     if Feature.RESTORE not in mill.broker.features:
         return []
-    rows = with_history(mill.broker, "purges()").history(_KIND, HOUR)
-    found = [_listed(row) for row in rows if split_name(row.name)[0] == queue]
+    found = [msgspec.msgpack.decode(note.body, type=Purge) for note in _kept(mill).list()]
+    found = [one for one in found if one.queue == queue]
     return sorted(found, key=lambda one: one.id, reverse=True)
-
-
-def _listed(row: HistoryRow) -> Purge:
-    queue, purge_id = split_name(row.name)
-    return Purge(id=purge_id, queue=queue, at=id_time(purge_id) or row.at, jobs=sum(row.counts))
 
 
 def restore(mill: Runtime, queue: str, purge_id: str = "") -> Restored:
@@ -213,7 +209,12 @@ def forget_purges(mill: Runtime, queue: str) -> None:
 
 def _note(mill: Runtime, queue: str, purge_id: str, jobs: int | None) -> None:
     """Write the number of jobs that a purge keeps; None deletes the note."""
-    at = int(id_time(purge_id) or 0) // HOUR * HOUR
-    counts = () if jobs is None else (jobs,)
-    row = HistoryRow(_KIND, join_name(queue, purge_id), HOUR, at, counts)
-    with_history(mill.broker, "purge()").keep_history([row])
+    if jobs is not None:
+        purged = Purge(id=purge_id, queue=queue, at=id_time(purge_id) or 0.0, jobs=jobs)
+        _kept(mill).put(purge_id, msgspec.msgpack.encode(purged), seconds=_KEPT)
+    elif note := _kept(mill).get(purge_id):
+        _kept(mill).delete(note)
+
+
+def _kept(mill: Runtime) -> Notes:
+    return Notes(mill.broker, "purge", "purge()")

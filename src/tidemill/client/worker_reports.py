@@ -1,7 +1,7 @@
 """Asking a worker for a report: the stacks of its processes, or a profile.
 
-The question is a command that the store passes to the worker. The answer is a row in the store's
-history, called a note. So the worker may run on any machine that has the same store.
+The question is a command that the store passes to the worker. The answer is a note in the store. So
+the worker may run on any machine that has the same store.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import zlib
 
 import msgspec
 
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.owner import Command, Owner
@@ -146,7 +145,7 @@ def ask_worker(
         FeatureMissing: the broker cannot bring the answer.
         TidemillError: the worker has ended, or does not answer.
     """
-    notes = with_history(broker, f"the command {verb}")
+    notes = Notes(broker, KIND, f"the command {verb}")
     question = Question(verb, new_id(), seconds, hertz)
     if not broker.command(worker.id, question.command):
         raise TidemillError(f"worker {worker.name} has ended")
@@ -154,9 +153,9 @@ def ask_worker(
     pause, looked = threading.Event(), time.monotonic()
     while time.monotonic() < until:
         pause.wait(_LOOK_EVERY)
-        for row in notes.history(KIND, ALWAYS, name=question.id):
-            notes.keep_history([HistoryRow(KIND, row.name, ALWAYS, row.at)])
-            return msgspec.msgpack.decode(zlib.decompress(row.sample), type=Report)
+        if note := notes.get(question.id):
+            notes.delete(note)
+            return msgspec.msgpack.decode(zlib.decompress(note.body), type=Report)
         if time.monotonic() - looked > 1.0:
             looked = time.monotonic()
             if worker.id not in [owner.id for owner in broker.owners()]:

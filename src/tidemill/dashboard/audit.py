@@ -1,4 +1,4 @@
-"""The audit list: who changed how many things, and when. A note is a row of the history."""
+"""The audit list: who changed how many things, and when. An entry is a note of the store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import HOUR, HistoryRow, join_name
+from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import clock
 
+KEPT = 90 * 86_400.0
+"""Seconds for which an entry is kept."""
+
+_LAST = 1 << 52
 _number = itertools.count()
 
 
@@ -45,10 +48,8 @@ def note(mill: Tidemill, who: str, what: str, target: str = "", count: int = 1) 
         return
     now = clock.wall()
     entry = AuditNote(at=now, who=who, what=what, target=target[:500], count=count)
-    at = int(now) // HOUR * HOUR
-    name = join_name(f"{now:.6f}", f"{os.getpid()}", f"{next(_number)}")
-    row = HistoryRow("audit", name, HOUR, at, (count,), msgspec.json.encode(entry))
-    with_history(mill.broker, "audit").keep_history([row])
+    newest_first = f"{_LAST - int(now * 1e6):014x}.{os.getpid()}.{next(_number)}"
+    _kept(mill).put(newest_first, msgspec.json.encode(entry), seconds=KEPT)
 
 
 def notes(mill: Tidemill, since: float = 0.0, until: float = 1 << 40) -> list[AuditNote]:
@@ -57,8 +58,9 @@ def notes(mill: Tidemill, since: float = 0.0, until: float = 1 << 40) -> list[Au
     Raises:
         FeatureMissing: the broker keeps no history.
     """
-    first = int(since) // HOUR * HOUR
-    rows = with_history(mill.broker, "audit").history("audit", HOUR, first, int(until) + 1)
-    found = [msgspec.json.decode(row.sample, type=AuditNote) for row in rows if row.sample]
-    found = [entry for entry in found if since <= entry.at <= until]
-    return sorted(found, key=lambda entry: entry.at, reverse=True)
+    found = [msgspec.json.decode(one.body, type=AuditNote) for one in _kept(mill).list()]
+    return [entry for entry in found if since <= entry.at <= until]
+
+
+def _kept(mill: Tidemill) -> Notes:
+    return Notes(mill.broker, "audit", "the audit list")

@@ -1,20 +1,20 @@
-"""The notes of bulk operations: rows of kind ``bulk`` in the history of the store.
+"""The notes of bulk operations.
 
 A note has the whole state of an operation. Each writer replaces the note that it has read or
 written last (:attr:`Bulk.kept`). If somebody else has replaced the note meanwhile, the store
-changes nothing. So of two runners, only the runner that wrote the note last goes on.
+changes nothing. So of two runners, only the runner that wrote the note last goes on. A user who
+wants to stop an operation says so in its note; the runner then finds another note than its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.history import NotedAct, with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
+from tidemill.brokers.contract.schedules import Schedule
+from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.target import Target
@@ -23,7 +23,6 @@ SILENT = 10.0
 """Seconds. A running operation counts as interrupted when its note is older than this."""
 
 _KEPT = 50  # operations whose notes are kept
-_STOP = b"stop"
 
 CHANGED = "somebody else has changed the operation just now; look at it again"
 """The refusal when two users act on one operation at the same moment."""
@@ -45,6 +44,8 @@ class Bulk(msgspec.Struct, kw_only=True):
         purge: the id of the purge whose jobs ``restore`` brings back.
         who: the user who started the operation.
         started, beat: wall times of the start and of the latest write of the note.
+        moment: the store's time at the start. The operation leaves out jobs that entered their
+            state later, so it ends although a retried job fails again.
         rate: jobs per second; 0 for no limit.
         first: the number of jobs to retry first; 0 for none. The other jobs follow when these jobs
             succeed.
@@ -52,13 +53,10 @@ class Bulk(msgspec.Struct, kw_only=True):
         state: ``running``, ``done``, ``stopped`` or ``failed``.
         cursor: the place in the list of jobs where the next piece begins.
         done, refused: the numbers of jobs that the store changed and refused to change.
-        uncounted: the number of jobs on which a runner acted and then died, before it noted the
-            store's answers.
-        acting: the number of jobs on which the runner has just acted. The numbers above do not
-            count these jobs yet.
         reasons: the most frequent reasons of refusals, with their counts.
         text: the present step of the operation, or why it ended.
         runner: the id of the thread that works on the operation.
+        is_stopping: True when a user has asked the runner to stop.
         probes: ids of the jobs that were retried first, until their outcome is known.
         kept: the note as this process has read or written it last; not a part of the note.
     """
@@ -71,6 +69,7 @@ class Bulk(msgspec.Struct, kw_only=True):
     who: str = ""
     started: float = 0.0
     beat: float = 0.0
+    moment: float = 0.0
     rate: int = 0
     first: int = 0
     expected: int = 0
@@ -78,13 +77,12 @@ class Bulk(msgspec.Struct, kw_only=True):
     cursor: str = ""
     done: int = 0
     refused: int = 0
-    uncounted: int = 0
-    acting: int = 0
     reasons: dict[str, int] = {}
     text: str = ""
     runner: str = ""
+    is_stopping: bool = False
     probes: list[str] = []
-    kept: HistoryRow | None = None
+    kept: Schedule | None = None
 
     @property
     def shown_state(self) -> str:
@@ -112,13 +110,12 @@ class Bulk(msgspec.Struct, kw_only=True):
     @property
     def outcomes(self) -> int:
         """The number of jobs on which the operation has acted, according to its note."""
-        return self.done + self.refused + self.uncounted + self.acting
+        return self.done + self.refused
 
 
 def operations(mill: Tidemill) -> list[Bulk]:
     """All operations, the newest first."""
-    rows = with_history(mill.broker, "bulk operations").history("bulk", ALWAYS)
-    found = [_read(row) for row in rows if row.sample != _STOP]
+    found = [_read(note) for note in _notes(mill).list()]
     return sorted(found, key=lambda bulk: -bulk.started)
 
 
@@ -128,52 +125,37 @@ def get(mill: Tidemill, bulk_id: str) -> Bulk:
     Raises:
         InvalidOption: there is no such operation.
     """
-    rows = with_history(mill.broker, "bulk operations").history("bulk", ALWAYS, name=bulk_id)
-    if not rows:
+    note = _notes(mill).get(bulk_id)
+    if note is None:
         raise InvalidOption(f"there is no operation {bulk_id[:60]}")
-    return _read(rows[-1])
+    return _read(note)
 
 
-def _read(row: HistoryRow) -> Bulk:
-    bulk = msgspec.json.decode(row.sample, type=Bulk)
-    bulk.kept = row
+def _notes(mill: Tidemill) -> Notes:
+    return Notes(mill.broker, "bulk", "bulk operations")
+
+
+def _read(note: Schedule) -> Bulk:
+    bulk = msgspec.json.decode(note.body, type=Bulk)
+    bulk.kept = note
     return bulk
 
 
-def _row(bulk: Bulk) -> HistoryRow:
-    """The row that notes the present state of an operation."""
-    bulk.beat = clock.wall()
-    sample = msgspec.json.encode(msgspec.structs.replace(bulk, kept=None))
-    return HistoryRow("bulk", bulk.id, ALWAYS, int(bulk.started), (), sample)
-
-
-def keep(mill: Tidemill, bulk: Bulk, more: Sequence[HistoryRow] = ()) -> None:
-    """Write the note of an operation, and ``more`` rows in the same commit.
+def keep(mill: Tidemill, bulk: Bulk) -> None:
+    """Write the note of an operation.
 
     Raises:
         SupersededError: somebody else has replaced the note; nothing is written.
     """
-    history, row = with_history(mill.broker, "bulk operations"), _row(bulk)
+    bulk.beat = clock.wall()
+    body = msgspec.json.encode(msgspec.structs.replace(bulk, kept=None))
     if bulk.kept is None:
-        history.keep_history([row, *more])
-    elif not history.replace_note(bulk.kept, [row, *more]):
+        bulk.kept = _notes(mill).put(bulk.id, body)
+        return
+    kept = _notes(mill).replace(bulk.kept, body)
+    if kept is None:
         raise SupersededError
-    bulk.kept = row
-
-
-def act_and_keep(mill: Tidemill, bulk: Bulk, act: NotedAct) -> list[bool]:
-    """Act on jobs and write the note, in one commit.
-
-    Raises:
-        SupersededError: somebody else has replaced the note; nothing is done or written.
-    """
-    assert bulk.kept is not None
-    row = _row(bulk)
-    done = with_history(mill.broker, "bulk operations").act_noted(act, bulk.kept, row)
-    if done is None:
-        raise SupersededError
-    bulk.kept = row
-    return done
+    bulk.kept = kept
 
 
 def take_over(mill: Tidemill, bulk: Bulk, runner: str) -> None:
@@ -182,34 +164,33 @@ def take_over(mill: Tidemill, bulk: Bulk, runner: str) -> None:
     Raises:
         SupersededError: somebody else has replaced the note since the caller read it.
     """
-    bulk.state, bulk.text, bulk.runner = "running", "", runner
-    _give_up_answers(bulk)
-    keep(mill, bulk, [_stop_row(bulk, b"")])
+    bulk.state, bulk.text, bulk.runner, bulk.is_stopping = "running", "", runner, False
+    keep(mill, bulk)
 
 
-def _give_up_answers(bulk: Bulk) -> None:
-    """Count the jobs of a dead runner's last act: only this runner knew the store's answers."""
-    bulk.uncounted, bulk.acting = bulk.uncounted + bulk.acting, 0
+def hear(mill: Tidemill, bulk: Bulk) -> None:
+    """Read whether a user has asked the runner of ``bulk`` to stop.
 
-
-def _stop_row(bulk: Bulk, sample: bytes) -> HistoryRow:
-    return HistoryRow("bulk", join_name(bulk.id, "stop"), ALWAYS, int(bulk.started), (), sample)
-
-
-def is_asked_to_stop(mill: Tidemill, bulk: Bulk) -> bool:
-    """True when a user has asked the runner of an operation to stop."""
-    name = join_name(bulk.id, "stop")
-    return bool(with_history(mill.broker, "bulk operations").history("bulk", ALWAYS, name=name))
+    Raises:
+        SupersededError: the operation has another runner, or its note is deleted.
+    """
+    note = _notes(mill).get(bulk.id)
+    latest = _read(note) if note is not None else None
+    if latest is None or latest.runner != bulk.runner:
+        raise SupersededError
+    bulk.is_stopping, bulk.kept = latest.is_stopping, note
 
 
 def request_stop(mill: Tidemill, bulk: Bulk) -> None:
     """Ask the runner of an operation to stop. An interrupted operation is stopped at once."""
-    with_history(mill.broker, "bulk operations").keep_history([_stop_row(bulk, _STOP)])
-    if bulk.shown_state == "interrupted":
-        bulk.state, bulk.text = "stopped", "stopped after its process had ended"
-        _give_up_answers(bulk)
-        with contextlib.suppress(SupersededError):  # the runner is back, and reads the request
-            keep(mill, bulk)
+    while True:
+        if bulk.shown_state == "interrupted":
+            bulk.state, bulk.text = "stopped", "stopped after its process had ended"
+        bulk.is_stopping = True
+        try:
+            return keep(mill, bulk)
+        except SupersededError:  # the runner has written its progress meanwhile
+            bulk = get(mill, bulk.id)
 
 
 def forget(mill: Tidemill, bulk: Bulk) -> None:
@@ -221,8 +202,7 @@ def forget(mill: Tidemill, bulk: Bulk) -> None:
     if bulk.shown_state == "running":
         raise InvalidOption("stop the operation first")
     assert bulk.kept is not None
-    gone = [msgspec.structs.replace(bulk.kept, sample=b""), _stop_row(bulk, b"")]
-    if not with_history(mill.broker, "bulk operations").replace_note(bulk.kept, gone):
+    if not _notes(mill).delete(bulk.kept):
         raise InvalidOption(CHANGED)
 
 

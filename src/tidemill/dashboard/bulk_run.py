@@ -2,12 +2,14 @@
 
 A thread of the process that started the operation works through the jobs, newest first, at the
 given rate. This thread is the *runner*. The note of the operation (:mod:`.bulk_notes`) names the
-place in the list of jobs at which the next piece begins. The runner acts on a piece and writes the
-next place into the note in one commit. So each piece is acted on once.
+place in the list of jobs at which the next piece begins. The runner acts on a piece and then writes
+the next place into the note. If the runner dies in between, the next runner repeats the piece. This
+does no harm: an act on a job that is acted on already changes nothing, and a job that has ended
+again since the start is left out.
 
 When the note is old, the operation is *interrupted*: its runner has died, is stopped, or waits for
 a slow store. Any process may resume the operation from the note. A runner that comes back finds
-another note, acts on nothing and ends.
+another note and ends, at the latest after one more piece.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.client.purges import Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption, TidemillError
@@ -32,13 +33,12 @@ from tidemill.dashboard.bulk_notes import (
     CHANGED,
     Bulk,
     SupersededError,
-    act_and_keep,
     forget_old,
-    is_asked_to_stop,
+    hear,
     keep,
     take_over,
 )
-from tidemill.dashboard.job_actions import ACTIONS, act
+from tidemill.dashboard.job_actions import ACTIONS, HAS_ALREADY, act, has
 from tidemill.dashboard.job_list import need_lists, pages_of
 from tidemill.dashboard.job_query import JobQuery, parse
 from tidemill.dashboard.target import Target
@@ -48,7 +48,7 @@ log = logging.getLogger("tidemill.dashboard")
 RATES = (5, 20, 100, 500, 0)
 """The rates that the page offers, in jobs per second; 0 for no limit."""
 
-_PIECE = 200  # jobs in one act; at most MOST_NOTED
+_PIECE = 200  # jobs in one act
 _BEAT = 2.0  # seconds after which the runner writes its note, even if nothing has changed
 _LOOK_EVERY = 1.0  # seconds between two looks whether a user asks to stop
 _PROBE_EVERY = 0.5  # seconds between two reads of the jobs that were retried first
@@ -138,6 +138,7 @@ def start(
         target=target,
         who=who,
         started=clock.wall(),
+        moment=mill.broker.wall(),
         rate=max(0, rate),
         first=max(0, first) if action == "retry" else 0,
         expected=expected,
@@ -223,7 +224,7 @@ class _Runner:
         bulk.state, bulk.text = state, text or bulk.text
         # If the store is away, the old note stays, and any process may resume the operation.
         with contextlib.suppress(TidemillError, SupersededError):
-            keep(self._mill, bulk)
+            self._keep()
             what = f"{'finished' if state == 'done' else state} {bulk.what}"
             audit.note(self._mill, bulk.who, what, bulk.query, bulk.done)
 
@@ -239,7 +240,7 @@ class _Runner:
             if bulk.refused:
                 bulk.reasons = {"another job has their key, or an earlier job failed": bulk.refused}
             bulk.cursor = cursor
-            keep(self._mill, bulk)
+            self._keep()
             if cursor and not self._goes_on(0.0):
                 return
         end_restore(self._mill, queue, bulk.purge, bulk.refused)
@@ -254,7 +255,7 @@ class _Runner:
         if bulk.probes and not self._judge():
             return
         for records, cursor in pages_of(self._mill, query, bulk.cursor, size):
-            ids = [record.envelope.id for record in records]
+            ids = self._to_change(records)
             while ids:
                 piece = ids[: self._to_probe] if self._to_probe else ids
                 ids = ids[len(piece) :]
@@ -270,7 +271,7 @@ class _Runner:
     @property
     def _to_probe(self) -> int:
         """The number of jobs still to retry before the runner waits for their outcome."""
-        return max(0, self._bulk.first - self._bulk.done - self._bulk.uncounted)
+        return max(0, self._bulk.first - self._bulk.done)
 
     def _piece(self, ids: Sequence[str], cursor: str) -> bool:
         """Act on some jobs; False when the operation must stop.
@@ -281,49 +282,49 @@ class _Runner:
         if not self._goes_on(0.0):
             return False
         is_probe = self._to_probe > 0
-        done = act(
-            self._mill,
-            bulk.action,
-            ids,
-            bulk.target,
-            lambda some: self._act(some, is_probe, cursor),
-        )
-        bulk.acting = 0
+        done = act(self._mill, bulk.action, ids, bulk.target)
         bulk.done += done.done
         bulk.refused += done.refused
         self._reasons.update(dict(done.reasons))
         bulk.reasons = dict(self._reasons.most_common(5))
-        keep(self._mill, bulk)
-        if is_probe and not self._to_probe and not self._judge():
-            return False
-        bulk.cursor = cursor
-        return True
-
-    def _act(self, ids: Sequence[str], is_probe: bool, cursor: str) -> list[bool]:
-        """Act on jobs in the commit that writes the note."""
-        bulk, verb = self._bulk, ACTIONS[self._bulk.action].verb
-        before = bulk.acting, bulk.probes, bulk.cursor
-        bulk.acting = len(ids)
         if is_probe:
             bulk.probes = [*bulk.probes, *ids]
         else:
             bulk.cursor = cursor
-        try:
-            to = bulk.target
-            return act_and_keep(self._mill, bulk, NotedAct(verb, [*ids], to.rank, to.queue))
-        except BaseException:
-            bulk.acting, bulk.probes, bulk.cursor = before
-            raise
+        self._keep()
+        return not is_probe or self._to_probe > 0 or self._judge()
+
+    def _to_change(self, records: Sequence[Record]) -> list[str]:
+        """The ids of the jobs to act on. Jobs that have ended since the start are left out."""
+        bulk = self._bulk
+        records = [record for record in records if record.finished <= bulk.moment]
+        if bulk.action != "alter":
+            return [record.envelope.id for record in records]
+        new = [record.envelope.id for record in records if not has(record, bulk.target)]
+        if len(new) < len(records):
+            bulk.refused += len(records) - len(new)
+            self._reasons[HAS_ALREADY] += len(records) - len(new)
+            bulk.reasons = dict(self._reasons.most_common(5))
+        return new
+
+    def _keep(self) -> None:
+        """Write the note. If a user has asked to stop meanwhile, the note says that, too."""
+        while True:
+            try:
+                return keep(self._mill, self._bulk)
+            except SupersededError:
+                hear(self._mill, self._bulk)
 
     def _goes_on(self, seconds: float) -> bool:
         """Wait, and return True. Return False when a user stops the operation or the app closes."""
         bulk, until = self._bulk, time.monotonic() + seconds
         while not self.ended.is_set():
-            if is_asked_to_stop(self._mill, bulk):
+            hear(self._mill, bulk)
+            if bulk.is_stopping:
                 bulk.state, bulk.text = "stopped", "a user stopped the operation"
                 return False
             if clock.wall() - bulk.beat > _BEAT:
-                keep(self._mill, bulk)
+                self._keep()
             left = until - time.monotonic()
             if left <= 0:
                 return True
@@ -335,7 +336,7 @@ class _Runner:
         bulk, until = self._bulk, time.monotonic() + _PROBE_MOST
         bulk.text = f"waits for the first {len(bulk.probes)} jobs"
         while time.monotonic() < until:
-            keep(self._mill, bulk)
+            self._keep()
             records = self._mill.broker.wait_for(bulk.probes, 0)
             ends = [record.state for record in records if record is not None]
             bad = [state for state in ends if state.finished and state is not State.SUCCEEDED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -17,14 +17,15 @@ from tidemill.dashboard.target import Target
 RETRY_FIRST = 5
 """The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
 
+HAS_ALREADY = "it has this queue and priority already"
+
 _EXPLAINED = 20
 
 
 class Action(NamedTuple):
     """An action on jobs: its words, icon and function, the role it needs, and states of its jobs.
 
-    ``verb`` is the name of the action in the contract of brokers. An action with ``asks`` needs a
-    target. A separate page asks the user for the target.
+    An action with ``asks`` needs a target. A separate page asks the user for the target.
     """
 
     label: str
@@ -32,7 +33,6 @@ class Action(NamedTuple):
     icon: str
     role: Role
     states: frozenset[State]
-    verb: Literal["cancel", "terminate", "kick", "delete", "alter"]
     do: Callable[[Tidemill, Sequence[str], Target], list[bool]]
     question: str = ""
     asks: bool = False
@@ -44,30 +44,25 @@ ACTIONS = {
     "retry": Action(
         *("Retry", "retried", "retry", Role.OPERATOR),
         frozenset({State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}),
-        "kick",
         lambda mill, ids, _: retry_jobs(mill, ids),
     ),
     "cancel": Action(
         *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
-        "cancel",
         lambda mill, ids, _: cancel_jobs(mill, ids),
         "Cancel? Jobs that have not started never will; running jobs are asked to stop.",
     ),
     "terminate": Action(
         *("Stop now", "stopped", "stop", Role.OPERATOR, _UNFINISHED),
-        "terminate",
         lambda mill, ids, _: cancel_jobs(mill, ids, terminate=True),
         "Stop now? Running jobs are interrupted within a second.",
     ),
     "alter": Action(
         *("Change queue or priority", "altered", "up", Role.OPERATOR, WAITING_STATES),
-        "alter",
         lambda mill, ids, to: alter_jobs(mill, ids, rank=to.rank, queue=to.queue),
         asks=True,
     ),
     "delete": Action(
         *("Delete", "deleted", "trash", Role.OPERATOR, frozenset(State)),
-        "delete",
         lambda mill, ids, _: delete_jobs(mill, ids),
         "Delete? The jobs are gone with their results, in any state.",
     ),
@@ -96,9 +91,8 @@ def act(
     name: str,
     ids: Sequence[str],
     target: Target = Target(),  # noqa: B008 - frozen
-    do: Callable[[Sequence[str]], list[bool]] | None = None,
 ) -> Done:
-    """Act on jobs in one call of the store, or by ``do``, which answers for each job.
+    """Act on jobs in one call of the store.
 
     Raises:
         BrokerUnavailable: the store cannot be reached; the jobs may have been changed.
@@ -107,7 +101,7 @@ def act(
     unique = list(dict.fromkeys(ids))
     if name == "alter":
         mill.features.need(Feature.ALTER, "alter")
-    answers = ACTIONS[name].do(mill, unique, target) if do is None else do(unique)
+    answers = ACTIONS[name].do(mill, unique, target)
     refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
     reasons = collections.Counter(
         _why(mill, name, job_id, target) for job_id in refused[:_EXPLAINED]
@@ -123,13 +117,13 @@ def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
     if name == "retry":
         return why_not_run(mill, record).replace(f" {record.envelope.key!r}", "")
     if name == "alter":
-        if _has(record, target):
-            return "it has this queue and priority already"
+        if has(record, target):
+            return HAS_ALREADY
         return why_not_altered(record, target.queue)
     return f"it {record.state} already" if record.state.finished else f"it is {record.state}"
 
 
-def _has(record: Record, target: Target) -> bool:
+def has(record: Record, target: Target) -> bool:
     """True for a job that waits with the target's priority and queue."""
     has_rank = target.rank in (None, record.rank)
     has_queue = target.queue in (None, record.envelope.queue)

@@ -1,4 +1,4 @@
-"""Muted failures: rows of kind ``mute`` in the store's history, called notes.
+"""Muted failures, kept as notes of the store.
 
 A failure stays muted until it changes: a further release has the failure, or it comes three times
 as often.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history_numbers import FailureNumbers
 from tidemill.core.clock import clock
 
@@ -31,26 +30,28 @@ class Mute(msgspec.Struct, frozen=True):
 
 def mutes(mill: Tidemill) -> dict[tuple[str, str], Mute]:
     """All muted failures, by fingerprint and task."""
-    rows = with_history(mill.broker, "mute").history("mute", ALWAYS)
-    found = [msgspec.json.decode(row.sample, type=Mute) for row in rows if row.sample]
+    found = [msgspec.json.decode(note.body, type=Mute) for note in _kept(mill).list()]
     return {(one.fingerprint, one.task): one for one in found}
 
 
 def mute(mill: Tidemill, failure: FailureNumbers, rate: float, who: str) -> None:
     """Mute a failure until it changes."""
-    unmute(mill, failure.fingerprint, failure.task)
-    now = clock.wall()
-    note = Mute(failure.fingerprint, failure.task, failure.releases, rate, who, now)
-    name = join_name(failure.fingerprint, failure.task)
-    row = HistoryRow("mute", name, ALWAYS, int(now), (), msgspec.json.encode(note))
-    with_history(mill.broker, "mute").keep_history([row])
+    note = Mute(failure.fingerprint, failure.task, failure.releases, rate, who, clock.wall())
+    _kept(mill).put(_name(failure.fingerprint, failure.task), msgspec.json.encode(note))
 
 
 def unmute(mill: Tidemill, fingerprint: str, task: str) -> None:
     """Show a failure again."""
-    history = with_history(mill.broker, "mute")
-    rows = history.history("mute", ALWAYS, name=join_name(fingerprint, task))
-    history.keep_history([msgspec.structs.replace(row, sample=b"") for row in rows])
+    if note := _kept(mill).get(_name(fingerprint, task)):
+        _kept(mill).delete(note)
+
+
+def _kept(mill: Tidemill) -> Notes:
+    return Notes(mill.broker, "mute", "mute")
+
+
+def _name(fingerprint: str, task: str) -> str:
+    return f"{fingerprint} {task}"
 
 
 def change_of(one: Mute, failure: FailureNumbers, rate: float) -> str:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.schedules import DECLARATION, Change, Schedule
+from tidemill.brokers.contract.schedules import DECLARATION, LAST_OWN, Change, Schedule
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.errors import StoreFull, StoreMoved
@@ -69,12 +69,14 @@ class TaskDeclarations:
         self._again = 0.0
 
     def expire(self, broker: Store, due: Sequence[Schedule]) -> list[Schedule]:
-        """Renew due declarations of this worker, remove other due ones; return the schedules.
+        """Renew due declarations of this worker, delete other due records of tidemill's own.
+
+        Returns the schedules.
 
         Raises:
             BrokerUnavailable: the store hands the same declarations out again.
         """
-        expired = [record for record in due if record.name.startswith(DECLARATION)]
+        expired = [record for record in due if record.name < LAST_OWN]
         if not expired:
             return list(due)
         mine = {f"{DECLARATION}{name}" for name, _ in self._ours}
@@ -84,7 +86,8 @@ class TaskDeclarations:
         ]
         with contextlib.suppress(StoreFull, StoreMoved):
             broker.change_schedules(changes)
-        for name in [change.name.removeprefix(DECLARATION) for change in changes if change.gone]:
+        gone = [change.name for change in changes if change.gone]
+        for name in [name[1:] for name in gone if name.startswith(DECLARATION)]:
             log.info("no worker has declared task %s for %d days", name, KEEP // 86_400)
         return [record for record in due if record not in expired]
 

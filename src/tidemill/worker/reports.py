@@ -2,16 +2,16 @@
 
 A command brings the question: ``dump ID`` or ``profile ID SECONDS HERTZ``. The processes answer the
 supervisor, which stores the answers as one note under the ID. The program that asked reads the note
-from the store and deletes it. So worker and program may run on different machines. A worker deletes
-notes that nobody has fetched within :data:`KEPT` seconds.
+from the store and deletes it. So worker and program may run on different machines. A note that
+nobody has fetched within :data:`KEPT` seconds is deleted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidemill.brokers.contract.history import History
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.worker_reports import (
     KIND,
     Answer,
@@ -80,15 +80,11 @@ class Reports:
         return done
 
 
-def keep_reports(notes: History, reports: dict[str, Report]) -> None:
-    """Store these reports, and delete old reports that nobody has fetched."""
-    now = int(clock.wall())
-    rows = [
-        HistoryRow(KIND, question_id, ALWAYS, now, sample=encode_report(report))
-        for question_id, report in reports.items()
-    ]
-    old = notes.history(KIND, ALWAYS, 0, now - KEPT)
-    notes.keep_history([*rows, *(HistoryRow(KIND, row.name, ALWAYS, row.at) for row in old)])
+def keep_reports(broker: Store, reports: dict[str, Report]) -> None:
+    """Store these reports."""
+    notes = Notes(broker, KIND, "a report")
+    for question_id, report in reports.items():
+        notes.put(question_id, encode_report(report), seconds=KEPT)
 
 
 def _from_outside(question: str, processes: Iterable[WorkerProcess]) -> list[Answer]:

@@ -27,7 +27,6 @@ from collections.abc import Callable
 
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.client.queue_snapshots import QueueSnapshots
 from tidemill.client.runtime import Runtime
@@ -162,7 +161,7 @@ class Supervisor:
         if Feature.SCHEDULES in broker.features:
             self.owner.ahead = clock_ahead(broker)
         broker.attach(self.owner)
-        note_release(broker, self.settings.release, self.owner.name)
+        note_release(broker, self.settings.release)
         if Feature.UNKNOWN in broker.features:
             self.pool.known.begin()
         hellos = [process.hello for process in self.pool.processes if process.hello is not None]
@@ -309,7 +308,7 @@ class Supervisor:
             try:
                 with self._lock:
                     reports = self.pool.reports.complete()
-                keep_reports(with_history(broker, "a report"), reports)
+                keep_reports(broker, reports)
             except StoreGone:
                 raise
             # The program that asked may ask again.

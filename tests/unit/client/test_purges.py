@@ -140,7 +140,7 @@ def full(*_: object) -> KeptPurge:
 @pytest.mark.parametrize(
     ("name", "act"),
     [
-        ("keep_history", full),
+        ("change_schedules", full),
         ("purge_kept", lambda *_: KeptPurge(0, is_whole=False)),
         ("purge_kept", full),
     ],

@@ -256,17 +256,18 @@ def test_a_search_is_shown_as_the_user_typed_it(mill: Tidemill, anna: Visitor) -
 def test_a_runner_that_was_silent_does_not_run_beside_another(
     mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a runner that halts just before it acts
+    # given a runner that halts just before it looks whether it may go on
     failed_jobs(mill, 8)
     halted, goes_on = threading.Event(), threading.Event()
 
-    def halt(*args: Any) -> Done:
-        monkeypatch.setattr(bulk_run, "act", act)
+    def halt(*args: Any) -> None:
+        monkeypatch.setattr(bulk_run, "hear", hear)
         halted.set()
         assert goes_on.wait(60)
-        return act(*args)
+        hear(*args)
 
-    monkeypatch.setattr(bulk_run, "act", halt)
+    hear = bulk_run.hear
+    monkeypatch.setattr(bulk_run, "hear", halt)
     bulk_id = started(anna, act="retry", q="state:failed", rate="0", expected="8")
     assert halted.wait(60)
     [silent] = [thread for thread in threading.enumerate() if thread.name.startswith("bulk-")]
@@ -284,7 +285,7 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     # then
     assert states(mill) == {State.FAILED}
     bulk = bulk_notes.get(mill, bulk_id)
-    assert (bulk.state, bulk.done, bulk.refused, bulk.uncounted) == ("done", 8, 0, 0)
+    assert (bulk.state, bulk.done, bulk.refused) == ("done", 8, 0)
     assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
 
 
@@ -307,17 +308,17 @@ def test_a_failed_act_leaves_its_place(
 ) -> None:
     ids = failed_jobs(mill, 3)
 
-    def fail(*_: Any) -> list[bool]:
+    def fail(*_: Any) -> Done:
         raise BrokerUnavailable("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mill.broker, "act_noted", fail)
+        patch.setattr(bulk_run, "act", fail)
         bulk_id = started(anna, act="retry", q="state:failed", rate="20", expected="3")
         bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.text, bulk.acting) == ("failed", "the store is away", 0)
+    assert (bulk.state, bulk.text) == ("failed", "the store is away")
     bulk_run.resume(mill, bulk)
     bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done, bulk.uncounted) == ("done", len(ids), 0)
+    assert (bulk.state, bulk.done) == ("done", len(ids))
 
 
 def test_a_job_that_has_the_queue_already_is_not_counted(mill: Tidemill, anna: Visitor) -> None:

@@ -14,8 +14,9 @@ from dashboard_desk import Visitor
 from tidemill import Fail, Limit, Tidemill, chain, group
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE, HistoryRow, join_name
-from tidemill.client.history_numbers import FailureNumbers
+from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
+from tidemill.brokers.generic.notes import Notes
+from tidemill.client.history_numbers import Deploy, FailureNumbers
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import LimitSettings
@@ -122,11 +123,10 @@ def keep_runs(mill: Tidemill, release: str, deployed: int, good: int, bad: int) 
     at = int(time.time()) // MINUTE * MINUTE
     name = join_name("default", "shop.pay", release)
     with_history(mill.broker, "a test").keep_history(
-        [
-            HistoryRow("task", name, MINUTE, at, tuple(counts)),
-            HistoryRow("deploy", release, ALWAYS, deployed, (), b"\x80"),
-        ]
+        [HistoryRow("task", name, MINUTE, at, tuple(counts))]
     )
+    body = msgspec.msgpack.encode(Deploy(release, deployed))
+    Notes(mill.broker, "deploy", "a test").put(release, body)
 
 
 def test_a_task_tells_what_a_release_changed(mill: Tidemill, anna: Visitor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.brokers.carrier.lending import LendingStore
-from tidemill.brokers.contract.history import NotedAct, with_history
+from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow
 
 
@@ -24,9 +24,3 @@ class HistoryCalls:
 
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         with_history(self.store, "keep_history").keep_history(rows)
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        return with_history(self.store, "replace_note").replace_note(before, rows)
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        return with_history(self.store, "act_noted").act_noted(act, before, after)

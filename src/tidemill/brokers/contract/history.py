@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
-
-import msgspec
+from typing import Protocol, cast
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.history_rows import HistoryRow
-
-
-class NotedAct(msgspec.Struct, frozen=True):
-    """An act on jobs. The commit of the act also replaces a note of the dashboard.
-
-    Attributes:
-        verb: a call of :class:`~.admin.Admin`; ``terminate`` is ``cancel`` with ``terminate``.
-        job_ids: the jobs; at most ``MOST_NOTED``.
-        rank, queue: the new rank and queue, for ``alter``.
-    """
-
-    verb: Literal["cancel", "terminate", "kick", "delete", "alter"]
-    job_ids: list[str]
-    rank: int | None = None
-    queue: str | None = None
 
 
 class History(Protocol):
@@ -47,25 +30,6 @@ class History(Protocol):
         """Replace rows. A row without counts and without a sample is deleted.
 
         The call also works while the store's jobs move to another store.
-        """
-        ...
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        """Replace notes, as ``keep_history`` does, if the store has exactly the note ``before``.
-
-        Otherwise nothing is changed, and the answer is False. If several writers have read the same
-        note, only the first writer can replace the note.
-        """
-        ...
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        """Act on jobs and replace the note ``before`` by ``after``, in one commit.
-
-        If the store has another note or none, nothing is changed, and the answer is None. ``after``
-        has the kind, span, time and name of ``before``, and a sample.
-
-        The answer says for each job whether the act changed the job. For a job that has the rank
-        and the queue already, the answer is False, unlike the answer of ``alter``.
         """
         ...
 

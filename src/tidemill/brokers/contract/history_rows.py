@@ -1,4 +1,4 @@
-"""Rows of history: small rows of numbers by period, and notes by name.
+"""Rows of history: small rows of numbers by period.
 
 A worker adds to the rows of its jobs in the step that hands in their verdicts. So the store has the
 numbers of a verdict if and only if it has stored the verdict. The store deletes the rows of a
@@ -10,7 +10,6 @@ kind        name                                         written  counts
 ``task``    queue, task and release (:func:`join_name`)  added    see :mod:`tidemill.core.rollup`
 ``failure`` fingerprint, task and release                added    see :mod:`tidemill.core.rollup`
 ``queue``   queue                                        replaced see :mod:`tidemill.core.rollup`
-others      notes of the dashboard: audit, filters, …    replaced none; ``sample`` has the note
 =========== ============================================ ======== =================================
 """
 
@@ -25,9 +24,8 @@ from tidemill.core.errors import InvalidOption
 
 MINUTE, HOUR, ALWAYS = 60, 3600, 0
 """The spans of rows, in seconds. ``ALWAYS`` is the span of rows that stay until somebody deletes
-them. These are notes, the latest numbers of each queue, and the sums of ``task`` rows since the
-history began. The latest numbers and the sums have ``at`` 0. The names of the sums have no
-release."""
+them. These are the latest numbers of each queue, and the sums of ``task`` rows since the history
+began. These rows have ``at`` 0, and the names of the sums have no release."""
 
 KEEP = {MINUTE: 48 * 3600, HOUR: 90 * 24 * 3600}
 """Seconds that rows of a span are kept after their period began."""
@@ -41,9 +39,6 @@ MAX_KIND, MAX_NAME_BYTES, MAX_SAMPLE = 40, 1000, 256 * 1024
 MAX_COUNTS, MAX_COUNT, LATEST = 1000, 1 << 52, 1 << 40
 """The most counts of a row, the highest count, and the latest time of a row."""
 
-MOST_NOTED = 250
-"""The most jobs of an act that replaces a note. Every store can change so many in one commit."""
-
 _SEPARATOR = "\x1f"
 
 
@@ -54,8 +49,7 @@ class HistoryRow(msgspec.Struct, array_like=True, frozen=True):
         kind: what the row is about; see the table above.
         name: the subject: a queue, a task, a fingerprint of a failure.
         span: the length of the period in seconds: ``MINUTE``, ``HOUR``, or ``ALWAYS``.
-        at: the wall time in whole seconds at which the period began; a multiple of ``span``. For a
-            note, any time.
+        at: the wall time in whole seconds at which the period began; a multiple of ``span``.
         counts: numbers, whose meaning depends on the kind. Newer releases may append counts, so
             rows can differ in length.
         sample: bytes, whose meaning depends on the kind. The latest sample that is not empty stays.

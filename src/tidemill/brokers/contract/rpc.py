@@ -213,7 +213,7 @@ _CHANGE: tuple[Callable[..., Any], ...] = (
     *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
     *(Admin.purge, Admin.purge_kept, Admin.forget_queue),
     *(Schedules.change_schedules, LimitCalls.set_limit),
-    *(History.keep_history, History.replace_note, History.act_noted),
+    History.keep_history,
 )
 _ADMINISTER: tuple[Callable[..., Any], ...] = (
     *(Admin.backup, Admin.restore, Transfer.depart, Transfer.stay, Transfer.adopt),

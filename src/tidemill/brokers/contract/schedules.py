@@ -36,6 +36,9 @@ Names of schedules have no control characters. So declarations are listed before
 BINDINGS = "\x02bindings"
 """The name of the record of all bindings of queues to topics (:mod:`..generic.topics`)."""
 
+NOTE = "\x03"
+"""The beginning of the name of a note (:mod:`..generic.notes`)."""
+
 LAST_OWN = "\x1f"
 """A list that begins after this name has only schedules: no name of tidemill's own records."""
 

@@ -13,7 +13,6 @@ import msgspec
 
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
@@ -320,27 +319,6 @@ class HistoryCalls(ServerCalls):
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         self._check_open()
         self._change(lambda one: history_rows.keep(one.rows, one.jobs, rows))
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        self._check_open()
-        return self._change(lambda one: history_rows.replace_note(one.rows, one.jobs, before, rows))
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        def work(transaction: Transaction) -> list[bool] | None:
-            transaction.jobs.check_here()
-            if not history_rows.replace_note(transaction.rows, transaction.jobs, before, [after]):
-                return None
-            transaction.jobs.need_ids_and_beside(act.job_ids)
-            send = functools.partial(add_command, transaction.rows)
-            return [rules.act_on(transaction.jobs, job_id, act, send) for job_id in act.job_ids]
-
-        self._check_open()
-        done = self._change(work)
-        if done is not None and any(done):
-            for owner_id in self._owners.attached():
-                self._owners.wake(owner_id)
-            self._ring(owners=True, waiters=True)
-        return done
 
 
 class TransferCalls(ServerCalls):

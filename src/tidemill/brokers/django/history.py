@@ -47,16 +47,6 @@ def keep(rows: Rows, jobs: StoredJobs, kept: Sequence[HistoryRow]) -> None:
     _write(rows, [row for row in {_key(row): row for row in kept}.values() if _has(row)])
 
 
-def replace_note(
-    rows: Rows, jobs: StoredJobs, before: HistoryRow, kept: Sequence[HistoryRow]
-) -> bool:
-    """Replace rows, unless the note ``before`` has changed."""
-    if list(_read(rows, [before])) != [before]:
-        return False
-    keep(rows, jobs, kept)
-    return True
-
-
 def find(rows: Rows, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
     """The rows of a kind and span, by time and name."""
     where, parameters = "kind = %s AND span = %s AND at >= %s AND at < %s", [kind, span, since]

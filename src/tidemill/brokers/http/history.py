@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.http.server_calls import ServerCalls
 
@@ -32,16 +31,6 @@ class History(ServerCalls):
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         self._check_feature("keep_history")
         self._call("keep_history", rows=rows)
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        self._check_feature("replace_note")
-        replaced: bool = self._call("replace_note", before=before, rows=rows)
-        return replaced
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        self._check_feature("act_noted")
-        done: list[bool] | None = self._call("act_noted", act=act, before=before, after=after)
-        return done
 
     def _check_feature(self, call: str) -> None:
         if Feature.HISTORY not in self.features:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.owner_table import send
@@ -142,34 +141,15 @@ def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> boo
     return True
 
 
-def act_on(commit: Transitions, act: NotedAct) -> list[bool]:
-    """Act on jobs; the answer says for each job whether the act changed the job."""
-    if act.verb == "kick":
-        return kick(commit, act.job_ids)
-    if act.verb == "delete":
-        return delete(commit, act.job_ids)
-    if act.verb == "alter":
-        return alter(commit, act.job_ids, act.rank, act.queue, same=False)
-    return cancel(commit, act.job_ids, terminate=act.verb == "terminate")
-
-
 def alter(
-    commit: Transitions,
-    ids: Sequence[str],
-    rank: int | None,
-    queue: str | None,
-    *,
-    same: bool = True,
+    commit: Transitions, ids: Sequence[str], rank: int | None, queue: str | None
 ) -> list[bool]:
-    """Give waiting jobs a new rank, or move them to another queue while this queue has room.
-
-    ``same`` is the answer for a job that has the rank and the queue already.
-    """
-    return _each(commit, ids, lambda stored: _alter(commit, stored, rank, queue, same))
+    """Give waiting jobs a new rank, or move them to another queue while this queue has room."""
+    return _each(commit, ids, lambda stored: _alter(commit, stored, rank, queue))
 
 
 def _alter(
-    commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None, same: bool
+    commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None
 ) -> bool:
     if stored is None or stored.head.state >= SUCCEEDED or commit.is_running(stored):
         return False
@@ -182,7 +162,7 @@ def _alter(
     if moves and head.state != WAITING and 0 < target.max_size <= target.size:
         return False
     if not moves and rank == head.rank:
-        return same
+        return True
     state, due, flags = head.state, head.due, head.flags
     commit.unplace(stored)
     log(commit, stored, text, commit.wall / MICRO)

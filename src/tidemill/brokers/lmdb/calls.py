@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidemill.brokers.contract.admin import KeptPurge
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
@@ -215,17 +214,6 @@ class HistoryCalls(StoreCalls):
         if any(row.counts or row.sample for row in rows):
             self._store.room.check(sum(64 + len(row.name) + len(row.sample) for row in rows))
         self._commit(lambda commit: history.keep_history(commit, rows))
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        return self._commit(lambda commit: history.replace_note(commit, before, rows))
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        def apply(commit: Transitions) -> list[bool] | None:
-            if not history.replace_note(commit, before, [after]):
-                return None
-            return admin.act_on(commit, act)
-
-        return self._act(apply)
 
 
 class TransferCalls(StoreCalls):

@@ -51,15 +51,6 @@ def keep_history(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
             commit.txn.delete(key)
 
 
-def replace_note(commit: CommitState, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-    """Replace rows, unless the note ``before`` has changed."""
-    data = commit.txn.get(_key(commit.store, before))
-    if data is None or _decode(data) != before:
-        return False
-    keep_history(commit, rows)
-    return True
-
-
 def read_history(
     store: Store,
     txn: lmdb.Transaction[bytes],

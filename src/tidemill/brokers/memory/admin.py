@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable
 
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.history import NotedAct
-from tidemill.brokers.contract.history_rows import HistoryRow
-from tidemill.brokers.memory.history import replace_note
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.settle import log
 from tidemill.brokers.memory.transitions import Item, Jobs
@@ -102,13 +99,8 @@ def delete(jobs: Jobs, job_id: str) -> bool:
     return True
 
 
-def alter(
-    jobs: Jobs, job_id: str, rank: int | None, queue: str | None, *, same: bool = True
-) -> bool:
-    """Give a waiting job a new rank, or move the job to another queue if that queue has room.
-
-    ``same`` is the answer for a job that has the rank and the queue already.
-    """
+def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
+    """Give a waiting job a new rank, or move the job to another queue if that queue has room."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state not in WAITING_STATES or item.waits == RunOn.BARRIER:
         return False
@@ -120,21 +112,10 @@ def alter(
         if row is not None and 0 < row.max_size <= row.size:
             return False
     if (rank, queue) == (record.rank, record.envelope.queue):
-        return same
+        return True
     log(jobs, item, text, jobs.wall)
     jobs.alter(item, rank, queue)
     return True
-
-
-def act_on(jobs: Jobs, job_id: str, act: NotedAct, send: Send) -> bool:
-    """Act on one job; the answer says whether the act changed the job."""
-    if act.verb == "kick":
-        return kick(jobs, job_id)
-    if act.verb == "delete":
-        return delete(jobs, job_id)
-    if act.verb == "alter":
-        return alter(jobs, job_id, act.rank, act.queue, same=False)
-    return cancel(jobs, job_id, send, terminate=act.verb == "terminate")
 
 
 def purge(jobs: Jobs, queue: str) -> int:
@@ -239,15 +220,6 @@ class Admin(Part):
             altered = [alter(self._jobs, i, rank, queue) for i in job_ids]
             self._wake_all()
             return altered
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        with self._lock:
-            self._jobs.check_here()
-            if not replace_note(self._jobs, before, [after]):
-                return None
-            done = [act_on(self._jobs, job_id, act, self.command) for job_id in act.job_ids]
-            self._wake_all()
-            return done
 
     def set_queue(
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None

@@ -36,14 +36,6 @@ def keep(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
             jobs.history.pop(key, None)
 
 
-def replace_note(jobs: Jobs, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-    """Replace rows, unless the note ``before`` has changed."""
-    if jobs.history.get((before.kind, before.span, before.at, before.name)) != before:
-        return False
-    keep(jobs, rows)
-    return True
-
-
 class History(Part):
     """Reading and replacing rows."""
 
@@ -68,7 +60,3 @@ class History(Part):
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         with self._lock:
             keep(self._jobs, rows)
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        with self._lock:
-            return replace_note(self._jobs, before, rows)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidemill.brokers.contract.admin import KeptPurge
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
@@ -17,7 +16,6 @@ from tidemill.brokers.postgres import inspect, limits, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
 from tidemill.brokers.postgres.encoding import json, leases_of, texts
-from tidemill.brokers.postgres.history import pack_note
 from tidemill.core.clock import clock, id_time
 from tidemill.core.errors import FeatureMissing, StoreFull
 from tidemill.core.job import Lease, Record, State, altered_text
@@ -90,8 +88,8 @@ class AdminCalls(ServerCalls):
         self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
     ) -> list[bool]:
         self._check_open()
-        arguments = [_ids(job_ids), rank, queue, altered_text(rank, queue), True]
-        types = "text[], bigint, text, text, bool"
+        arguments = [_ids(job_ids), rank, queue, altered_text(rank, queue)]
+        types = "text[], bigint, text, text"
         done: list[bool] = self._session.once("alter_jobs", arguments, types)
         return done
 
@@ -235,19 +233,6 @@ class HistoryCalls(ServerCalls):
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         self._check_open()
         self._history.keep(rows)
-
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        self._check_open()
-        return self._history.replace(before, rows)
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        self._check_open()
-        said = altered_text(act.rank, act.queue)
-        wanted = json({"rank": act.rank, "queue": act.queue, "said": said})
-        arguments = [*pack_note(before, after), act.verb, _ids(act.job_ids), wanted]
-        types = "int, text, bigint, text, bytea, bytea, text, text[], jsonb"
-        done: list[bool] | None = self._session.once("act_noted", arguments, types)
-        return done
 
 
 class TransferCalls(ServerCalls):

@@ -28,11 +28,6 @@ def pack_history(rows: Sequence[HistoryRow]) -> bytes:
     return _encode(rows)
 
 
-def pack_note(before: HistoryRow, after: HistoryRow) -> list[Any]:
-    """The arguments of an act that replaces a note."""
-    return [before.span, before.kind, before.at, before.name, _encode(before), _encode(after)]
-
-
 class HistoryTable:
     """The rows of one store."""
 
@@ -66,10 +61,6 @@ class HistoryTable:
     def keep(self, rows: Sequence[HistoryRow]) -> None:
         """Replace rows, or delete rows without counts and without a sample."""
         folded_history.keep(self, rows)
-
-    def replace(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        """Replace rows, unless the note ``before`` has changed."""
-        return folded_history.replace(self, before, rows)
 
     def fold(self) -> None:
         """Store the sums of all added rows, unless another client does the same."""

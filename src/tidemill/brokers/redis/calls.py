@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidemill.brokers.contract.admin import KeptPurge
-from tidemill.brokers.contract.history import NotedAct
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.redis.base import ServerCalls
-from tidemill.brokers.redis.history import pack_note
 from tidemill.brokers.redis.limits import change
 from tidemill.brokers.redis.record import MICRO, pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
@@ -31,7 +29,7 @@ _RECALL_MOST = 250
 _GOES_ON = 2  # the answer when some keys of a limit still have old settings
 
 
-_CHANGED, _SAME = b"12"  # the answers for a changed job, and for a job that needed no change
+_CHANGED = b"1"[0]
 
 
 def altered(rank: int | None, queue: str | None) -> bytes:
@@ -111,7 +109,7 @@ class AdminCalls(ServerCalls):
         ids = [job_id.encode() for job_id in job_ids]
         while some := ids[len(done) : len(done) + _ACT_MOST]:
             answer: bytes = self._do(verb, how, *some)  # one call may act only on the first jobs
-            done += [flag in (_CHANGED, _SAME) for flag in answer]
+            done += [flag == _CHANGED for flag in answer]
         return done
 
     def set_queue(
@@ -237,20 +235,6 @@ class HistoryCalls(ServerCalls):
         self._check_open()
         self._history.keep(rows)
 
-    def replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        self._check_open()
-        return self._history.replace(before, rows)
-
-    def act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        verb, how = act.verb.encode(), b""
-        if verb in (b"cancel", b"terminate"):
-            verb, how = b"cancel", verb
-        elif verb == b"alter":
-            how = altered(act.rank, act.queue)
-        args = [verb, how, *pack_note(before, after), *map(str.encode, act.job_ids)]
-        answer: bytes = self._do(*args, function="admin_noted")
-        return None if answer == b"other" else [flag == _CHANGED for flag in answer]
-
 
 class TransferCalls(ServerCalls):
     """Moving to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
@@ -276,7 +260,7 @@ class TransferCalls(ServerCalls):
         args += [arg for record in records for arg in pack_record(record)]
         head = departure.mark.encode(), b"%d" % departure.last, cursor.encode()
         answer: bytes = self._call("transfer_in", *head, *args)
-        return [flag == 49 for flag in answer]
+        return [flag == _CHANGED for flag in answer]
 
     def adopted(self, mark: str) -> str:
         self._check_open()

@@ -13,7 +13,7 @@ import msgspec
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.shared import folded_history
-from tidemill.brokers.shared.folded_history import Added, Key, key_of, sum_rows
+from tidemill.brokers.shared.folded_history import Added, Key, sum_rows
 
 _PERIODS_MOST = 200
 """Periods that one call reads."""
@@ -25,12 +25,6 @@ _decode = msgspec.msgpack.Decoder(HistoryRow).decode
 def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:
     """The rows of history of a step, as arguments."""
     return [b"%d" % len(rows), *map(_encode, rows)]
-
-
-def pack_note(before: HistoryRow, after: HistoryRow) -> list[bytes]:
-    """The arguments of an act that replaces a note."""
-    span, at, kind, name = _name(key_of(before))
-    return [b"%b:%b:%b" % (span, at, kind), name, _encode(before), _encode(after)]
 
 
 class HistoryTable:
@@ -72,10 +66,6 @@ class HistoryTable:
     def keep(self, rows: Sequence[HistoryRow]) -> None:
         """Replace rows. A row without counts and without a sample is deleted."""
         folded_history.keep(self, rows)
-
-    def replace(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        """Replace rows, unless the note ``before`` has changed."""
-        return folded_history.replace(self, before, rows)
 
     def has_many(self) -> bool:
         """Whether steps of this process have added many rows since it folded last."""

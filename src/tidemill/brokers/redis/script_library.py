@@ -43,7 +43,6 @@ _VERBS = {
     ("owners",): {"owners": "'allow-oom'"},
     ("admin_kick", "admin_alter", "admin_purge", "admin"): {
         "admin": "'allow-oom'",
-        "admin_noted": "'allow-oom'",
         "admin_kept": "",
     },
     ("admin_kick", "job_numbers"): {"job_numbers": "'allow-oom'"},

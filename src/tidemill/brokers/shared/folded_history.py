@@ -72,21 +72,6 @@ def fold(store: HistoryStore) -> None:
         pass
 
 
-def replace(store: HistoryStore, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-    """Replace rows, unless the note ``before`` has changed."""
-    some = {key_of(row): row for row in rows}
-    try:
-        while not _change(store, some, before):
-            pass
-    except _HasChangedError:
-        return False
-    return True
-
-
-class _HasChangedError(Exception):
-    """The store has another note than the caller has read."""
-
-
 def key_of(row: HistoryRow) -> Key:
     """The key of a row."""
     return row.span, row.at, row.kind, row.name
@@ -101,24 +86,15 @@ def sum_rows(rows: Iterable[HistoryRow]) -> dict[Key, HistoryRow]:
     return sums
 
 
-def _change(
-    store: HistoryStore, kept: dict[Key, HistoryRow], before: HistoryRow | None = None
-) -> bool:
-    """Store the sums of added rows, and then replace rows; False if more calls are needed.
-
-    Raises:
-        _HasChangedError: the store does not have the row ``before``; nothing was stored.
-    """
+def _change(store: HistoryStore, kept: dict[Key, HistoryRow]) -> bool:
+    """Store the sums of added rows, and then replace rows; False if more calls are needed."""
     found = store.added(FOLD_MOST)
     if not found.rows and not kept:
         return True
     new = sum_rows(found.rows)
-    keys = [*new] if before is None else [*new, key_of(before)]
-    changes, stored = store.sums(keys) if keys else (found.changes, [])
+    changes, stored = store.sums([*new]) if new else (found.changes, [])
     if changes != found.changes:
         return False
-    if before is not None and stored.pop() != before:
-        raise _HasChangedError
     sums = {key: added(before, row) for (key, row), before in zip(new.items(), stored, strict=True)}
     if not found.more:
         sums |= kept

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from tidemill.brokers.carrier.lending import lending_store
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.history import NotedAct, with_history
+from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow, check_rows
 from tidemill.brokers.contract.inspection import Filter, Page
 from tidemill.brokers.contract.rpc import (
@@ -63,7 +63,6 @@ from tidemill.server.http.permissions import needed
 from tidemill.server.http.presence import Presence
 from tidemill.server.http.rpc_checks import (
     check_jobs,
-    check_noted,
     check_owner,
     check_seconds,
     check_target,
@@ -142,8 +141,6 @@ class BrokerRpc:
             "hello": self._hello,
             "put": self._put,
             "keep_history": self._keep_history,
-            "replace_note": self._replace_note,
-            "act_noted": self._act_noted,
         }
         self._waits_of: dict[str, Callable[..., Coroutine[Any, Any, bytes]]] = {
             "wait": self._wait,
@@ -347,14 +344,6 @@ class BrokerRpc:
         check_rows(rows)
         with_history(self._broker, "keep_history").keep_history(rows)
 
-    def _replace_note(self, before: HistoryRow, rows: Sequence[HistoryRow]) -> bool:
-        check_rows(rows)
-        return with_history(self._broker, "replace_note").replace_note(before, rows)
-
-    def _act_noted(self, act: NotedAct, before: HistoryRow, after: HistoryRow) -> list[bool] | None:
-        check_target(act.rank, act.queue)
-        check_noted(act, before, after)
-        return with_history(self._broker, "act_noted").act_noted(act, before, after)
 
 
 class ReplyCache:

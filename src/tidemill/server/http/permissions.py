@@ -14,7 +14,7 @@ from typing import Any
 
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.rpc import CALLS, Role
-from tidemill.brokers.contract.schedules import BINDINGS, DECLARATION, Change
+from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.store import Store
 from tidemill.core.errors import CodecError
 from tidemill.schedules.record import decode
@@ -46,8 +46,8 @@ def needed(broker: Store, name: str, arguments: dict[str, Any]) -> str:
 
 def _is_by_hand(broker: Store, change: Change) -> bool:
     """Whether a change adds a schedule that no code declares, or removes a schedule that fires."""
-    if change.name.startswith(DECLARATION) or change.name == BINDINGS:
-        return False  # a worker declares its tasks, a consumer binds its queue
+    if change.name < LAST_OWN:
+        return False  # a declaration of a task, a binding of a queue, or a note
     try:
         if not change.gone:
             return not change.expect and not decode(change.body).code

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.brokers.contract.history import NotedAct
-from tidemill.brokers.contract.history_rows import MOST_NOTED, HistoryRow, check_rows
 from tidemill.core.config import LATEST, MAX_NAME, MAX_SECONDS, check_name, check_size
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
@@ -62,15 +60,3 @@ def check_target(rank: int | None, queue: str | None) -> None:
         raise InvalidOption(f"the rank of a job must be 0 to {_BOUNDS['rank']:.0f}, not {rank}")
     if queue is not None:
         check_name("queue", queue)
-
-
-def check_noted(act: NotedAct, before: HistoryRow, after: HistoryRow) -> None:
-    """Refuse too many jobs for one commit, and a note ``after`` that cannot replace ``before``."""
-    check_rows([before, after])
-    if len(act.job_ids) > MOST_NOTED:
-        raise InvalidOption(
-            f"an act that replaces a note takes {MOST_NOTED} jobs at most, not {len(act.job_ids)}"
-        )
-    keys = [(row.kind, row.span, row.at, row.name) for row in (before, after)]
-    if keys[0] != keys[1] or not after.sample:
-        raise InvalidOption("the new note must have the name of the note before, and a sample")

@@ -81,19 +81,6 @@ BEGIN
     RETURN true;
 END $$;
 
--- Replace a note that still equals "before"; false when somebody else has replaced the note. The
--- lock of history_changes comes first, as in change_history. The lock of the note lasts until the
--- commit, so the next writer waits for it.
-CREATE OR REPLACE FUNCTION tidemill.replace_note(
-    note_span int, note_kind text, note_at bigint, note_name text, before bytea, after bytea) RETURNS boolean
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    UPDATE history_changes SET count = count + 1;
-    UPDATE history AS h SET data = after
-    WHERE h.span = note_span AND h.kind = note_kind AND h.at = note_at AND h.name = note_name AND h.data = before;
-    RETURN FOUND;
-END $$;
-
 -- Delete rows whose time is over (KEEP in history_rows.py), up to "most"; return how many.
 CREATE OR REPLACE FUNCTION tidemill.prune_history(most int, t float8) RETURNS int
 LANGUAGE plpgsql AS $$

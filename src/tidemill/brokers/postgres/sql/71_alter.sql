@@ -3,7 +3,7 @@
 -- Give jobs that wait another rank, or move them to another queue while that queue has room. NULL
 -- changes nothing. "said" is a line for their logs.
 CREATE OR REPLACE FUNCTION tidemill.alter_jobs(
-    ids text[], new_rank bigint, to_queue text, said text, same boolean, p tidemill.prefs) RETURNS boolean[]
+    ids text[], new_rank bigint, to_queue text, said text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     done   boolean[] := '{}';
@@ -26,7 +26,7 @@ BEGIN
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || alter_one(which, new_rank, target, to_queue, said, same, t);
+        done := done || alter_one(which, new_rank, target, to_queue, said, t);
     END LOOP;
     IF true = ANY (done) THEN
         UPDATE queue SET listed = true WHERE number = target AND NOT listed;
@@ -35,11 +35,11 @@ BEGIN
     RETURN done;
 END $$;
 
--- Alter one job; false when it does not wait, or the queue is full. "same" is the answer for a job
--- that has the rank and the queue already. A job in "later" stays there, with its due time.
+-- Alter one job; false when it does not wait, or the queue is full. A job in "later" stays there,
+-- with its due time.
 -- lock_acts has locked the other rows, so a job that is not in "later" cannot come there meanwhile.
 CREATE OR REPLACE FUNCTION tidemill.alter_one(
-    which bigint, new_rank bigint, target int, to_queue text, said text, same boolean, t float8) RETURNS boolean
+    which bigint, new_rank bigint, target int, to_queue text, said text, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
@@ -55,7 +55,7 @@ BEGIN
     other := coalesce(target * 4 + (j.line & 3), j.line);
     new_rank := coalesce(new_rank, j.rank);
     IF other = j.line AND new_rank = j.rank THEN  -- a carried job stays with the carrier
-        RETURN same AND NOT EXISTS (SELECT FROM lease WHERE seq = which AND owner <> 0)
+        RETURN NOT EXISTS (SELECT FROM lease WHERE seq = which AND owner <> 0)
            AND NOT EXISTS (SELECT FROM done WHERE seq = which);
     ELSIF other <> j.line AND l.waiting IS NOT TRUE AND EXISTS (
         SELECT FROM queue WHERE number = target AND max_size > 0 AND max_size <= size_of(target))
@@ -79,25 +79,6 @@ BEGIN
         PERFORM count(other, stood);
     END IF;
     RETURN true;
-END $$;
-
--- Act on jobs and replace a note (see replace_note). If the store has another note, do nothing and
--- return NULL. "wanted" has the rank and the queue for "alter", and the line that "alter" adds to
--- the log of a job.
-CREATE OR REPLACE FUNCTION tidemill.act_noted(
-    note_span int, note_kind text, note_at bigint, note_name text, before bytea, after bytea,
-    verb text, ids text[], wanted jsonb, p tidemill.prefs) RETURNS boolean[]
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    PERFORM check_here();
-    IF NOT replace_note(note_span, note_kind, note_at, note_name, before, after) THEN
-        RETURN NULL;
-    END IF;
-    RETURN CASE verb WHEN 'kick' THEN kick(ids, '', p)
-                     WHEN 'delete' THEN delete(ids, p)
-                     WHEN 'alter' THEN alter_jobs(ids, (wanted ->> 'rank')::bigint, wanted ->> 'queue',
-                                                  wanted ->> 'said', false, p)
-                     ELSE cancel(ids, verb, p) END;
 END $$;
 
 -- An envelope with another queue, the second field of its array.

@@ -116,11 +116,11 @@ end
 
 local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter, restore = restore}
 
--- Return for each id '1' for a change, '2' if the job needed no change, else '0'. Ids begin at `first`.
+-- Return for each id '1', or '0' for a refusal. Ids begin at `first`.
 -- A kick and a restore read how many earlier jobs a job waits for. So they stop while ended jobs are not counted
--- down yet. The caller counts them down, and repeats the call with the remaining ids. Acts with a note cannot stop.
-local function act_on_jobs(verb, first, noted)
-  local act, done, counts = ACTS[verb], {}, not noted and (verb == 'restore' or verb == 'kick')
+-- down yet. The caller counts them down, and repeats the call with the remaining ids.
+local function act_on_jobs(verb, first)
+  local act, done, counts = ACTS[verb], {}, verb == 'restore' or verb == 'kick'
   if counts then
     flows.resumed = call('LLEN', K_FLOW) > 0
     flow()
@@ -129,7 +129,7 @@ local function act_on_jobs(verb, first, noted)
     if counts and flows_on() then break end
     local j = load_job(ARGV[i])
     local did = j and act(j, ARGV[6] == 'force')
-    done[#done + 1] = did == 'same' and '2' or did and '1' or '0'
+    done[#done + 1] = did and '1' or '0'
     flow() -- dependents of this job may end with it; the next acts must see their ends
   end
   return table.concat(done)
@@ -151,28 +151,6 @@ function Verbs.admin()
     reply = act_on_jobs(verb, 7)
   end
   finish_step()
-  return cache_reply({reply, flows_on() and 1 or 0})
-end
-
--- Replace a note (see history.lua) if it is still `before`; false when somebody else has replaced it.
-local function replace_note(period, name, before, after)
-  local key = B .. ':sums:' .. period
-  if call('HGET', key, name) ~= before then return false end
-  call('HSET', key, name, after)
-  call('INCR', B .. ':folds') -- the sums that a client has read are old now
-  return true
-end
-
--- Act on jobs and replace a note. Before the ids stand: 7 span:at:kind and 8 name of the note, 9 the note that the
--- caller knows, 10 the new note. The reply is 'other', and nothing is done, when the store has another note.
-function Verbs.admin_noted()
-  local again = cached_reply() or departure()
-  if again then return again end
-  local reply = 'other'
-  if replace_note(ARGV[7], ARGV[8], ARGV[9], ARGV[10]) then
-    reply = act_on_jobs(ARGV[5], 11, true)
-    finish_step()
-  end
   return cache_reply({reply, flows_on() and 1 or 0})
 end
 

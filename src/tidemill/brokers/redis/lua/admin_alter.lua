@@ -50,7 +50,7 @@ local function altered_text(rank, queue)
   return 'altered: ' .. table.concat(parts, ', ')
 end
 
--- True when the job was altered; 'same' when it has the rank and the queue already; false when it is refused.
+-- True when the job was altered, or has the rank and the queue already; false when it is refused.
 function alter(j)
   if j.state > READY then return false end
   if flagged(j.flags, LINKED) and links_of(j.id).waits == W_BARRIER then return false end
@@ -61,7 +61,7 @@ function alter(j)
   if queue == '' then queue = j.queue end
   local moves = queue ~= j.queue
   if moves and j.state ~= WAITING and is_full(queue) then return false end
-  if not moves and rank == j.rank then return 'same' end
+  if not moves and rank == j.rank then return true end
   local state, due, until_ = j.state, j.due, Unknown.is_aside(j) and call('ZSCORE', K_DUE, 'u' .. j.id)
   unplace(j)
   log(j, text, now / 1000000)
