@@ -13,9 +13,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.job_numbers import JobNumbers
-from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.store import Store
 from tidemill.core.backoff import ENDLESS, RetryPolicy
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
@@ -44,13 +41,7 @@ def message(queue: str = "default", **fields: Any) -> Envelope:
 
 
 class LiveOwner:
-    """An owner that is attached to a broker.
-
-    Attributes:
-        sleeps: True when it waits for jobs; a carrier may then bring more than it takes.
-    """
-
-    sleeps = True
+    """An owner that is attached to a broker."""
 
     def __init__(
         self, broker: Broker, name: str = "w1", kind: str = "worker", **facts: Any
@@ -79,7 +70,6 @@ class LiveOwner:
             mode,
             tasks=kinds == "both" or not consumer,
             messages=kinds == "both" or consumer,
-            sleep=self.sleeps,
         )
         return self.take_all(want)
 
@@ -111,15 +101,6 @@ class LiveOwner:
 
     def take_ids(self, count: int = 100, *args: Any, **kwargs: Any) -> list[str]:
         return [lease.open().id for lease in self.take(count, *args, **kwargs)]
-
-    def carry(self, *leases: Lease) -> list[bool]:
-        """Hand leases over to the carrier."""
-        verdicts = [Verdict(lease.token, Outcome.CARRY) for lease in leases]
-        return self.exchange(verdicts=verdicts).settled
-
-    def fetch(self, *leases: Lease) -> list[bool]:
-        """Take leases that lie with the carrier."""
-        return self.exchange(take=[(lease.token, lease.open().id) for lease in leases]).taken
 
     def settle(self, lease: Lease | int, outcome: Outcome = Outcome.SUCCESS, **fields: Any) -> bool:
         token = lease if isinstance(lease, int) else lease.token
@@ -175,37 +156,3 @@ def check_counts(broker: Broker) -> None:
 
 def ids_of(envelopes: Iterable[Envelope]) -> list[str]:
     return [envelope.id for envelope in envelopes]
-
-
-class Settled:
-    """A store with a carrier, whose calls first wait until all ready jobs are carried."""
-
-    def __init__(self, broker: Any) -> None:
-        self._broker = broker
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._broker, name)
-        if name in BROKER_CALLS:
-            self._settle()
-        return found
-
-    def _settle(self) -> None:
-        until = time.monotonic() + 60
-        for owner_id, worker in list(self._broker._workers.items()):
-            number = worker.relay.ask()
-            while owner_id in self._broker._workers and not worker.relay.has_looked(number):
-                assert time.monotonic() < until
-                time.sleep(0.001)
-
-
-def quiet(broker: Broker) -> Broker:
-    """The broker without these waits: nothing wakes its sleeping owners."""
-    return broker._broker if isinstance(broker, Settled) else broker
-
-
-BROKER_CALLS = {
-    name
-    for part in (*Store.__mro__, LimitCalls, JobNumbers)
-    for name in vars(part)
-    if not name.startswith("_") and name not in ("wake", "wait")
-}

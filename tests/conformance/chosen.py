@@ -22,10 +22,6 @@ OVER_HTTP = {
         "a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room",
         "a_job_that_waits_for_others_needs_no_room",
     ),
-    "carrier": (
-        "a_message_of_before_stays_stale_though_its_job_is_carried_anew",
-        "handing_leases_over_hints_no_owner",
-    ),
     "features": ("the_features_are_those_of_the_table",),
     "history": ("rows_are_read_by_kind_span_time_and_name_in_order",),
     "leases": ("each_report_of_progress_replaces_the_text_of_the_one_before",),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from broker_driver import LiveOwner, Settled, check_counts
+from broker_driver import LiveOwner, check_counts
 from chosen import tier_of_kind
 from kinds import KINDS, STILL, Clock, Kind
 from servers import forget_served
@@ -30,16 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what proves nothing more, and say for which tier the rest is.
 
-    With a carrier run the tests of a job's way; the store itself proves the rest. One end of a move
-    is LMDB: a broker gives and takes the same rows, whatever the other end is.
+    One end of a move is LMDB: a broker gives and takes the same rows, whatever the other end is.
     """
 
     def is_left_out(item: pytest.Item) -> bool:
         kinds = kinds_of(item)
-        carriers = sum(bool(kind.carrier) for kind in kinds)
-        if len(kinds) > 1:
-            return carriers > 1 or not any(kind.name == "lmdb" for kind in kinds)
-        return carriers > 0 and item.path.stem not in CARRIED
+        return len(kinds) > 1 and not any(kind.name == "lmdb" for kind in kinds)
 
     left_out = [item for item in items if is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
@@ -58,16 +54,6 @@ def kinds_of(item: pytest.Item) -> list[Kind]:
     """The brokers of a test."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return [each for each in params if isinstance(each, Kind)]
-
-
-CARRIED = {
-    f"test_contract_{name}"
-    for name in (
-        *("admin", "features", "workflows", "retention", "keys", "leases", "limits", "transfer"),
-        *("job_numbers", "messages", "put", "schedules", "leases_alone", "unique", "unknown_tasks"),
-        *("alter", "limit_holds", "topics", "history", "history_move", "purges"),
-    )
-}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -127,8 +113,7 @@ def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
     def open_one(**options: object) -> Broker:
         query = "&".join(f"{name}={value}" for name, value in options.items())
-        broker = open_broker(kind.store_url(tmp_path, query))
-        opened.append(Settled(broker) if kind.carrier else broker)
+        opened.append(open_broker(kind.store_url(tmp_path, query)))
         return opened[-1]
 
     yield open_one

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import urllib.parse
 from pathlib import Path
 
 import msgspec
@@ -31,7 +30,7 @@ class Kind(msgspec.Struct, frozen=True):
     follow when somebody sets the clock of this machine. ``volatile`` is a broker that is as durable
     as its server, when those of the tests keep nothing on disk. ``cannot`` names promises it does
     not keep though no feature stands for them; tests say that they need one by the same words. What
-    is ``served`` is reached through a job server; a ``carrier`` brings what is ready in the store.
+    is ``served`` is reached through a job server.
     """
 
     name: str
@@ -41,15 +40,12 @@ class Kind(msgspec.Struct, frozen=True):
     volatile: bool = False
     cannot: frozenset[str] = frozenset()
     served: bool = False
-    carrier: str = ""
 
     def store_url(self, folder: Path | str, query: str = "") -> str:
         """The URL of the store that belongs to a directory, with options."""
         url = filled(self.url, folder)
         if query:
             url += ("&" if "?" in url else "?") + query
-        if self.carrier:
-            url = f"{filled(self.carrier, folder)}&store={urllib.parse.quote(url, safe='')}"
         return served(url) if self.served else url
 
 
@@ -90,19 +86,6 @@ NOT_BY_RABBITMQ = frozenset(
     }
 )
 
-NOT_IF_CARRIED = frozenset(
-    {
-        "a retry keeps its place",  # it goes behind what is carried already
-        "one order of tasks and messages",  # messages are not carried
-        "exact turns",
-        "the next in one step",  # it is carried, too
-        "what was lost comes first",  # it has a place of its own there
-        "ready jobs stay",  # the carrier has them
-        "what goes back keeps its place",  # it stands behind what is carried by then
-        "no more at a time than may fail yet",  # what was carried by the first failure starts
-    }
-)
-
 DJANGO_ELSEWHERE = {
     "TIDEMILL_TEST_DJANGO": Kind("django+postgresql", "{django-postgres}", of_server=True),
     "TIDEMILL_TEST_MARIADB": Kind("django+mariadb", "{django-mariadb}", of_server=True),
@@ -118,12 +101,6 @@ KINDS = [
     Kind("django", "{sqlite}", of_server=True),
     *(kind for name, kind in DJANGO_ELSEWHERE.items() if name in os.environ),
     Kind("http", "lmdb://{dir}/store", served=True),
-    Kind(
-        "rabbitmq+lmdb",
-        "lmdb://{dir}/store",
-        cannot=NOT_IF_CARRIED,
-        carrier="{rabbitmq}?prefix={name}",
-    ),
 ]
 
 

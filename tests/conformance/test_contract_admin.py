@@ -319,7 +319,7 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert broker.get(given.id).losses == 0
 
 
-@pytest.mark.needs("a witness", "what was lost comes first")
+@pytest.mark.needs("a witness")
 def test_lost_tasks_are_leased_one_at_a_time(broker: Broker) -> None:
     # law 6: so that the culprit is known
     lost, plain, later = [job(f"q{n}") for n in range(3)], job(priority=9), job(delay=60)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from broker_driver import LiveOwner, ids_of, job, message, state
-from kinds import Clock, Kind
+from kinds import Clock
 from test_contract_admin import in_every_state
 
 from tidemill.brokers.contract.broker import Broker
@@ -211,7 +211,7 @@ def test_messages_move_as_tasks_do(broker: Broker, consumer: LiveOwner) -> None:
     assert consumer.take_ids(9, ["a"]) == [second.id, first.id]
 
 
-@pytest.mark.needs("a witness", "what was lost comes first")
+@pytest.mark.needs("a witness")
 def test_a_suspect_stays_alone(broker: Broker) -> None:
     # law 6
     given = [job("a"), job("a")]
@@ -254,11 +254,8 @@ def test_a_job_set_aside_waits_in_its_new_queue_for_the_same_time(
 
 
 @pytest.mark.needs(Feature.LIMITS)
-def test_limits_hold_in_the_new_queue(
-    broker: Broker, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_hold_in_the_new_queue(broker: Broker) -> None:
     # law 13
-    monkeypatch.setattr(LiveOwner, "sleeps", not kind.carrier)
     one = JobLimit("api", "k", 1.0, LimitSettings(concurrency=1))
     jobs = [job("a", id=f"j{n}", limit=one) for n in range(3)]
     plain = [job("a", id=f"p{n}") for n in range(2)]
@@ -276,21 +273,6 @@ def test_limits_hold_in_the_new_queue(
     assert worker.take_ids(9, ["a"]) == ["j2"]
     assert broker.alter(["j1"], queue="a") == [True]
     assert worker.take_ids(9, ["a"]) == []
-
-
-@pytest.mark.needs(Feature.CARRY)
-def test_a_carried_job_leaves_the_carrier(broker: Broker, worker: LiveOwner) -> None:
-    # law 4
-    given, same = job("a"), job("a")
-    broker.put([given, same])
-    relay = LiveOwner(broker, "relay")
-    leases = relay.take(2)
-    assert all(relay.carry(*leases))
-    assert broker.alter([given.id], queue="b") == [True]
-    assert broker.alter([same.id], rank=same.rank) == [True]  # no change
-    assert worker.fetch(*leases) == [False, True]
-    assert worker.take_ids(9, ["b"]) == [given.id]
-    assert {row.name: row.carried for row in broker.stats()} == {"a": 0, "b": 0}
 
 
 def test_a_purge_finds_what_has_come(broker: Broker, worker: LiveOwner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from broker_driver import job
-from kinds import NOT_BY_RABBITMQ, NOT_IF_CARRIED, Kind
+from kinds import NOT_BY_RABBITMQ, Kind
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
@@ -12,7 +12,7 @@ from tidemill.core.errors import FeatureMissing
 
 F = Feature
 EVERYTHING = frozenset(Feature) - {F.DRAIN}
-DJANGO = EVERYTHING - {F.BACKUP, F.CARRY, F.NAMED, F.REMOTE_OWNERS}
+DJANGO = EVERYTHING - {F.BACKUP, F.NAMED, F.REMOTE_OWNERS}
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
     "lmdb": EVERYTHING,
@@ -23,7 +23,6 @@ FEATURES = {
     "django+mariadb": DJANGO,
     "http": EVERYTHING - {F.TRANSACTIONS, F.REMOTE_OWNERS, F.NAMED},
     "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED, F.DRAIN}),
-    "rabbitmq+lmdb": EVERYTHING - {F.CARRY, F.MERGED, F.REMOTE_OWNERS},
 }
 
 
@@ -32,9 +31,8 @@ def test_the_features_are_those_of_the_table(kind: Kind, broker: Broker) -> None
 
 
 def test_only_rabbitmq_lacks_promises_without_a_feature(kind: Kind) -> None:
-    lacking = {"rabbitmq": NOT_BY_RABBITMQ, "rabbitmq+lmdb": NOT_IF_CARRIED}
-    assert kind.cannot == lacking.get(kind.name, frozenset())
-    assert (len(NOT_BY_RABBITMQ), len(NOT_IF_CARRIED)) == (5, 8)
+    assert kind.cannot == (NOT_BY_RABBITMQ if kind.name == "rabbitmq" else frozenset())
+    assert len(NOT_BY_RABBITMQ) == 5
 
 
 def test_a_missing_feature_is_refused_naming_both(broker: Broker) -> None:

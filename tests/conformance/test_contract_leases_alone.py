@@ -148,7 +148,6 @@ def test_no_queue_is_starved(broker: Broker, worker: LiveOwner, queues: tuple[st
     assert min(served.count(queue) for queue in "abc") >= 7
 
 
-@pytest.mark.needs("what goes back keeps its place")
 def test_a_released_job_returns_to_the_front(broker: Broker, worker: LiveOwner) -> None:
     # law 10
     jobs = [job() for _ in range(6)]

@@ -22,12 +22,6 @@ from tidemill.limits.arithmetic import Held, LimitStats
 NEVER = float("inf")
 
 
-@pytest.fixture(autouse=True)
-def who_asks_takes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A carrier brings a job to any who wants it: so whoever has asked wants nothing more."""
-    monkeypatch.setattr(LiveOwner, "sleeps", not kind.carrier)
-
-
 @pytest.fixture
 def limits(broker: Broker, need: Callable[[Feature], None]) -> LimitCalls:
     need(Feature.LIMITS)
@@ -216,10 +210,7 @@ def test_a_lease_that_may_have_run_refunds_no_token(
             broker.release(dying.id, {})
     broker.put([job("a", id="urgent", priority=9, limit=keyed(LimitSettings(window=(2, 3600))))])
     assert len(worker.take_ids(4)) == 1
-    left = (
-        ids[2] if kind.carrier else ids[1]
-    )  # the urgent one stands behind what is carried by then
-    assert state(broker, left) is State.READY
+    assert state(broker, ids[1]) is State.READY
     clock.advance(3500)
     assert worker.take_ids() == []
 
@@ -411,7 +402,6 @@ def test_an_expired_job_does_not_hold_up_its_limit(
     assert state(broker, "late000") is State.EXPIRED
 
 
-@pytest.mark.needs("what was lost comes first")
 def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
     broker: Broker, limits: LimitCalls, worker: LiveOwner
 ) -> None:
@@ -429,7 +419,6 @@ def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
     assert worker.take_ids() == ids[:1]
 
 
-@pytest.mark.needs("what was lost comes first")
 def test_a_lost_task_is_not_forgotten_when_its_queue_opens(
     broker: Broker, limits: LimitCalls, worker: LiveOwner
 ) -> None:
@@ -537,7 +526,6 @@ def test_a_changed_limit_applies_to_waiting_jobs(
     assert worker.take_ids() == ids[5:]
 
 
-@pytest.mark.needs("ready jobs stay")
 def test_a_ready_job_has_a_place_behind_the_jobs_of_its_key(
     broker: Broker, limits: LimitCalls, worker: LiveOwner
 ) -> None:  # case M17
@@ -560,7 +548,6 @@ def test_a_ready_job_has_a_place_behind_the_jobs_of_its_key(
     assert [broker.ahead(i, 100) for i in ids] == [0, *range(6)]
 
 
-@pytest.mark.needs("ready jobs stay")
 def test_an_open_limit_is_told_too(
     broker: Broker, limits: LimitCalls, worker: LiveOwner
 ) -> None:  # case M17
@@ -626,7 +613,6 @@ def failing(hand: LiveOwner, leases: list[Lease]) -> None:
         hand.settle(lease, Outcome.RETRY, delay=3600.0, started=1.0)
 
 
-@pytest.mark.needs("no more at a time than may fail yet")
 def test_a_queue_that_fails_in_a_row_pauses_probes_and_opens_again(
     broker: Broker, limits: LimitCalls, worker: LiveOwner, clock: Clock
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_purge_that_keeps_leaves_running_and_finished_jobs(
     assert broker.purge_kept("never seen", "p2") == KeptPurge(0)
 
 
-@pytest.mark.needs("a retry keeps its place", "what goes back keeps its place")
+@pytest.mark.needs("a retry keeps its place")
 def test_restored_jobs_keep_priority_order_and_attempts(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job("q", id="low", priority=-5), job("q", id="tried", priority=9)])
     broker.put([job("q", id=f"{n}") for n in range(3)])

@@ -224,23 +224,6 @@ def test_a_step_on_behalf_is_no_sign_of_life(broker: Broker, serials: bool) -> N
     assert broker.exchange(behalf).settled == [False, False]
 
 
-def test_taken_leases_are_told_again_and_not_handed_out(broker: Broker) -> None:
-    # a carrier's message brought it
-    if Feature.CARRY not in broker.features:
-        pytest.skip("nothing carries its jobs")
-    given = job()
-    broker.put([given])
-    guest = Guest(broker)
-    relay = LiveOwner(broker, "r1", "relay")
-    [lease] = relay.take(kinds="both")
-    assert relay.carry(lease) == [True]
-    step = {"take": [(lease.token, given.id), (lease.token + 10**6, given.id)]}
-    assert guest.say(**step).taken == [True, False]
-    again = guest.again(**step)
-    assert (again.taken, again.leases) == ([True, False], [])
-    assert guest.settle(lease)
-
-
 def test_a_step_without_a_serial_is_never_a_repetition(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job() for _ in range(2)])
     assert len(worker.take()) == len(worker.take()) == 1

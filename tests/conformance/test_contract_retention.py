@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_driver import LiveOwner, everything, ids_of, job, message, quiet, state
+from broker_driver import LiveOwner, everything, ids_of, job, message, state
 from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -543,7 +543,7 @@ def test_a_sleeping_owner_is_woken_when_a_ttr_ends(broker: Broker) -> None:
 
 def test_wait_sleeps_and_burns_no_time(broker: Broker) -> None:
     # case Q3
-    worker = LiveOwner(quiet(broker))
+    worker = LiveOwner(broker)
     for _ in range(5):  # who is new is told to look, over a network a moment later
         worker.take()
         start, cpu = time.monotonic(), time.process_time()

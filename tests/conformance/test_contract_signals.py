@@ -37,7 +37,7 @@ def every_of(broker: Broker) -> int:
 
 pytestmark = pytest.mark.full("postgresql", "rabbitmq", "http")  # thousands of puts each
 # LMDB has tests of its own, step by step (unit/core/test_signal_handlers.py).
-OTHERS = [kind for kind in KINDS if kind.name not in ("lmdb", "rabbitmq+lmdb")]
+OTHERS = [kind for kind in KINDS if kind.name != "lmdb"]
 
 
 class Alarm(TimeoutError):

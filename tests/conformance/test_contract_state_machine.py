@@ -279,7 +279,7 @@ class SideBySide(RuleBasedStateMachine):
         if not isinstance(one, Reply):
             assert one == two
             return
-        assert (one.settled, one.touched, one.taken) == (two.settled, two.touched, two.taken)
+        assert (one.settled, one.touched) == (two.settled, two.touched)
         assert [c.verb for c in one.commands] == [c.verb for c in two.commands]
         assert sorted(s.name for s in one.schedules) == sorted(s.name for s in two.schedules)
         assert len(one.leases) == len(two.leases)
@@ -297,7 +297,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        outcome=st.sampled_from([*Outcome, Outcome.CARRY]),
+        outcome=st.sampled_from(Outcome),
         delay=seconds,
         result=st.sampled_from([b"", b"r"]),
         stranger=st.integers(0, 9),
@@ -315,7 +315,7 @@ class SideBySide(RuleBasedStateMachine):
         hold: bool,
     ) -> None:
         token = self.draw_token(data)
-        if token is None or (outcome == Outcome.CARRY and not self.carries):
+        if token is None:
             return
         if outcome == Outcome.UNKNOWN and not self.may_set_aside(token):
             return
@@ -336,51 +336,6 @@ class SideBySide(RuleBasedStateMachine):
         record = self.brokers[0].get(self.jobs_of[token[1]])
         is_message = record is not None and record.envelope.is_message
         return Feature.UNKNOWN in self.subject.features and not is_message
-
-    @property
-    def carries(self) -> bool:
-        return Feature.CARRY in self.subject.features
-
-    @rule(
-        data=st.data(),
-        count=st.integers(1, 4),
-        owner=st.sampled_from([*OWNERS, None]),
-        alone=st.booleans(),
-    )
-    def carry(self, data: st.DataObject, count: int, owner: str | None, alone: bool) -> None:
-        """What somebody leased goes to the carrier, and some of it to whoever brings it."""
-        if not self.carries:
-            return
-        first = OWNERS[0]
-        before = len(self.tokens)
-        want = Want(count, mode=Mode.MERGED, messages=True, alone=alone)
-        self.exchange(first, lambda _: Step(first, want=want))
-        new = self.tokens[before:]
-        verdicts = [[Verdict(t[w], Outcome.CARRY) for t in new] for w in (1, 2)]
-        self.exchange(first, lambda w: Step(first, verdicts=verdicts[w]))
-        if owner:
-            self.fetch(owner, [t for t in new if data.draw(st.integers(0, 2))])
-
-    @rule(data=st.data(), owner=st.sampled_from(OWNERS), want=st.integers(0, 2))
-    def take(self, data: st.DataObject, owner: str, want: int) -> None:
-        if self.carries and (token := self.draw_token(data)):
-            self.fetch(owner, [token], want)
-
-    def fetch(self, owner: str, tokens: list[tuple[str, int, int]], want: int = 0) -> None:
-        named = [(t, self.jobs_of[t[1]]) for t in tokens]
-
-        def step(which: int) -> Step:
-            take = [(t[1 + which], job_id) for t, job_id in named]
-            queues = Want(want, ("a", "b"), Mode.STRICT) if want else None
-            return Step(owner, take=take, want=queues)
-
-        self.exchange(owner, step)
-        self.tokens += [(owner, *t[1:]) for t in tokens]
-
-    @rule(chance=st.integers(0, 3))
-    def recall(self, chance: int) -> None:
-        if self.carries and not chance:
-            self.agree(lambda b, _: b.recall())
 
     @rule(data=st.data(), longer=st.sampled_from([0.0, 2.5, 30.5]))
     def touch(self, data: st.DataObject, longer: float) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from broker_driver import LiveOwner, Settled, check_counts, everything, job, message, state, whole
+from broker_driver import LiveOwner, check_counts, everything, job, message, state, whole
 from kinds import KINDS, Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -34,14 +33,13 @@ def target(
     request: pytest.FixtureRequest, tmp_path: Path, needs_move: None, clock: Clock
 ) -> Iterator[Broker]:
     kind: Kind = request.param
-    opened = open_broker(kind.store_url(tmp_path / "target"))
-    if Feature.MOVE not in opened.features:
-        opened.close()
+    broker = open_broker(kind.store_url(tmp_path / "target"))
+    if Feature.MOVE not in broker.features:
+        broker.close()
         pytest.skip(f"{kind.name} has no move")
-    broker: Any = Settled(opened) if kind.carrier else opened
     yield broker
     check_counts(broker)
-    opened.close()
+    broker.close()
 
 
 def fill(broker: Broker, target: Broker, clock: Clock) -> list[Envelope]:

@@ -344,49 +344,6 @@ def test_an_owner_that_knows_the_task_is_woken(
     assert ask(knowing) == ["b2"]
 
 
-def test_an_owner_without_tasks_takes_only_set_aside_jobs(
-    broker: Broker, worker: LiveOwner, knowing: LiveOwner
-) -> None:
-    if Feature.CARRY not in broker.features:
-        pytest.skip("with a carrier it is what every worker does")
-    put(broker, 2)
-    set_aside(worker, 2)
-    put(broker, 2, prefix="ready")
-    assert ask(knowing, 1, tasks=False, alone=False) == ["b0"]
-    assert ask(knowing, 5, tasks=False, alone=False) == ["b1"]
-    assert sorted(ask(worker, 5, knows="")) == ["ready0", "ready1"]
-
-
-@pytest.mark.parametrize(
-    "why", ["limit", pytest.param("loss", marks=pytest.mark.needs("a witness"))]
-)
-def test_a_job_that_its_owner_may_not_take_wakes_another(
-    broker: Broker, worker: LiveOwner, knowing: LiveOwner, need: Callable[[Feature], None], why: str
-) -> None:
-    # given a job set aside that has lost its worker, or whose queue has a limit
-    need(Feature.LIMITS)
-    need(Feature.CARRY)
-    put(broker)
-    if why == "loss":
-        worker.await_all(1)
-        broker.release(worker.id, None)
-        set_aside(LiveOwner(broker, "w2"))
-    else:
-        set_aside(worker)
-        with_limits(broker, "a test").set_limit("default", LimitSettings(concurrency=5), queue=True)
-    # and an owner of ready jobs that sleeps
-    sleeper = LiveOwner(broker, "sleeper")
-    reply = sleeper.exchange(want=Want(1))
-    assert (reply.leases, reply.next_due > 20) == ([], True)
-    # when an owner that knows the task, but takes no ready jobs, makes the job ready
-    assert ask(knowing, tasks=False, alone=False) == []
-    # then the sleeper wakes, and takes it
-    started = time.monotonic()
-    broker.wait(sleeper.id, 20)
-    assert time.monotonic() - started < 15
-    assert ids_of([it.open() for it in sleeper.await_all(1)]) == ["b0"]
-
-
 def test_many_names_are_told_in_parts(broker: Broker, worker: LiveOwner) -> None:
     count = 1100
     broker.put([job(id=f"n{n}", task=f"task.{n}") for n in range(count)])

@@ -57,7 +57,6 @@ def test_a_chain_runs_one_after_the_other(broker: Broker, worker: LiveOwner) -> 
     assert worker.take() == []
 
 
-@pytest.mark.needs("the next in one step")
 def test_a_job_begins_in_the_step_that_ends_the_last_before_it(
     broker: Broker, worker: LiveOwner
 ) -> None:

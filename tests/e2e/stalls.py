@@ -16,7 +16,6 @@ from servers import (
     NETWORK,
     RabbitMQ,
     Redis,
-    carried_url,
     django_on_postgres,
     django_on_sqlite,
     postgres_url,
@@ -98,14 +97,6 @@ def _rabbitmq(path: Path) -> Iterator[tuple[str, Lock]]:
 
 
 @contextlib.contextmanager
-def _carrier(path: Path) -> Iterator[tuple[str, Lock]]:
-    """The store answers; the server that brings its jobs does not."""
-    server = _own_rabbitmq()
-    url = carried_url(f"lmdb://{path}/store", "t" + new_id(), server.url)
-    yield url, lambda place: server.stalled()
-
-
-@contextlib.contextmanager
 def _django_sqlite(path: Path) -> Iterator[tuple[str, Lock]]:
     @contextlib.contextmanager
     def locked(place: Place) -> Iterator[None]:
@@ -143,7 +134,6 @@ KINDS = {
     "redis-paused": _redis_paused,
     "http": _http,
     "rabbitmq": _rabbitmq,
-    "rabbitmq+lmdb": _carrier,
 }
 
 

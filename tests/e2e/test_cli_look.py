@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import pytest
 from cli_store import Desk
-from servers import carried_url
 
-from tidemill import State, Tidemill, group
+from tidemill import State, group
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.core.clock import new_id
 from tidemill.core.job import Note
 from tidemill.core.owner import Owner
 
@@ -328,33 +325,3 @@ def test_help_loads_neither_broker_nor_tables() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "verb", ["doctor", "info", "queues", "jobs", "job held", "limit", "schedule next daily"]
-)
-def test_looking_changes_no_file_of_a_store_behind_a_carrier(tmp_path: Path, verb: str) -> None:
-    store = tmp_path / "store"
-    url = carried_url(f"lmdb://{store}", "t" + new_id())
-    command = [sys.executable, "-m", "tidemill", *verb.split(), "--url", url]
-    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=60)
-    # given no store, looking makes none
-    done = run(command)
-    assert done.returncode == (1 if verb == "doctor" else 3)
-    assert (done.stdout + done.stderr).count("there is no store in") == 1
-    assert "Traceback" not in done.stderr
-    assert not store.exists()
-    # given one that nobody has open, it stays as it is
-    with Tidemill(f"lmdb://{store}", allow_imports=["*"]) as mill:
-        mill.schedules.add("daily", mill.call("math.copysign", 1, -1), every=86400)
-        mill.queue("orders").put("x", id="held")
-    for name in ("ballast", "lock.mdb"):
-        (store / name).unlink()
-    before = {path: path.lstat() for path in store.rglob("*")}
-    done = run(command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    after = {path: path.lstat() for path in store.rglob("*")}
-    assert [(p, s[:7], s.st_mtime_ns) for p, s in after.items()] == [
-        (p, s[:7], s.st_mtime_ns) for p, s in before.items()
-    ]

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from dashboard_desk import counted, listed, numbers
 from harness import Place, eventually, open_place
-from servers import CARRIED, NETWORK, rabbitmq_url
+from servers import NETWORK, rabbitmq_url
 from servers.http import JobServer
 
 from tidemill import Limit, chain, group
@@ -49,7 +49,6 @@ BROKERS: dict[str, Callable[[str], str]] = {
     "redis": NETWORK["redis"],
     "postgresql": NETWORK["postgresql"],
     "rabbitmq": lambda name: f"{rabbitmq_url()}?prefix={name}",
-    "rabbitmq+postgresql": CARRIED["rabbitmq+postgresql"],
 }
 MOST = 8
 """The most pages of one pattern that a walk opens: filters and windows combine without end."""

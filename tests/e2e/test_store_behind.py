@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from harness import LIMIT, Place, check_counters, eventually, open_place, runs_of
-from servers import Postgres, Redis, Server, carried_url
+from servers import Postgres, Redis, Server
 from servers.http import JobServer
 
-from tidemill.core.clock import new_id
 from tidemill.core.job import State
 from tidemill.core.limit_settings import LimitSettings
 
@@ -35,12 +34,6 @@ def _redis() -> Iterator[tuple[Server, str]]:
 
 
 @contextlib.contextmanager
-def _carried() -> Iterator[tuple[Server, str]]:
-    with _redis() as (server, url):
-        yield server, carried_url(url, "t" + new_id())
-
-
-@contextlib.contextmanager
 def _postgresql() -> Iterator[tuple[Server, str]]:
     with contextlib.closing(Postgres()) as server:
         yield server, f"{server.url()}?patience=20&migrate=1"
@@ -56,7 +49,6 @@ KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[tuple[Server, st
     "redis": _redis,
     "postgresql": _postgresql,
     "http": _http,
-    "rabbitmq+redis": _carried,
 }
 
 

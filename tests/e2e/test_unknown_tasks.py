@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from harness import Place, eventually, open_place, runs_of
-from servers import CARRIED, NETWORK, rabbitmq_url
+from servers import NETWORK, rabbitmq_url
 
 from tidemill.cli import main
 from tidemill.client.explain import explain_in
@@ -24,10 +24,7 @@ def {name}(n=0): begin(); note("{name}", n); end()
 """
 
 Pair = tuple[Place, Place]
-STORES: dict[str, Callable[[str], str]] = {
-    **NETWORK,
-    "rabbitmq+postgresql": CARRIED["rabbitmq+postgresql"],
-}
+STORES: dict[str, Callable[[str], str]] = NETWORK
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ kill its server against one of your own, set ``TIDEMILL_TEST_REDIS``, ``TIDEMILL
 from __future__ import annotations
 
 import os
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from .redis import Redis, Sentinel, language, redis_url
 from .served import forget_served, http_url, served, served_for_a_while
 
 __all__ = [
-    "CARRIED",
     "NETWORK",
     "STORES",
     "Machine",
@@ -40,7 +38,6 @@ __all__ = [
     "Redis",
     "Sentinel",
     "Server",
-    "carried_url",
     "django_on_mariadb",
     "django_on_own_postgres",
     "django_on_postgres",
@@ -86,19 +83,7 @@ NETWORK: dict[str, Callable[[str], str]] = {
 """Brokers over a network: the url of a store of that name on the server that tests share."""
 
 
-def carried_url(store: str, name: str, server: str = "") -> str:
-    """The url of a store whose ready jobs RabbitMQ brings to the workers."""
-    within = urllib.parse.quote(store, safe="")
-    return f"{server or rabbitmq_url()}?prefix={name[-20:]}&store={within}"
-
-
-CARRIED: dict[str, Callable[[str], str]] = {
-    f"rabbitmq+{broker}": lambda name, url=url: carried_url(url(name), name)
-    for broker, url in NETWORK.items()
-}
-"""Each of those as a store, with RabbitMQ between it and the workers."""
-
-STORES = ("memory", "lmdb", "redis", "postgresql", "http", "django", "rabbitmq+lmdb")
+STORES = ("memory", "lmdb", "redis", "postgresql", "http", "django")
 """Each kind of store that can be inspected."""
 
 
@@ -107,8 +92,6 @@ def new_store(kind: str, folder: Path) -> str:
     name = "t" + os.urandom(8).hex()
     if kind == "memory":
         return "memory://"
-    if kind == "rabbitmq+lmdb":
-        return carried_url(f"lmdb://{folder}/store", name)
     if kind == "rabbitmq":
         return f"{rabbitmq_url()}?prefix={name}"
     if kind == "django":

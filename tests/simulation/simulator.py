@@ -81,7 +81,6 @@ class FakeStore:
         self._stalled_until = self._away_until = self._full_until = self._more_until = 0.0
         self._room = 0
         self._late = 0.0
-        self.fed_until = 0.0
         self._poisonous: set[str] = set()
         self._jobs: dict[int, str] = {}  # token of a lease → id of its job
 
@@ -104,12 +103,8 @@ class FakeStore:
         self._late = seconds
 
     def has_more(self, seconds: float) -> None:
-        """For some seconds, jobs are on their way to this store from a carrier."""
+        """For some seconds, jobs are on their way from this store to its workers."""
         self._more_until = self._time.machine + seconds
-
-    def is_fed(self, seconds: float) -> None:
-        """For some seconds, a carrier holds a job of each queue, which no reply tells."""
-        self.fed_until = self._time.machine + seconds
 
     def poison(self, job: Any) -> None:
         """Refuse every step with a success of this job."""
@@ -179,13 +174,6 @@ class StoreOfWorker:
                 until = parked.send(self._machine.poll(until.fds, until.seconds))
         except StopIteration as end:
             return list(end.value)
-
-    def stats(self) -> Any:
-        self._store.meet_misfortunes(self._machine.look)
-        rows = self._store.broker.stats()
-        for row in rows:
-            row.carried = int(self._machine.now < self._store.fed_until)
-        return rows
 
     def close(self) -> None:
         pass

@@ -73,16 +73,6 @@ def test_a_burst_waits_for_jobs_on_their_way_and_looks_less_and_less_often(
     assert worker.until_ended() == 0
 
 
-def test_a_burst_waits_for_jobs_that_only_a_carrier_has(sim: Simulation) -> None:
-    job = sim.task("quick").enqueue()
-    worker = sim.cold_worker(burst=True)
-    sim.store.is_fed(60.0)
-    sim.run_for(59.0)
-    assert job.state is State.SUCCEEDED
-    assert not worker.ended
-    assert worker.until_ended() == 0
-
-
 def test_a_burst_whose_app_breaks_later_still_ends(sim: Simulation) -> None:
     jobs = [sim.task("quick").enqueue() for _ in range(6)]
     worker = sim.cold_worker(burst=True, max_jobs=2, concurrency=1)

@@ -31,7 +31,6 @@ LAYERS: list[tuple[str, ...]] = [
     ("brokers.registry",),
     ("brokers.shared",),
     ("brokers.network",),
-    ("brokers.carrier",),
     (
         *("brokers.memory", "brokers.lmdb", "brokers.redis", "brokers.postgres"),
         *("brokers.rabbitmq", "brokers.http"),
@@ -54,7 +53,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("demo",),
     ("__main__",),
 ]
-CONCRETE = LAYERS[7] + LAYERS[8]
+CONCRETE = LAYERS[6] + LAYERS[7]
 NAMES_A_BROKER = {
     "brokers.django": "brokers.memory",  # applies the rules of memory:// to rows
     "app": "brokers.lmdb",  # opens a store in the caller's own environment
@@ -70,11 +69,11 @@ FACADE = "app.py:Tidemill"
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
-    "brokers/lmdb": 59,
+    "brokers/lmdb": 57,
     "brokers/postgres": 29,
-    "brokers/postgres/sql": 31,
-    "brokers/rabbitmq": 29,
-    "brokers/redis/lua": 42,
+    "brokers/postgres/sql": 30,
+    "brokers/rabbitmq": 28,
+    "brokers/redis/lua": 41,
     "client": 52,
     "core": 42,
     "dashboard": 48,

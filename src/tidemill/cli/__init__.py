@@ -50,7 +50,6 @@ _VERBS = {  # each verb with its module, in the order of the help
     "purges": "cli.purges",
     "restore": "cli.purges",
     "delete-queue": "cli.queues",
-    "recall": "cli.queues",
     "top": "cli.top.command",
     "workers": "cli.workers",
     "profile": "cli.profile",

@@ -103,10 +103,8 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
 
 
 def _store_folder(url: str) -> str:
-    """The folder of an LMDB store, also behind a carrier; empty for other stores."""
+    """The folder of an LMDB store; empty for other stores."""
     parsed = parse_url(url)
-    if parsed.options.get("store"):
-        return _store_folder(parsed.options["store"])
     if parsed.scheme != "lmdb":
         return ""
     return os.path.abspath(os.path.expanduser(parsed.path))

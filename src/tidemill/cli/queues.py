@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.app import Tidemill
-from tidemill.brokers.carrier.broker import CarryingBroker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.generic.topics import bindings
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queue_deletion import no_such_queue
 from tidemill.core.config import check_name
-from tidemill.core.errors import TidemillError
 from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import terms_text
@@ -77,8 +75,6 @@ def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -
     """The bounds, limits and bindings of a queue, in a few words."""
     limit = limits.get(row.name)
     parts = [f"at most {row.max_size:,}"] if row.max_size else []
-    if row.carried:
-        parts.append(f"{row.carried:,} with the carrier")
     if row.consumers >= 0:
         parts.append(f"{row.consumers:,} consumers")
     if limit is not None:
@@ -161,26 +157,3 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
     else:
         jobs = f"{deleted:,} job{'' if deleted == 1 else 's'}"
         click.echo(f"deleted queue {queue}, and {jobs} with it")
-
-
-@click.command()
-@json_option
-@store_options
-def recall(mill: Tidemill, as_json: bool) -> None:
-    """Send carried jobs to RabbitMQ again, after RabbitMQ has lost some of them.
-
-    A job that RabbitMQ still has is delivered twice, and runs once.
-    """
-    if not isinstance(mill.broker, CarryingBroker):
-        raise TidemillError(
-            f"{mill.broker.url} has no carrier; only an amqp:// url with store= has one"
-        )
-    count = mill.broker.recall()
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"recalled": count})
-    else:
-        click.echo(
-            f"{count:,} jobs recalled from the carrier, which delivers them to workers again"
-        )

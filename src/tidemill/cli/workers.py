@@ -9,7 +9,6 @@ import click
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.worker_reports import ask_worker, find_worker
-from tidemill.core.owner import RELAY
 
 
 @click.group()
@@ -24,8 +23,7 @@ def list_(mill: Tidemill, as_json: bool) -> None:
     """List workers and consumers that are alive."""
     from tidemill.cli import console
 
-    owners = [owner for owner in mill.broker.owners() if owner.kind != RELAY]
-    owners.sort(key=lambda owner: (owner.name, owner.id))
+    owners = sorted(mill.broker.owners(), key=lambda owner: (owner.name, owner.id))
     if as_json:
         names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency", "version")
         rows: list[dict[str, Any]] = [{n: getattr(o, n) for n in names} for o in owners]

@@ -100,8 +100,6 @@ def why_ready(broker: Store, record: Record, row: QueueStats, workers: int) -> W
         if behind and workers and not envelope.is_message:
             text = f"It is ready, under {name}, {terms_text(held.terms)}; {behind}"
             return Wait("limit", f"waits under {name}", text)
-    if row.carried:
-        text = f"{text}; {_carried(broker, row)}"
     behind = _behind(before)
     text = f"{text}; {behind}" if behind else text
     if envelope.is_message:
@@ -295,14 +293,6 @@ def _run(record: Record, owners: list[Owner], workers: list[Owner]) -> str:
     text = _running(record)
     known = record.token and len(boards) == len(holders) and None not in [r for _, r in boards]
     return f"{text}, and waits there for a slot" if known else text
-
-
-def _carried(broker: Store, row: QueueStats) -> str:
-    """Where the ready jobs of a queue are, when a carrier (RabbitMQ) has some of them."""
-    where = broker.url if broker.url.startswith("amqp") else "the carrier"
-    if row.carried >= row.ready:
-        return f"it lies with {where}, which delivers it to workers"
-    return f"{row.carried:,} of {row.ready:,} ready jobs of the queue lie with {where}"
 
 
 def _limit_name(held: Held, record: Record) -> str:

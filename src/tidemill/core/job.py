@@ -104,13 +104,11 @@ class Placed(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """The end of a lease. ``RELEASE``, ``SNOOZE``, ``UNKNOWN`` and ``CARRY`` count no attempt.
+    """The end of a lease. ``RELEASE``, ``SNOOZE`` and ``UNKNOWN`` count no attempt.
 
     ``UNKNOWN`` means that the owner does not know the job's task. The job is scheduled, without a
     time, until an owner that knows the task attaches (``Want.knows``). If no such owner attaches
     within ``Verdict.delay`` seconds, the job fails with the verdict's error.
-
-    ``CARRY`` gives the lease to the carrier (:mod:`tidemill.brokers.contract.carrier`).
     """
 
     SUCCESS = 0
@@ -120,7 +118,6 @@ class Outcome(enum.IntEnum):
     SNOOZE = 4
     CANCELLED = 5
     EXPIRED = 6
-    CARRY = 7
     UNKNOWN = 8
 
 

@@ -22,18 +22,14 @@ class Command(msgspec.Struct, array_like=True, gc=False):
     token: int = 0
 
 
-RELAY = "relay"
-"""The kind of an owner that brings jobs to a carrier and runs no job."""
-
-
 class Owner(msgspec.Struct, kw_only=True):
-    """A worker, a relay, or a consumer of messages, as the broker knows it.
+    """A worker or a consumer of messages, as the broker knows it.
 
     A remote owner (:mod:`tidemill.brokers.contract.remote_owners`) has a ``lease``. After this many
     seconds without a call, the broker counts the owner as dead. An owner without a ``lease`` lives
     as long as its process. ``serial`` is the number of the owner's last step before it attached
     again; the broker refuses older steps. ``version`` is the version of tidemill that a worker
-    runs; it is empty for relays and consumers. ``ahead`` is the seconds by which the clock of a
+    runs; it is empty for consumers. ``ahead`` is the seconds by which the clock of a
     worker's machine was ahead of the store's clock when the worker began.
     """
 

@@ -9,7 +9,7 @@ from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Outcome, State, Verdic
 
 TOO_LATE = "not started before it expired"
 
-COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN, Outcome.CARRY}
+COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN}
 """The outcomes that count an attempt."""
 
 MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.UNKNOWN})

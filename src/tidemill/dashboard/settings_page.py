@@ -37,7 +37,6 @@ MEANING = {
     Feature.DRAIN: "jobs can be taken out into a store",
     Feature.SCHEDULES: "jobs at planned times",
     Feature.LIMITS: "rates, windows, concurrency, breakers",
-    Feature.CARRY: "a carrier brings jobs to workers",
     Feature.NAMED: "a job can be taken by its id",
     Feature.UNKNOWN: "jobs of unknown tasks wait for a worker that knows them",
     Feature.TOPICS: "one message goes into many queues",

@@ -10,7 +10,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.errors import TidemillError
 from tidemill.doctor.disk import space, writable
 from tidemill.doctor.findings import Finding, Seen
-from tidemill.doctor.queues import asked_for, backlog, carried, closed_limits, unknown_tasks
+from tidemill.doctor.queues import asked_for, backlog, closed_limits, unknown_tasks
 from tidemill.doctor.schedules import schedules
 from tidemill.doctor.store import NOT_SYNCED, cleaning, durable, granted, here, policies, publishing
 from tidemill.doctor.versions import same_versions
@@ -21,7 +21,7 @@ _Check = Callable[[Seen], Iterator[Finding]]
 _ON_MESSAGE_BROKER: tuple[_Check, ...] = (publishing, durable, asked_for, policies)
 _ON_STORE: tuple[_Check, ...] = (
     *(granted, writable, here, durable, cleaning, space, clocks, alive, same_versions),
-    *(backlog, closed_limits, leases, unknown_tasks, carried, schedules),
+    *(backlog, closed_limits, leases, unknown_tasks, schedules),
 )
 _ON_REQUEST = {writable, policies}
 """Checks that commit or ask another server: only the doctor runs them."""

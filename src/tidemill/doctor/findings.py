@@ -109,7 +109,6 @@ def has_tasks(broker: Store, queue: str) -> bool:
     """True when a sample of the queue's ready jobs has a job of a task, not only messages."""
     if Feature.NAMED in broker.features:
         head = with_job_numbers(broker, "doctor").head(queue, State.READY, _SAMPLE)
-        if head:  # it has no jobs that lie with a carrier
-            return any(not record.envelope.is_message for record in head)
+        return any(not record.envelope.is_message for record in head)
     ready = Filter(states=frozenset({State.READY}), queue=queue)
     return any(not r.envelope.is_message for r in broker.find(ready, _SAMPLE).records)

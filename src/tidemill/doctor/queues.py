@@ -140,21 +140,3 @@ def asked_for(seen: Seen) -> Iterator[Finding]:
     ready = sum(row.ready for row in seen.queues)
     text = f"{count(ready, 'ready job')} in {count(len(seen.queues), 'queue')}"
     yield Finding("backlog", "ok", text)
-
-
-def carried(seen: Seen) -> Iterator[Finding]:
-    """Check that the carrier (RabbitMQ) of a store accepts publishes, and has not lost its jobs."""
-    info, given = seen.info, sum(row.carried for row in seen.queues)
-    server = info.get("carrier server")
-    if server is None:
-        return
-    text = f"{server} has {info['carrier ready']:,} ready jobs, of {given:,} that it was given"
-    if info["carrier publishing"] != "open":
-        advice = "puts go on, and wait in the store: check memory and disk of the server"
-        problem = f"publishing is {info['carrier publishing']}"
-        yield Finding("carrier", "fail", problem, advice)
-    elif given and not info["carrier ready"]:
-        advice = "if this stays so, the server has lost the jobs: tidemill recall"
-        yield Finding("carrier", "warn", text, advice)
-    else:
-        yield Finding("carrier", "ok", text)

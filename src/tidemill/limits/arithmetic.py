@@ -35,15 +35,12 @@ class Limiter(msgspec.Struct, array_like=True, gc=False):
         slots: (end of the slot, cost of the jobs that started in it), in order.
         failures: failed attempts in a row.
         until: the time at which an open breaker lets the next job start.
-        held: the total cost of the jobs that a carrier (RabbitMQ) has. These tokens are reserved:
-            such a job takes its tokens when it starts, and other jobs cannot take them.
     """
 
     full: float = 0.0
     slots: list[tuple[int, float]] = []
     failures: int = 0
     until: int = 0
-    held: float = 0.0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -142,9 +139,7 @@ def opens(
     if settings.rate is not None:
         if not settings.every:
             return NEVER
-        spare = settings.burst - limiter.held - min(cost, settings.burst)
-        if limiter.held and spare < 0:
-            return NEVER
+        spare = settings.burst - min(cost, settings.burst)
         when = max(when, int(limiter.full - spare * settings.every - _SLACK))
     if settings.window is not None:
         when = max(when, _window_opens(settings.window, limiter, now, cost))
@@ -164,12 +159,12 @@ def _window_opens(window: tuple[float, float], limiter: Limiter, now: int, cost:
     if not most:
         return NEVER
     live = [(end + length, count) for end, count in limiter.slots if end + length > now]
-    used, need, when = limiter.held + sum(count for _, count in live), min(cost, most), 0
+    used, need, when = sum(count for _, count in live), min(cost, most), 0
     for leaves, count in live:
         if used + need <= most:
             break
         used, when = used - count, leaves
-    return NEVER if limiter.held and used + need > most else when
+    return when
 
 
 def room(settings: LimitSettings, limiter: Limiter, running: int, now: int, most: int) -> int:
@@ -181,11 +176,11 @@ def room(settings: LimitSettings, limiter: Limiter, running: int, now: int, most
         every = settings.every
         if not every:
             return 0
-        spare = (settings.burst - limiter.held) * every
+        spare = settings.burst * every
         free = min(free, (spare - max(0, limiter.full - now) + _SLACK) / every)
     if settings.window is not None:
         length = int(settings.window[1] * _MICRO)
-        used = limiter.held + sum(n for end, n in limiter.slots if end + length > now)
+        used = sum(n for end, n in limiter.slots if end + length > now)
         free = min(free, settings.window[0] - used)
     if free < 1 <= most:  # ``free`` may be just below 1 by rounding, so ``opens`` decides
         return 0 if opens(settings, limiter, running, now) else 1
@@ -223,17 +218,6 @@ def give_back(settings: LimitSettings, limiter: Limiter, taken: int, cost: float
             if end - width <= taken:
                 limiter.slots[number] = end, max(0.0, count - cost)
             return
-
-
-def hold(settings: LimitSettings, limiter: Limiter, taken: int, cost: float = 1.0) -> None:
-    """Reserve the cost of a job, leased at the time ``taken``, that goes to a carrier."""
-    give_back(settings, limiter, taken, cost)
-    limiter.held += cost
-
-
-def let_go(limiter: Limiter, cost: float = 1.0) -> None:
-    """End the reservation that :func:`hold` made, because the job leaves the carrier."""
-    limiter.held = max(0.0, limiter.held - cost)
 
 
 def ended(settings: LimitSettings, limiter: Limiter, now: int, *, well: bool) -> None:

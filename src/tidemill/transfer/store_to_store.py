@@ -94,8 +94,7 @@ def move(
 
 def _check(source: Store, target: Store) -> None:
     """Refuse a target that is unfit for this source."""
-    identity = getattr(source, "identity", source.url)
-    if source.url == target.url or identity == getattr(target, "identity", target.url):
+    if source.identity == target.identity:
         raise InvalidOption(f"both urls name the same store, {source.url}")
     where = target.info().get("moves_to")
     if where:

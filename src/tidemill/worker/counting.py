@@ -44,7 +44,7 @@ TRACEBACK_MOST = 2_000
 _HOST = socket.gethostname()
 _encode = msgspec.msgpack.Encoder().encode
 _SUCCESS = int(Outcome.SUCCESS)
-_UNCOUNTED = frozenset(map(int, (Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN, Outcome.CARRY)))
+_UNCOUNTED = frozenset(map(int, (Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN)))
 _PLACES = {
     int(Outcome.RETRY): RETRIED,
     int(Outcome.FAIL): FAILED,

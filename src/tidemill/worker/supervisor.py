@@ -103,7 +103,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._snapshots = QueueSnapshots()
         self._steps = StoreSteps(self.owner.id, settings, self.pool, self._lock)
-        self._burst = Burst(settings.queues, self.pool, self._lock, self._steps)
+        self._burst = Burst(self.pool, self._lock, self._steps)
         self._told_at = 0.0  # machine time of the first TERM or INT
         self.announce: Callable[[Start], None] = Start.log
         self.signals = Signals()
@@ -235,7 +235,7 @@ class Supervisor:
             self._obey(broker, command)
         with self._lock:
             self._watchdog.expect(self.pool.next_look())
-        if self.settings.burst and self._burst.is_over(broker, reply):
+        if self.settings.burst and self._burst.is_over(reply):
             with self._lock:
                 self._stop_softly()
         self._keep_reports(broker)

@@ -19,9 +19,9 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.owner import Owner
 from tidemill.core.wake_pipe import WakePipe
 
-pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq", "rabbitmq+lmdb")
+pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq")
 
-KINDS = ("memory", "lmdb", "redis", "postgresql", "rabbitmq", "http", "rabbitmq+lmdb")
+KINDS = ("memory", "lmdb", "redis", "postgresql", "rabbitmq", "http")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,6 @@ class Far:
         self.settled: list[int] = []
         self.noted: list[str] = []
         self.leased = 0
-        self.carried = {(7, "a"), (8, "b")}
         self.faults: list[str] = []
         self.history: HistoryRow | None = None
         self.gives_up = False
@@ -40,7 +39,6 @@ class Far:
             list(self.reply.settled),
             commands=list(self.reply.commands),
             leases=list(self.reply.leases),
-            taken=list(self.reply.taken),
         )
 
     def _do(self, step: Step) -> Reply:
@@ -55,9 +53,7 @@ class Far:
         for _ in range(step.want.count if step.want else 0):
             self.leased += 1
             leases.append(Lease(self.leased, 1, 0, 0, 0, 0.0, 0.0, 0.0, b""))
-        taken = [lease in self.carried for lease in step.take]
-        self.carried -= set(step.take)
-        return Reply(settled, leases=leases, taken=taken)
+        return Reply(settled, leases=leases)
 
 
 def step(*tokens: int, want: int = 0, notes: tuple[str, ...] = ()) -> Step:
@@ -82,21 +78,6 @@ def test_a_step_whose_reply_was_lost_is_done_once(fault: str) -> None:
     assert far.settled == [1, 2]
     assert far.noted == ["a", "b"]
     assert talk.exchange(step(1)).settled == [False]
-
-
-@pytest.mark.parametrize("fault", ["reply", "request"])
-def test_a_take_whose_reply_was_lost_is_the_owners(fault: str) -> None:
-    # law 4
-    far = Far()
-    talk = RepeatedCalls(far.send)
-    far.faults = [fault]
-    with pytest.raises(BrokerUnavailable):
-        talk.exchange(Step("w", take=[(7, "a"), (9, "stale")]))
-    # when: the owner hands in the same again, and more
-    reply = talk.exchange(Step("w", take=[(8, "b"), (7, "a"), (9, "stale"), (7, "a")]))
-    # then
-    assert reply.taken == [True, True, False, False]
-    assert talk.exchange(Step("w", take=[(7, "a")])).taken == [False]
 
 
 def test_replies_lost_one_after_the_other_lose_nothing() -> None:
@@ -196,6 +177,6 @@ def test_leases_on_their_way_are_among_those_the_owner_holds() -> None:
     talk._send = lambda one, serial: sent.append(one) or far.send(one, serial)  # type: ignore[func-returns-value]
     far.faults = ["reply"]
     with pytest.raises(BrokerUnavailable):
-        talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
-    talk.exchange(Step("w", want=Want(2), take=[(7, "a")], held=[40]))
-    assert sent[-1].held == [40, 1, 2, 7]
+        talk.exchange(Step("w", want=Want(2), held=[40]))
+    talk.exchange(Step("w", want=Want(2), held=[40]))
+    assert sent[-1].held == [40, 1, 2]

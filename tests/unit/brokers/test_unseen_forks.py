@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers import new_store
 
-KINDS = ("lmdb", "redis", "postgresql", "rabbitmq", "http", "django", "rabbitmq+lmdb")
+KINDS = ("lmdb", "redis", "postgresql", "rabbitmq", "http", "django")
 
 PROGRAM = """
 import ctypes, json, os, sys, threading, time
@@ -78,7 +78,7 @@ json.dump([made, found], sys.stdout)
 
 
 @pytest.mark.everyday
-@pytest.mark.full("rabbitmq", "rabbitmq+lmdb")
+@pytest.mark.full("rabbitmq")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_of_a_fork_in_c_stores_what_it_puts(kind: str, tmp_path: Path) -> None:
     # case M1, law 1: all that was acknowledged is stored, under ids of its own

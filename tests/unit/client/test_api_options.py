@@ -247,6 +247,7 @@ def test_a_bad_app(options: dict[str, Any], sentence: str) -> None:
         ("lmdb://./never?keep=long", "keep in the url must be a number"),
         ("lmdb://./never?map_size=5", "map_size in the url must be at least"),
         ("lmdb://", "names no directory"),
+        ("amqp://host?store=redis://host", r"unknown option 'store' of an amqp:// url; known are"),
         ("memory://?kep=5", "did you mean 'keep'"),
         ("memory://?keep=-1", "keep in the url must be a number"),
     ],

@@ -18,7 +18,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import State
 from tidemill.testing import run_all
 
-pytestmark = [pytest.mark.full("rabbitmq+lmdb"), pytest.mark.everyday]
+pytestmark = pytest.mark.everyday
 
 
 @pytest.fixture(params=STORES)

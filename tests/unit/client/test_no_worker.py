@@ -45,7 +45,6 @@ def test_the_error_of_a_script_names_the_command_that_starts_a_worker(tmp_path: 
 
 
 @pytest.mark.everyday
-@pytest.mark.full("rabbitmq+lmdb")
 @pytest.mark.parametrize("kind", STORES)
 def test_each_wait_in_vain_names_the_queue_and_the_store(kind: str, tmp_path: Path) -> None:
     # case M14

@@ -14,8 +14,6 @@ from tidemill.limits.arithmetic import (
     clear_at,
     ended,
     give_back,
-    hold,
-    let_go,
     opens,
     room,
     take,
@@ -171,23 +169,6 @@ def test_a_smaller_burst_drops_surplus_tokens() -> None:
     take(old, gate, T0)
     change(old, new, gate, T0)
     assert tokens(new, gate, T0) == pytest.approx(3)
-
-
-def test_a_carried_job_reserves_tokens_and_takes_them_at_its_start() -> None:
-    terms, gate = LimitSettings(rate=(1, 10), burst=2, window=(2, 100)), Limiter()
-    take(terms, gate, T0)
-    hold(terms, gate, T0)
-    now = T0 + 90 * S
-    assert room(terms, gate, 1, now, 9) == 1  # however long it lies there
-    assert opens(terms, gate, 1, now, 2.0) == NEVER  # no time alone lets both start
-    take(terms, gate, now)
-    hold(terms, gate, now)
-    assert (opens(terms, gate, 2, now), room(terms, gate, 2, now, 9)) == (NEVER, 0)
-    for _ in range(2):
-        let_go(gate)
-        take(terms, gate, now)
-    assert T0 + 190 * S < opens(terms, gate, 2, now) < T0 + 193 * S
-    assert gate.full == pytest.approx(now + 20 * S)
 
 
 def test_a_refund_is_taken_from_its_own_slot() -> None:

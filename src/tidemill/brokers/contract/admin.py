@@ -67,8 +67,7 @@ class Admin(Protocol):
 
         Only jobs that are ready, scheduled or in the state ``waiting`` are changed. A job keeps its
         sequence number, so its position is as if the put had named the new rank and queue. The job
-        also keeps its due time, key, limit and history. A job that lies with a carrier
-        (:mod:`.carrier`) leaves the carrier.
+        also keeps its due time, key, limit and history.
 
         Returns False and changes nothing for a job that runs, has finished or does not exist. The
         same holds when the other queue has no room for the job (``max_size``). ``max_size`` does

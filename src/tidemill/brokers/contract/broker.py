@@ -26,10 +26,9 @@ A broker over a network also keeps three promises:
 - **Time** is the time of the server's clock.
 
 The other parts of the contract have a file each: :mod:`.inspection`, :mod:`.admin`,
-:mod:`.schedules`, :mod:`.limits`, :mod:`.history`, :mod:`.transfer`,
-:mod:`.job_waits`, :mod:`.carrier` and :mod:`.remote_owners`. A :class:`~.store.Store` has all parts
-except limits and history. For these two parts, call :func:`.limits.with_limits` and
- :func:`.history.with_history`.
+:mod:`.schedules`, :mod:`.limits`, :mod:`.history`, :mod:`.transfer`, :mod:`.job_waits` and
+:mod:`.remote_owners`. A :class:`~.store.Store` has all parts except limits and history. For these
+two parts, call :func:`.limits.with_limits` and :func:`.history.with_history`.
 """
 
 from __future__ import annotations
@@ -55,6 +54,11 @@ class Broker(Protocol):
 
     url: str
     features: frozenset[Feature]
+
+    @property
+    def identity(self) -> str:
+        """The identity of this store: the same for each URL of it, and for no other store."""
+        ...
 
     @property
     def boards(self) -> str:
@@ -104,7 +108,7 @@ class Broker(Protocol):
         ...
 
     def exchange(self, step: Step) -> Reply:
-        """Store notes, settle, touch, take and lease, in this order, in one commit. Never sleeps.
+        """Store notes, settle, touch and lease, in this order, in one commit. Never sleeps.
 
         - Before all this, due jobs become ready.
         - Leases may include jobs that were leased in the owner's name during its ``wait``. A reply
@@ -113,9 +117,6 @@ class Broker(Protocol):
           ``lost`` and no leases, and may attach again.
         - Jobs that a verdict puts (its followers) are stored even beyond ``max_size`` and the disk
           reserve, since settling must not fail. A follower whose id or key is taken is left out.
-        - A lease is not taken from the carrier while its queue is paused, or while all jobs move to
-          another store. Its job goes back to the queue. A job whose expiry time has passed ends as
-          expired.
         """
         ...
 

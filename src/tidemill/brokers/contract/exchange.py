@@ -61,7 +61,6 @@ class Step(msgspec.Struct):
     Attributes:
         touch: leases of messages to renew: (token, seconds). 0 seconds stand for the message's own
             ttr (time to run).
-        take: leases to take from the carrier: (token, id of the job).
         fires: the number of due schedules that the owner would fire now. With 0 the reply
             has no schedules, and their due times do not count in ``Reply.next_due``.
         serial: the number of the step, for remote owners; it grows from step to step.
@@ -82,7 +81,6 @@ class Step(msgspec.Struct):
     touch: Sequence[tuple[int, float]] = ()
     notes: Sequence[Note] = ()
     fires: int = 0
-    take: Sequence[tuple[int, str]] = ()
     serial: int = 0
     behalf: bool = False
     patience: float = 0.0
@@ -101,10 +99,6 @@ class Reply(msgspec.Struct):
         next_due: seconds until something in the store becomes due; infinity when nothing will.
         schedules: due schedules, claimed for :data:`~.schedules.CLAIM` seconds.
         more: True when jobs may be on their way to the owner, although the reply has no leases.
-        taken: answers to ``Step.take`` in order; True for a lease that now belongs to the owner.
-            The lease begins now: its time ``leased`` is the present time, and a consumer's ttr
-            starts. ``taken`` is empty in a reply with the command ``lost``: nothing was taken, and
-            the messages are not stale.
         unknown: tasks with jobs set aside. Each task has a number; only tasks with numbers above
             ``Want.told`` are listed.
         told: the highest number of the tasks in ``unknown``; ``Want.told`` when ``unknown`` is
@@ -122,7 +116,6 @@ class Reply(msgspec.Struct):
     next_due: float = float("inf")
     schedules: list[Schedule] = []
     more: bool = False
-    taken: list[bool] = []
     unknown: list[str] = []
     told: int = 0
     behind: bool = False

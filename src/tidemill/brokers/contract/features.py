@@ -33,7 +33,6 @@ class Feature(enum.StrEnum):
     DRAIN = "drain"  # a message broker, whose jobs can be moved into a store
     SCHEDULES = "schedules"  # schedules, each of which fires exactly once for each due time
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
-    CARRY = "carry"  # leases may lie with a carrier, which brings them to workers
     NAMED = "named"  # a job can be leased by its id; the first jobs of a state can be listed
     UNKNOWN = "unknown"  # jobs of unknown tasks are set aside until a worker knows the task
     TOPICS = "topics"  # queues bound to patterns; one publish puts a copy into each

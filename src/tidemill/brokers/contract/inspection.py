@@ -36,7 +36,6 @@ class QueueStats(msgspec.Struct, kw_only=True):
             job is ready, or if its age is not known. A store may look only at its 256 highest
             priorities, and only at some keys of limits (about 256 on Redis, 1,000 on LMDB and
             PostgreSQL).
-        carried: the number of ready jobs that lie with the carrier (:mod:`.carrier`).
         consumers: the number of consumers by the server's count, for a broker that cannot look into
             its queues; -1 for other brokers. A broker that cannot look into its queues also knows
             ``ready``, but not the numbers in ``unknown``, which are 0.
@@ -57,7 +56,6 @@ class QueueStats(msgspec.Struct, kw_only=True):
     expired: int = 0
     purged: int = 0
     oldest: float = 0.0
-    carried: int = 0
     consumers: int = -1
 
     @property
@@ -225,7 +223,7 @@ class Inspection(Protocol):
         """The number of ready jobs before a ready job, in the order of leasing; at most ``most``.
 
         The counted jobs have the job's queue and kind, task or message. For a job under a limit
-        they also have its limit and key. 0 for a job that is not ready, or lies with a carrier.
+        they also have its limit and key. 0 for a job that is not ready.
         """
         ...
 

@@ -29,7 +29,7 @@ class JobNumbers(Protocol):
 
         Ready jobs are in the order of leasing, scheduled jobs by due time, failed jobs by the time
         of their end. Of the ready jobs under a limit, a broker may list only the next job of each
-        key. Jobs that lie with a carrier (RabbitMQ) are left out. The records are ``listed``.
+        key. The records are ``listed``.
         """
         ...
 
@@ -37,8 +37,8 @@ class JobNumbers(Protocol):
         """Lease ready, scheduled or failed jobs to a consumer, by id.
 
         A scheduled or failed job becomes ready in the same step, as by ``kick``. A paused queue or
-        a queue's limit does not prevent the lease. None stands for a job that lies with a carrier
-        (RabbitMQ), has a limit of its own, or cannot be leased.
+        a queue's limit does not prevent the lease. None stands for a job that has a limit of its
+        own, or cannot be leased.
         """
         ...
 

@@ -22,7 +22,6 @@ import msgspec
 
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.carrier import Recall
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_waits import JobWaits
@@ -67,14 +66,11 @@ class NotAllowed(BrokerUnavailable):
 
 
 class Hello(msgspec.Struct):
-    """The features of the server's store, and the most bytes of the arguments of one call.
-
-    ``identity`` is the id of a store that lends leases to carriers; empty for other stores.
-    """
+    """The features and the id of the server's store, and the most bytes of one call's arguments."""
 
     features: list[str]
-    most: int = MOST
-    identity: str = ""
+    most: int
+    identity: str
 
 
 class Refusal(msgspec.Struct, array_like=True):
@@ -209,7 +205,7 @@ _SHOW = frozenset(
 _WAIT = (JobWaits.wait_for, JobWaits.wait_space)
 _WORK = (Broker.put, Broker.exchange, Broker.tick)
 _CHANGE: tuple[Callable[..., Any], ...] = (
-    *(Broker.attach, Broker.detach, Broker.release, Recall.recall, Admin.command),
+    *(Broker.attach, Broker.detach, Broker.release, Admin.command),
     *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
     *(Admin.purge, Admin.purge_kept, Admin.forget_queue),
     *(Schedules.change_schedules, LimitCalls.set_limit),

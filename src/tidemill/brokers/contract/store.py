@@ -9,7 +9,6 @@ from typing import Protocol
 
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.carrier import Recall
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.remote_owners import RemoteOwners
@@ -25,7 +24,6 @@ class Store(
     JobWaits,
     Schedules,
     Transfer,
-    Recall,
     RemoteOwners,
     Protocol,
 ):

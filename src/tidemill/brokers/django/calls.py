@@ -220,9 +220,6 @@ class AdminCalls(ServerCalls):
     def backup(self, target: str) -> None:
         raise self._lacks(Feature.BACKUP, "backup")
 
-    def recall(self) -> int:
-        raise self._lacks(Feature.CARRY, "recall")
-
     def count_silence(self) -> float:
         return 3600.0
 

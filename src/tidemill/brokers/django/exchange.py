@@ -125,7 +125,6 @@ def _hand_in(transaction: Transaction, owner: Owner, step: Step, reply: Reply) -
     reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
     history.add(transaction.rows, jobs, step.history)
     reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-    reply.taken = [False for _ in step.take]
 
 
 def _hand_out_schedules(
@@ -183,7 +182,7 @@ _TIMES = (
 
 def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
     """The reply to a step that finds no work, read without a lock; None when a step is needed."""
-    if step.verdicts or step.touch or step.notes or step.take or step.history:
+    if step.verdicts or step.touch or step.notes or step.history:
         return None
     facts_now = _FACTS.format(now=rows.dialect.now or "0"), ()
     ready = _asking_ready(step.want)

@@ -25,7 +25,6 @@ from tidemill.brokers.django.rows import (
     values_of,
 )
 from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Rows, in_parts
-from tidemill.brokers.memory import limits as limit_rules
 from tidemill.brokers.memory import workflows
 from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
 from tidemill.core.envelope import encode_envelope
@@ -137,7 +136,7 @@ class StoredJobs(Jobs):
         self.read_ahead = ""  # the queue whose first jobs were read
         self.news = False  # True when sleeping owners must look for jobs
         self.ends = False  # True when a job has ended
-        super().__init__(retention, self._job_ended, workflows.ended, limit_rules.unstart)
+        super().__init__(retention, self._job_ended, workflows.ended)
         self.items = self._items = _Items(self)
         self.rows_of = Containers(rows)
         self.keys, self.held = self.rows_of.keys, self.rows_of.keys.held

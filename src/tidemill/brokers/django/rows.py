@@ -62,7 +62,6 @@ class Facts(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
     cancelling: bool = False
     attempts: list[Attempt] = []
     progress: tuple[int, int] | None = None
-    charged: float = 0.0
     deadline: float = 0.0
     until: float = 0.0
     since: float = 0.0
@@ -159,7 +158,7 @@ def _apply(item: Item, facts: Facts) -> None:
     record.worker, record.leased = facts.worker, facts.leased
     record.cancelling, record.attempts = facts.cancelling, facts.attempts
     record.progress, record.progress_text = facts.progress, facts.progress_text
-    item.charged, item.deadline = facts.charged, facts.deadline
+    item.deadline = facts.deadline
     item.until, item.since, item.dropped = facts.until, facts.since, facts.dropped
 
 
@@ -181,7 +180,6 @@ def values_of(stored: Stored) -> tuple[Any, ...]:
         attempts=record.attempts,
         progress=record.progress,
         progress_text=record.progress_text,
-        charged=item.charged,
         deadline=item.deadline,
         until=item.until,
         since=item.since,

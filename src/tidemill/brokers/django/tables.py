@@ -205,7 +205,6 @@ class QueueRow:
     def __init__(self, rows: Rows, name: str, values: Sequence[Any] | None) -> None:
         self._rows = rows
         self.name = name
-        self.carried = 0
         self.before = tuple(values) if values is not None else None
         numbers: Sequence[int] = values if values is not None else [0] * 9
         self.paused = bool(numbers[0])

@@ -131,10 +131,6 @@ class HttpBroker(Inspection, Admin, Limits, Schedules, History, Transfer, Waits)
         given: int = self._call("release", owner_id=owner_id, causes=causes)
         return given
 
-    def recall(self) -> int:
-        given: int = self._call("recall")
-        return given
-
     def tick(self) -> float:
         seconds: float = self._call("tick")
         return seconds

@@ -14,7 +14,6 @@ from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.base import StoreCalls
-from tidemill.brokers.lmdb.carrier import recall
 from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.owner_table import owner_rows, send
 from tidemill.brokers.lmdb.transfer import adopt, adopted, depart, stay
@@ -25,8 +24,6 @@ from tidemill.core.job import Lease, Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
 from tidemill.limits.arithmetic import Held, LimitStats
-
-_RECALL_MOST = 2000
 
 
 class InspectionCalls(StoreCalls):
@@ -124,14 +121,6 @@ class AdminCalls(StoreCalls):
             return False
 
         return self._commit(apply)
-
-    def recall(self) -> int:
-        self._check_open()
-        given, there = 0, sum(row.carried for row in self._inspection.stats())
-        while given < there and (batch := self._act(lambda commit: recall(commit, _RECALL_MOST))):
-            # Bounded by the count at the start: returned jobs may go to the carrier again.
-            given += batch
-        return given
 
 
 class LimitCalls(StoreCalls):

@@ -8,12 +8,11 @@ from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, lost
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb import schedules
-from tidemill.brokers.lmdb.carrier import take
 from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.handoff import fetch, terms_of
 from tidemill.brokers.lmdb.history import add_history
-from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
+from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, take_commands
 from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.reply_cache import (
@@ -29,8 +28,8 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unknown_tasks import bring_back, lend, tell, undo
 from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
 from tidemill.brokers.lmdb.workflows import flow
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import RELAY, Command
+from tidemill.core.job import Verdict
+from tidemill.core.owner import Command
 
 FRESH = 10
 """An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""
@@ -39,7 +38,7 @@ FRESH = 10
 def exchange(
     commit: Transitions, local_owner: LocalOwner, step: Step, heard: LeaseCallback | None = None
 ) -> Reply:
-    """Store notes, settle, touch, take, lease; then settle the verdicts that ``heard`` returns."""
+    """Store notes, settle, touch, lease; then settle the verdicts that ``heard`` returns."""
     number = local_owner.number
     local_owner.near = local_owner.near or not step.serial
     if not is_listed(commit, number):
@@ -82,7 +81,7 @@ def _hear_remote(commit: Transitions, local_owner: LocalOwner, step: Step) -> Re
             # A step without a serial is not repeated, so its reply need not be stored.
             return reply
     now = LastReply(0, step.serial or last.serial, last.told, commit.last_number, slot)
-    now.settled, now.touched, now.taken = reply.settled, reply.touched, reply.taken
+    now.settled, now.touched = reply.settled, reply.touched
     now.commands = reply.commands
     keep_last_reply(commit, number, now)
     return reply
@@ -90,7 +89,7 @@ def _hear_remote(commit: Transitions, local_owner: LocalOwner, step: Step) -> Re
 
 def _is_news(reply: Reply) -> bool:
     """True when the step has changed something, or brings something for the owner."""
-    return bool(reply.leases or reply.settled or reply.touched or reply.taken or reply.commands)
+    return bool(reply.leases or reply.settled or reply.touched or reply.commands)
 
 
 def _exchange(
@@ -103,14 +102,6 @@ def _exchange(
     departure = departure_of(commit)
     if local_owner.owner.kind == "worker":
         reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
-    # Take these leases after the fetch, which returns all leases with tokens above ``told``.
-    if step.take:
-        _hand_over(commit, step.take)
-        reply.taken = take(
-            commit, number, step.take, deadlines=local_owner.owner.kind == "consumer"
-        )
-        if commit.ended:
-            flow(commit)
     if step.want:
         _claim(commit, local_owner, step.want, departure, reply)
     if heard is not None:
@@ -127,15 +118,6 @@ def _exchange(
         _mark(commit, local_owner, step.want, reply)
     commit.tells(local_owner)
     return reply
-
-
-def _hand_over(commit: Transitions, wanted: Sequence[tuple[int, str]]) -> None:
-    """Give the carrier the wanted jobs that relays have published and still hold."""
-    rows = owner_rows(commit.txn, commit.t)
-    for relay in [number for number, owner in rows if owner.kind == RELAY]:
-        for token, _ in wanted:
-            if commit.txn.get(LEASE_KEY.pack(relay, token), db=commit.t.lease) is not None:
-                settle(commit, relay, "", Verdict(token, Outcome.CARRY))
 
 
 def _hear(commit: Transitions, number: int, worker: str, step: Step, reply: Reply) -> None:

@@ -19,7 +19,6 @@ from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.lmdb import unknown_tasks as unknown
 from tidemill.brokers.lmdb.files import make_copy
 from tidemill.brokers.lmdb.layout import (
-    CARRIED_VALUE,
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
@@ -116,7 +115,7 @@ class Inspection:
             attempts=tail.attempts,
             unknown=bool(head.flags & Flag.UNKNOWN),
         )
-        if record.state is State.READY and self._is_running(txn, stored):
+        if record.state is State.READY and not self._is_ready(txn, stored):
             record.state = State.RUNNING
             lease = holders.lease(stored.id)
             record.worker, record.leased, record.token = lease.owner, lease.leased, lease.token
@@ -132,16 +131,10 @@ class Inspection:
         return record
 
     def _is_ready(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """True when a job with a ready header is on a line: the job neither runs nor is carried."""
+        """True when a job with a ready header is on a line: the job does not run."""
         if stored.head.flags & Flag.LIMITED:
             return is_parked(txn, self._store.tables, stored)
         return txn.get(stored.head.ready_key, db=self._store.tables.ready) is not None
-
-    def _is_running(self, txn: lmdb.Transaction[bytes], stored: Stored) -> bool:
-        """True when a job with a ready header runs: neither a line nor the carrier has the job."""
-        if self._is_ready(txn, stored):
-            return False
-        return txn.get(stored.head.ready_key, db=self._store.tables.carried) is None
 
     def _due(self, head: Header) -> float:
         if not head.due:
@@ -264,7 +257,7 @@ class Inspection:
         self, txn: lmdb.Transaction[bytes], row: Row, parked: Mapping[int, tuple[int, bytes]]
     ) -> QueueStats:
         names = set(QueueStats.__struct_fields__) - {"name", "paused", "oldest", "consumers"}
-        values = {name: row.shown(name) for name in names}
+        values = {name: getattr(row, name) for name in names}
         oldest = self._oldest(txn, row, parked)
         return QueueStats(name=row.name, paused=bool(row.paused), oldest=oldest, **values)
 
@@ -290,9 +283,6 @@ class Inspection:
         firsts = [parked[line] for line in lines if line in parked]
         for line in lines if row.ready else ():
             firsts += _firsts(txn.cursor(tables.ready), line)
-        for line in lines if row.carried else ():
-            carried = _firsts(txn.cursor(tables.carried), line)
-            firsts += [(seq, value[CARRIED_VALUE.size :]) for seq, value in carried]
         if not firsts:
             return 0.0
         data = txn.get(min(firsts)[1], db=self._store.tables.job)

@@ -41,7 +41,7 @@ def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
         assert stored is not None
     head, row = stored.head, commit.row_of(stored.head.line)
     if head.state != READY or not commit.txn.delete(head.ready_key, db=commit.t.ready):
-        return None  # the job runs, has ended, or lies with the carrier (RabbitMQ)
+        return None  # the job runs or has ended
     row.ready -= 1
     row.dirty = True
     leasing = Leasing(commit, owner, deadlines=True)

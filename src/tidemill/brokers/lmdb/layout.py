@@ -7,7 +7,6 @@
                                               the top bit marks tasks that must run alone; of a
                                               partition, only the next job is here
     lease  owner·token → ready key, leased, deadline, id
-    carried  as ready → token, leased, id     leases that lie with the carrier; carrier_table.py
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 is for
                                               held keys, 3 for unused partitions:
                                               nobody is woken for clocks 2 and 3
@@ -25,8 +24,7 @@
                                               i: ids out of order, see acceptance_order.py
 
 A lease does not rewrite the header of its job, which still says ready. A job runs if it has a lease
-and no entry in the ready table. People see a carried job (it lies with the carrier) as ready, as
-its header says. Times are microseconds as unsigned 64-bit integers.
+and no entry in the ready table. Times are microseconds as unsigned 64-bit integers.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ LOST = 1 << 31
 """The bit that marks the line of a queue's tasks whose worker died."""
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
-CARRIED_VALUE = struct.Struct(">QQ")  # token, leased (wall); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
 DUE_PARTITION, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
@@ -55,8 +52,7 @@ HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q6QB")
-_CARRIED = struct.Struct(">Q")
-_MORE = struct.Struct(">QQB")  # carried, purged, forgotten; at the end of a row unless all are 0
+_MORE = struct.Struct(">QB")  # purged, forgotten; at the end of a row unless all are 0
 
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
@@ -66,14 +62,12 @@ TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", 
 class Row:
     """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact.
 
-    ``ready`` counts the jobs on its lines, ``running`` the leased jobs. Of the leased jobs,
-    ``carried`` jobs lie with the carrier; users see these as ready.
+    ``ready`` counts the jobs on its lines, ``running`` the leased jobs.
     """
 
     __slots__ = (
         "accepted",
         "cancelled",
-        "carried",
         "dirty",
         "expired",
         "failed",
@@ -98,10 +92,7 @@ class Row:
         self.dirty = data is None
         values = _ROW.unpack_from(data) if data else (number, *[0] * 13)
         more = data[_ROW.size :] if data else b""
-        self.carried: int = _CARRIED.unpack_from(more)[0] if more else 0
-        self.purged = self.forgotten = 0
-        if len(more) == _MORE.size:
-            self.carried, self.purged, self.forgotten = _MORE.unpack(more)
+        self.purged, self.forgotten = _MORE.unpack(more) if more else (0, 0)
         (
             self.number,
             self.paused,
@@ -147,11 +138,6 @@ class Row:
         self.paused = self.max_size = 0
         self.forgotten, self.dirty = 1, True
 
-    def shown(self, state: str) -> int:
-        """The number of jobs in a state, as people see it; for an end state, the total."""
-        count: int = getattr(self, state)
-        return count + {"ready": self.carried, "running": -self.carried}.get(state, 0)
-
     def pack(self) -> bytes:
         """The row as stored."""
         row = _ROW.pack(
@@ -170,7 +156,7 @@ class Row:
             self.expired,
             self.has_limit,
         )
-        more = self.carried, self.purged, self.forgotten
+        more = self.purged, self.forgotten
         return row + _MORE.pack(*more) if any(more) else row
 
 
@@ -190,7 +176,6 @@ class Tables(NamedTuple):
     partition: lmdb._Database
     park: lmdb._Database
     schedule: lmdb._Database
-    carried: lmdb._Database
     said: lmdb._Database
 
 

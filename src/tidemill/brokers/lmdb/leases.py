@@ -15,7 +15,7 @@ from tidemill.brokers.lmdb.settle import leases_of, release_owner, settle
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.backoff import BY_POLICY
 from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import RELAY, Owner
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_scoreboard
 
 
@@ -30,8 +30,6 @@ def expire_lease(commit: Transitions, lease_key: bytes, token: int) -> None:
 
 def strike(commit: Transitions, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
     """Remove an owner from the list, with its leases and commands; return the number of leases."""
-    if causes is None and owner.kind == RELAY:
-        causes = {}
     held = release_owner(commit, number, owner.name, causes)
     strike_owner(commit, number)
     forget_last_reply(commit, number)

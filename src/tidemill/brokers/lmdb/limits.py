@@ -33,8 +33,6 @@ from tidemill.limits.arithmetic import (
     change,
     ended,
     give_back,
-    hold,
-    let_go,
     opens,
     room,
     take,
@@ -122,20 +120,6 @@ class Limiters:
             take(limited.terms, limited.limiter, self._state.now, count)
             self._dirty.add(QUEUE_LIMITS + row.name)
 
-    def hold(self, row: Row, charged: int) -> None:
-        """Account for a lease, made at the time ``charged``, that goes to the carrier."""
-        limited = self._queues[row.name][1]
-        hold(limited.terms, limited.limiter, charged)
-        self._dirty.add(QUEUE_LIMITS + row.name)
-
-    def let_go(self, row: Row, *, starts: bool) -> None:
-        """Account for a job that leaves the carrier; with ``starts`` the job runs now."""
-        limited = self._queues[row.name][1]
-        let_go(limited.limiter)
-        if starts:
-            take(limited.terms, limited.limiter, self._state.now)
-        self._dirty.add(QUEUE_LIMITS + row.name)
-
     def ended(self, row: Row, outcome: int, back: int) -> None:
         """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
         limited = self._queues[row.name][1]
@@ -186,7 +170,7 @@ class Limiters:
         if not row.has_limit:
             row.has_limit = 1
             row.dirty = True
-            self._queues[row.name] = row, Limited(limiter=Limiter(held=row.carried))
+            self._queues[row.name] = row, Limited()
         limited = self._queues[row.name][1]
         old = apply_settings(limited, terms, declared=declared)
         self._dirty.add(QUEUE_LIMITS + row.name)

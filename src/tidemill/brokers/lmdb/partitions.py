@@ -32,11 +32,8 @@ from tidemill.limits.arithmetic import (
     change,
     clear_at,
     give_back,
-    hold,
-    let_go,
     opens,
     room,
-    take,
 )
 
 _LINE = struct.Struct(">I")
@@ -132,7 +129,7 @@ class Partitions:
         self.stale(name)
 
     def is_parked(self, stored: Stored) -> bool:
-        """True when a ready job of a partition neither runs nor lies with the carrier."""
+        """True when a ready job of a partition does not run."""
         partition = self._partitions.get(_name_of(stored))
         txn, tables = self.state.txn, self.state.t
         return is_parked(txn, tables, stored, partition)
@@ -148,23 +145,6 @@ class Partitions:
         self._dirty.add(name)
         if None in partition.lines.values() or not (partition.lines or partition.running):
             self._stale.add(name)  # a first job waits for a free place, or the partition is empty
-
-    def hold(self, stored: Stored, token: int, charged: int) -> None:
-        """Account for a lease, made at the time ``charged``, that goes to the carrier."""
-        name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
-        hold(self.limiters.terms(name), self._partition(name).limiter, charged, cost)
-        self.stale(name)
-
-    def let_go(self, stored: Stored, *, starts: bool) -> None:
-        """Account for a job that leaves the carrier; with ``starts`` the job runs now."""
-        name, cost = _taken_from(stored)
-        partition = self._partition(name)
-        let_go(partition.limiter, cost)
-        if starts:
-            take(self.limiters.terms(name), partition.limiter, self.state.now, cost)
-        else:
-            partition.running -= 1
-        self.stale(name)
 
     def goes_on(self, stored: Stored) -> None:
         """Count the lease of a stuck job as running again, after the end of its attempt."""
@@ -357,7 +337,7 @@ def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partitio
 def is_parked(
     txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
 ) -> bool:
-    """True when a job whose header says ready neither runs nor lies with the carrier."""
+    """True when a job whose header says ready does not run."""
     key = parked_key(txn, tables, stored, partition)
     return bool(key) and txn.get(key, db=tables.park) is not None
 

@@ -7,12 +7,10 @@ purge.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import lmdb
 
-from tidemill.brokers.lmdb.carrier_table import carried_in
 from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, READY_KEY, Row
 from tidemill.brokers.lmdb.record import SCHEDULED, WAITING, Stored
 from tidemill.brokers.lmdb.store import Store
@@ -63,11 +61,10 @@ def still_unready(commit: Transitions, row: Row, ids: Sequence[bytes]) -> list[b
 
 
 def ready_ids(commit: Transitions, row: Row, most: int) -> list[bytes]:
-    """Ids of ready jobs of a queue: on its lines, in partitions, and with the carrier."""
+    """Ids of ready jobs of a queue: on its lines, and in partitions."""
     lines = *row.lines, row.lost_line
     ids = [job_id for line in lines for job_id in _first(commit, line, most)]
     ids += commit.partitions.jobs_in(lines, most)
-    ids += itertools.islice(carried_in(commit.txn, commit.t, lines), most)
     return list(dict.fromkeys(ids))[:most]
 
 

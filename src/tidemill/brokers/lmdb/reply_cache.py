@@ -40,7 +40,6 @@ class LastReply(msgspec.Struct, array_like=True, omit_defaults=True):
     slot: int = 0
     settled: list[bool] = []
     touched: list[bool] = []
-    taken: list[bool] = []
     commands: list[Command] = []
 
 
@@ -82,15 +81,12 @@ def repeat(commit: Transitions, number: int, step: Step, last: LastReply) -> Rep
     if step.serial < last.serial:
         raise late(step, last.serial)
     keep_last_reply(commit, number, last)
-    # Leases that came with messages of the carrier, not with this reply.
-    came = {token for token, _ in step.take}
     leases = [
         open_lease(commit, number, token)
         for token in _tokens(commit.txn, commit.t, number)
-        if last.before < token <= last.told and token not in came
+        if last.before < token <= last.told
     ]
-    answer = last.settled, last.touched, leases, last.commands
-    return Reply(*answer, next_due=0.0, taken=last.taken)
+    return Reply(last.settled, last.touched, leases, last.commands, next_due=0.0)
 
 
 def strays(commit: Transitions, number: int, held: Sequence[int] | None) -> list[int]:

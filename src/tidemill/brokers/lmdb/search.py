@@ -18,7 +18,6 @@ import lmdb
 
 from tidemill.brokers.contract.inspection import Filter, bad_cursor
 from tidemill.brokers.lmdb.acceptance_order import FIRST, newest
-from tidemill.brokers.lmdb.carrier_table import carried_in
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
@@ -97,7 +96,7 @@ class Finding:
             linked = txn.stat(self._t.fin)["entries"] - sum(kept)
             return linked + sum(kept[each] for each in _CLASSES[state])
         if state is State.READY and self._row:
-            return self._row.shown(state.value)
+            return self._row.ready
         table = {
             State.READY: self._t.ready,
             State.RUNNING: self._t.lease,
@@ -106,7 +105,7 @@ class Finding:
         }[state]
         beside = {
             State.WAITING: [self._t.wait],
-            State.READY: [self._t.park, self._t.carried],
+            State.READY: [self._t.park],
         }
         more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
         aside = self._scheduled if state is State.SCHEDULED else 0
@@ -189,17 +188,16 @@ class Finding:
             return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
         if self._row is None:
             ready = (value for _, value in txn.cursor(self._t.ready))
-            return itertools.chain(ready, parked_in(txn, self._t), carried_in(txn, self._t))
+            return itertools.chain(ready, parked_in(txn, self._t))
         lines = *self._row.lines, self._row.lost_line
         prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
         ready = (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
-        more = parked_in(txn, self._t, lines), carried_in(txn, self._t, lines)
-        return itertools.chain(ready, *more)
+        return itertools.chain(ready, parked_in(txn, self._t, lines))
 
 
 def _has(row: Row, state: State) -> bool:
     """True when a queue may have jobs in a state. Purged jobs are cancelled jobs."""
-    return bool(row.shown(state.value) or (state is State.CANCELLED and row.purged))
+    return bool(getattr(row, state.value) or (state is State.CANCELLED and row.purged))
 
 
 def _where(cursor: str) -> tuple[int, bytes]:

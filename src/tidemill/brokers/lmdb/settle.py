@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, SMALL_RESULT
-from tidemill.brokers.lmdb.carrier import carry
 from tidemill.brokers.lmdb.claim import put_deadline
 from tidemill.brokers.lmdb.layout import (
     DUE_KEY,
@@ -54,8 +53,7 @@ _END: dict[int, int] = {
     Outcome.EXPIRED: EXPIRED,
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
-_RELEASE, _SNOOZE, _CARRY = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.CARRY)
-_UNKNOWN = int(Outcome.UNKNOWN)
+_RELEASE, _SNOOZE, _UNKNOWN = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.UNKNOWN)
 _BACK = (_RELEASE, _SNOOZE, _UNKNOWN)
 _UNSTARTED = (_RELEASE, _UNKNOWN)
 _LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
@@ -71,13 +69,6 @@ def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bo
     _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
     if deadline:
         commit.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=commit.t.due)
-    if verdict.outcome == _CARRY:
-        if carry(commit, lease, verdict.token):
-            if verdict.followers:
-                follow(commit, verdict.followers)
-            return True
-        followers = verdict.followers
-        verdict = Verdict(verdict.token, _RELEASE, error=NOT_STARTED, followers=followers)
     stored = commit.load(lease[LEASE_VALUE.size :])
     assert stored is not None
     if _close_attempt(commit, stored, worker, leased / MICRO, verdict):

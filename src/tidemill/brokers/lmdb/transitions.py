@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 import lmdb
 
 from tidemill.brokers.lmdb.acceptance_order import Order
-from tidemill.brokers.lmdb.carrier_table import is_carried, leave_carrier
 from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.history import write_history
 from tidemill.brokers.lmdb.layout import (
@@ -120,7 +119,7 @@ class Transitions(CommitState):
             stands = self.partitions.is_parked(stored)
         else:
             stands = self.txn.get(head.ready_key, db=self.t.ready) is not None
-        return not stands and not is_carried(self, stored)
+        return not stands
 
     # -- placing --------------------------------------------------------------------------------
 
@@ -155,8 +154,6 @@ class Transitions(CommitState):
     def unplace(self, stored: Stored) -> None:
         """Remove a job that does not run from its table and from the counts of its queue."""
         head, row = stored.head, self.row_of(stored.head.line)
-        if head.state == READY and row.carried and leave_carrier(self.partitions, stored, row):
-            return
         if head.state == READY and head.flags & Flag.LIMITED:
             self.partitions.leave(stored)
         elif head.state == READY:

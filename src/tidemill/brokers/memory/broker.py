@@ -11,7 +11,6 @@ from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.memory import limits
 from tidemill.brokers.memory import unknown_tasks as unknown
 from tidemill.brokers.memory.admin import Admin
-from tidemill.brokers.memory.carrier import recall, take
 from tidemill.brokers.memory.claim import lease
 from tidemill.brokers.memory.due import come_due, prune
 from tidemill.brokers.memory.history import History, add_history, prune_history
@@ -22,7 +21,7 @@ from tidemill.brokers.memory.put import put
 from tidemill.brokers.memory.reply_cache import ReplyCache
 from tidemill.brokers.memory.schedules import Schedules, ScheduleTable
 from tidemill.brokers.memory.settings import check_url
-from tidemill.brokers.memory.settle import hand_over, note, release_owner, settle, touch
+from tidemill.brokers.memory.settle import note, release_owner, settle, touch
 from tidemill.brokers.memory.transfer import Transfer
 from tidemill.brokers.memory.transitions import Jobs, store_moved
 from tidemill.brokers.memory.unknown_tasks import UnknownTasks
@@ -35,7 +34,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Put, Record
 from tidemill.core.locks import Condition
-from tidemill.core.owner import RELAY, Command, Owner
+from tidemill.core.owner import Command, Owner
 from tidemill.core.retention import Retention
 from tidemill.core.wake_pipe import WakePipe
 
@@ -62,7 +61,7 @@ class MemoryBroker(
     def __init__(self, url: str = "memory://", retention: Retention | None = None) -> None:
         self.url = url
         self._lock = Condition()
-        self._jobs = Jobs(retention or Retention(), self._wake_all, ended, limits.unstart)
+        self._jobs = Jobs(retention or Retention(), self._wake_all, ended)
         self.waits = Waits(self._lock, self._jobs)
         self._schedules = ScheduleTable(self._jobs)
         self.identity = f"memory {new_id()}"
@@ -157,15 +156,13 @@ class MemoryBroker(
         return reply
 
     def _hand_in(self, owner: Owner, step: Step, reply: Reply) -> None:
-        """Store notes, settle, touch and take."""
+        """Store notes, settle and touch."""
         jobs = self._jobs
         for one in step.notes:
             note(jobs, owner.id, one)
         reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
         add_history(jobs, step.history)
         reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-        hand_over(jobs, self._owners.values(), [token for token, _ in step.take])
-        reply.taken = [take(jobs, owner, token, job_id) for token, job_id in step.take]
 
     def _lease(self, owner: Owner, want: Want, reply: Reply) -> bool:
         if self._jobs.departure is not None:
@@ -208,20 +205,12 @@ class MemoryBroker(
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         with self._lock:
-            owner = self._owners.get(owner_id)
-            if causes is None and owner is not None and owner.kind == RELAY:
-                causes = {}
             held = release_owner(self._jobs, owner_id, causes)
             self._owners.pop(owner_id, None)
             self._commands.pop(owner_id, None)
             self._replies.forget(owner_id)
             self._wake_all()
             return held
-
-    def recall(self) -> int:
-        with self._lock:
-            self._jobs.check_here()
-            return recall(self._jobs)
 
     def tick(self) -> float:
         with self._lock:

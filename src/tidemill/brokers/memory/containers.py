@@ -19,7 +19,6 @@ class Queue(Protocol):
     retried: int
     cancelled: int
     purged: int
-    carried: int
 
     @property
     def name(self) -> str: ...

@@ -21,7 +21,7 @@ def lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:
         return None
     if item.record.state in (State.SCHEDULED, State.FAILED) and not kick(jobs, job_id):
         return None
-    if item.record.state is not State.READY or item.is_carried:
+    if item.record.state is not State.READY:
         return None
     return start_lease(jobs, item, owner)
 

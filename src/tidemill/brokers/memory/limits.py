@@ -27,8 +27,6 @@ from tidemill.limits.arithmetic import (
     ended,
     first_closed,
     give_back,
-    hold,
-    let_go,
     opens,
     take,
 )
@@ -52,7 +50,6 @@ def set_limit(
     known = table.get(name)
     if known is None:
         known = table[name] = Limit()
-        known.limiter.held = jobs.queue(name).carried if queue else 0.0
     old = apply_settings(known, settings, declared=declared)
     if known.terms != old:
         rows = jobs.partitions.items()
@@ -113,13 +110,7 @@ def _queue_opens(jobs: Jobs, queue: str) -> int:
     limited = jobs.queue_limits.get(queue)
     if limited is None:
         return 0
-    return opens(limited.terms, limited.limiter, _running(jobs, queue), micros(jobs))
-
-
-def _running(jobs: Jobs, queue: str) -> int:
-    """The number of running jobs of a queue. Carried jobs count, since they keep their places."""
-    row = jobs.queue(queue)
-    return row.running + row.carried
+    return opens(limited.terms, limited.limiter, jobs.queue(queue).running, micros(jobs))
 
 
 def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
@@ -130,7 +121,7 @@ def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
 def next_opening(jobs: Jobs) -> float:
     """Seconds until a closed limit opens for a ready job; infinity if no limit opens by itself."""
     rows = [jobs.queue(name) for name in jobs.queue_limits]
-    times = [_queue_opens(jobs, row.name) for row in rows if row.ready > row.carried]
+    times = [_queue_opens(jobs, row.name) for row in rows if row.ready]
     if jobs.limits:
         for entries in jobs.ready.values():
             times += [_partition_opens(jobs, claim) for _, claim in _firsts(jobs, entries) if claim]
@@ -155,27 +146,9 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
 
 def unstart(jobs: Jobs, item: Item) -> None:
     """Refund the tokens of a lease that goes back without a run."""
-    taken = _charged(jobs, item)
+    taken = int((jobs.now - jobs.wall + item.record.leased) * 1e6)
     for settings, limiter, cost in _limiters_of(jobs, item):
-        if item.is_carried:
-            let_go(limiter, cost)
-        else:
-            give_back(settings, limiter, taken, cost)
-
-
-def set_aside(jobs: Jobs, item: Item) -> None:
-    """Reserve the tokens of a lease that goes to the carrier until its job starts."""
-    taken = _charged(jobs, item)
-    for settings, limiter, cost in _limiters_of(jobs, item):
-        hold(settings, limiter, taken, cost)
-
-
-def restart(jobs: Jobs, item: Item) -> None:
-    """Take the reserved tokens of a carried job that starts now."""
-    for settings, limiter, cost in _limiters_of(jobs, item):
-        let_go(limiter, cost)
-        take(settings, limiter, micros(jobs), cost)
-    item.charged = item.record.leased
+        give_back(settings, limiter, taken, cost)
 
 
 def _limiters_of(jobs: Jobs, item: Item) -> Iterator[tuple[LimitSettings, Limiter, float]]:
@@ -187,11 +160,6 @@ def _limiters_of(jobs: Jobs, item: Item) -> Iterator[tuple[LimitSettings, Limite
     if envelope.limit is not None:
         settings = jobs.limits[envelope.limit.name].terms
         yield settings, jobs.partition(envelope.limit).limiter, envelope.limit.cost
-
-
-def _charged(jobs: Jobs, item: Item) -> int:
-    """The time at which the job's tokens were taken, in the microseconds of limiters."""
-    return int((jobs.now - jobs.wall + item.charged) * 1e6)
 
 
 def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
@@ -207,7 +175,7 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
 def held(jobs: Jobs, job_id: str) -> Held | None:
     """The limit of a ready job: see :class:`~tidemill.brokers.contract.limits.LimitCalls`."""
     item = jobs.items.get(job_id)
-    if item is None or item.record.state is not State.READY or item.is_carried:
+    if item is None or item.record.state is not State.READY:
         return None
     return first_closed(_limits_of(jobs, item.record.envelope))
 
@@ -220,7 +188,7 @@ def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[Held]:
         yield Held(claim.name, claim.key, False, until, running, settings)
     limited = jobs.queue_limits.get(queue)
     if limited is not None:
-        until, running = _seconds(jobs, _queue_opens(jobs, queue)), _running(jobs, queue)
+        until, running = _seconds(jobs, _queue_opens(jobs, queue)), jobs.queue(queue).running
         yield Held(queue, "", True, until, running, limited.terms, limited.is_broken)
 
 
@@ -233,7 +201,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
             terms=limited.terms,
             declared=limited.declared,
             by_hand=limited.by_hand,
-            running=_running(jobs, name),
+            running=jobs.queue(name).running,
             failures=limited.limiter.failures,
             until=_seconds(jobs, _queue_opens(jobs, name)),
         )

@@ -57,7 +57,6 @@ class ReplyCache:
         return Reply(
             settled=reply.settled,
             touched=reply.touched,
-            taken=reply.taken,
             leases=leases,
             commands=reply.commands,
             next_due=0.0,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS
-from tidemill.brokers.memory.carrier import may_be_carried
 from tidemill.brokers.memory.claim import ttr_of
-from tidemill.brokers.memory.limits import attempted, set_aside, unstart
+from tidemill.brokers.memory.limits import attempted, unstart
 from tidemill.brokers.memory.put import follow
 from tidemill.brokers.memory.transitions import Item, Jobs
 from tidemill.brokers.memory.unknown_tasks import set_aside as set_unknown_aside
 from tidemill.brokers.shared.lost_jobs import lost_line
 from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.job import CONSUMER_DIED, NOT_STARTED, Note, Outcome, State, Verdict, delay_of
-from tidemill.core.owner import RELAY, Owner
 from tidemill.core.progress import whole_progress
 from tidemill.core.verdicts import COUNTED, MAY_NOT_HAVE_RUN, end_of, outcome_of
 
@@ -26,13 +24,7 @@ def settle(jobs: Jobs, owner: str, verdict: Verdict) -> bool:
     item = jobs.leases.get((owner, verdict.token))
     if item is None:
         return False
-    if verdict.outcome != Outcome.CARRY:
-        close_attempt(jobs, item, verdict)
-    elif may_be_carried(jobs, item):
-        set_aside(jobs, item)
-        jobs.carry(item)
-    else:
-        close_attempt(jobs, item, Verdict(item.token, Outcome.RELEASE, error=NOT_STARTED))
+    close_attempt(jobs, item, verdict)
     follow(jobs, verdict.followers)
     jobs.tell()
     return True
@@ -86,14 +78,6 @@ def _attempt(item: Item, verdict: Verdict) -> Attempt:
     times = r.leased, v.started, v.ended
     run = run_of(r.attempts, r.attempt)
     return Attempt(r.attempt, r.worker, *times, Outcome(v.outcome), v.error, v.traceback, run)
-
-
-def hand_over(jobs: Jobs, owners: Iterable[Owner], tokens: Iterable[int]) -> None:
-    """Settle published leases that relays have not settled yet: the carrier has them now."""
-    relays = [owner.id for owner in owners if owner.kind == RELAY]
-    for token in tokens:
-        for relay in relays:
-            settle(jobs, relay, Verdict(token, Outcome.CARRY))
 
 
 def touch(jobs: Jobs, owner: str, token: int, seconds: float) -> bool:

@@ -36,7 +36,7 @@ class Item:
     """A stored job: its record, and facts that a record does not show."""
 
     __slots__ = (
-        *("charged", "deadline", "dependents", "dropped", "due_machine", "expires_machine"),
+        *("deadline", "dependents", "dropped", "due_machine", "expires_machine"),
         *("finished_machine", "holder", "limit", "ready", "record", "since", "token", "until"),
         "waits",
     )
@@ -45,8 +45,7 @@ class Item:
         self.record = Record(envelope=envelope, state=State.READY, seq=seq, rank=envelope.rank)
         self.limit = envelope.retries.max_attempts
         self.token = 0  # token of the current lease; 0 for none
-        self.holder = ""  # the owner of the lease; empty when the carrier has it
-        self.charged = 0.0  # wall time at which the limits of the job took its tokens
+        self.holder = ""  # the owner of the lease; empty for none
         self.deadline = 0.0  # machine time at which a message lease ends
         self.due_machine = 0.0  # machine time of a delay; 0 when due by wall time
         self.expires_machine = 0.0
@@ -57,11 +56,6 @@ class Item:
         self.until = 0.0  # machine time until which the job keeps its key, even after success
         self.since = 0.0  # machine time of the put of the first job that this job replaced
         self.dropped = False  # True when the job ended because a job before it did not succeed
-
-    @property
-    def is_carried(self) -> bool:
-        """True when the lease of the job lies with the carrier (a message broker)."""
-        return bool(self.token) and not self.holder
 
 
 class Limit:
@@ -94,7 +88,7 @@ class Jobs:
     """All jobs of one broker, used under its lock.
 
     ``tell`` wakes every sleeper. ``on_end`` is called with each job that has ended or was deleted
-    unfinished. ``on_back`` is called with each job that leaves the carrier and was not taken.
+    unfinished.
     """
 
     def __init__(
@@ -102,10 +96,8 @@ class Jobs:
         retention: Retention,
         tell: Callable[[], None],
         on_end: Callable[[Jobs, Item], None],
-        on_back: Callable[[Jobs, Item], None],
     ) -> None:
         self.on_end = on_end
-        self.on_back = on_back
         self.retention = retention
         self.tell = tell
         self.born = clock.wall()
@@ -115,7 +107,6 @@ class Jobs:
         self.due: list[Due] = []  # a heap by machine time
         self.due_wall: list[Due] = []  # a heap by wall time
         self.leases: dict[tuple[str, int], Item] = {}  # leased jobs by owner and token
-        self.carried: dict[int, Item] = {}  # carried jobs by token
         self.keys: MutableMapping[str, list[str]] = {}  # key -> [job, successor]
         # key -> (end by machine time, succeeded job)
         self.held: MutableMapping[str, tuple[float, str]] = {}
@@ -255,12 +246,8 @@ class Jobs:
             item.ready = None
         if item.record.unknown:
             self._forget_unknown(item)
-        if item.is_carried:
-            self.on_back(self, item)
-            self.leave_carrier(item)
-        elif item.token:
-            del self.leases[item.holder, item.token]
         if item.token:
+            del self.leases[item.holder, item.token]
             item.token, item.holder, item.deadline = 0, "", 0.0
             item.record.worker, item.record.leased = "", 0.0
             if item.record.envelope.limit:
@@ -290,36 +277,10 @@ class Jobs:
         self.unplace(item)
         record = item.record
         record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
-        item.token, item.holder, item.charged = self.next_number(), owner.id, record.leased
+        item.token, item.holder = self.next_number(), owner.id
         self.leases[owner.id, item.token] = item
         if record.envelope.limit:
             self.partition(record.envelope.limit).running += 1
-        self.count(item, +1)
-
-    def carry(self, item: Item) -> None:
-        """Make a running job ready and carried: its lease lies with the carrier."""
-        record = item.record
-        self.count(item, -1)
-        del self.leases[item.holder, item.token]
-        item.holder, item.deadline = "", 0.0
-        self.carried[item.token] = item
-        record.state, record.worker, record.leased = State.READY, "", 0.0
-        self.count(item, +1)
-        self.queue(record.envelope.queue).carried += 1
-
-    def leave_carrier(self, item: Item) -> None:
-        """Take a job off the list of carried jobs."""
-        del self.carried[item.token]
-        self.queue(item.record.envelope.queue).carried -= 1
-
-    def take_over(self, item: Item, owner: Owner) -> None:
-        """Make a carried job running: its lease goes from the carrier to an owner."""
-        record = item.record
-        self.count(item, -1)
-        self.leave_carrier(item)
-        item.holder = owner.id
-        self.leases[owner.id, item.token] = item
-        record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
         self.count(item, +1)
 
     def finish(self, item: Item, state: State, error: str = "") -> None:

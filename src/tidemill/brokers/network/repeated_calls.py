@@ -4,8 +4,8 @@ Every step has a serial, which the store keeps together with its reply. After a 
 is sent again under its serial, before the next step. The store answers the step again, but does not
 repeat its effects. Leases of this answer are given to the owner with the next reply.
 
-The caller of the broken step got ``BrokerUnavailable``. Its next step has the same verdicts, notes
-and ``take``. This module answers these parts from the first reply, and does not send them again.
+The caller of the broken step got ``BrokerUnavailable``. Its next step has the same verdicts and
+notes. This module answers these parts from the first reply, and does not send them again.
 The caller also adds the same history again, perhaps summed with new numbers. So this module
 subtracts the numbers that the store already has from the next step with history. The reply after a
 broken step is ``behind``: the server that answers may have lost steps.
@@ -46,7 +46,6 @@ class RepeatedCalls:
         self._lock = LongLock()
         self._broken: Step | None = None  # the step that was sent and not answered
         self._settled: dict[_Name, bool] = {}  # answers to the verdicts of broken steps
-        self._taken: dict[tuple[int, str], bool] = {}  # answers to the ``take`` of broken steps
         self._noted: list[object] = []  # the notes of broken steps, which the store has
         self._counted: list[HistoryRow] = []  # the history of broken steps, which the store has
         self._unread: Reply = Reply()  # replies to broken steps, not yet handed on
@@ -62,8 +61,6 @@ class RepeatedCalls:
         reply = self._send_one(broken)
         told = zip(broken.verdicts, reply.settled, strict=True)
         self._settled |= {_name(verdict): settled for verdict, settled in told}
-        # ``reply.taken`` is empty when the owner was given up.
-        self._taken |= dict(zip(broken.take, reply.taken, strict=False))
         self._noted += broken.notes
         if not is_lost(reply):
             self._counted += broken.history
@@ -74,11 +71,10 @@ class RepeatedCalls:
     def _send_rest(self, step: Step) -> Reply:
         over = self._unread
         again = bool(self._counted and step.history)
-        heard = again or self._settled or self._noted or self._taken or over.leases
+        heard = again or self._settled or self._noted or over.leases
         fresh = self._without_known(step) if heard else step
         if step.held is not None and heard:
-            unread = [*[lease.token for lease in over.leases], *[token for token, _ in step.take]]
-            fresh.held = [*step.held, *unread]
+            fresh.held = [*step.held, *(lease.token for lease in over.leases)]
         reply = self._send_one(fresh)
         if fresh is not step:
             new = iter(reply.settled)
@@ -86,13 +82,7 @@ class RepeatedCalls:
                 self._settled[_name(v)] if _name(v) in self._settled else next(new)
                 for v in step.verdicts
             ]
-            if len(reply.taken) == len(fresh.take):  # with fewer answers, the owner was given up
-                known, later = frozenset(self._taken), iter(reply.taken)
-                reply.taken = [  # a lease that the caller names twice is given once
-                    self._taken.pop(lease, False) if lease in known else next(later)
-                    for lease in step.take
-                ]
-            self._settled, self._noted, self._taken = {}, [], {}
+            self._settled, self._noted = {}, []
             self._counted = [] if again else self._counted
         if over.behind:
             reply.leases = over.leases + reply.leases
@@ -113,7 +103,6 @@ class RepeatedCalls:
             verdicts=[v for v in step.verdicts if _name(v) not in self._settled],
             notes=step.notes[noted:],
             history=[*step.history, *map(negated, self._counted if step.history else ())],
-            take=[lease for lease in step.take if lease not in self._taken],
             want=want,
         )
 

@@ -143,15 +143,6 @@ class AdminCalls(ServerCalls):
         told: bool = self._session.once("send_command", arguments, "text, text, bigint", plain=True)
         return told
 
-    def recall(self) -> int:
-        self._check_open()
-        given, there = 0, sum(row.carried for row in inspect.stats(self._session))
-        while given < there and (batch := self._session.once("recall", [_PURGE_MOST], "int")):
-            # The count at the start bounds the loop: the relay may give returned jobs to the
-            # carrier again.
-            given += batch
-        return given
-
     def backup(self, target: str) -> None:
         raise FeatureMissing(
             "backup needs the feature backup, which postgresql:// does not have; use pg_dump"

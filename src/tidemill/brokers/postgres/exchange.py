@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want, late, left, lost, outgrown
 from tidemill.brokers.contract.unknown_tasks import MOST_NAMED
-from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of, texts
+from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of
 from tidemill.brokers.postgres.errors import Unfit
 from tidemill.brokers.postgres.history import pack_history
 from tidemill.brokers.postgres.owner import AttachedOwner
@@ -18,7 +18,7 @@ from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.errors import StoreMoved
-from tidemill.core.job import Outcome, Verdict
+from tidemill.core.job import Verdict
 from tidemill.core.owner import Command, Owner
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ class _Answer(msgspec.Struct):
     missed: Sequence[int] = ()  # plain verdicts without a lease
     lost: Sequence[int] = ()  # other verdicts without a lease
     late: Sequence[int] = ()  # touches without a lease
-    kept: Sequence[int] = ()  # leases for the carrier that were not found
-    stale: Sequence[int] = ()  # leases that could not be taken from the carrier
     commands: Sequence[tuple[str, int]] = ()
     due: float | None = None
     firing: float | None = None  # seconds until the next schedule is due
@@ -49,10 +47,9 @@ class _Answer(msgspec.Struct):
 
 
 class _Parts(msgspec.Struct):
-    """The verdicts of a step, in three groups: each group is settled in its own way."""
+    """The verdicts of a step, in two groups: each group is settled in its own way."""
 
     plain: list[Verdict]
-    carried: list[Verdict]
     others: list[Verdict]
 
 
@@ -98,14 +95,9 @@ def _without_want(unserved: Exception, attached: AttachedOwner, step: Step) -> S
 
 
 def _split(step: Step) -> _Parts:
-    parts = _Parts([], [], [])
+    parts = _Parts([], [])
     for verdict in step.verdicts:
-        if _is_plain(verdict):
-            parts.plain.append(verdict)
-        elif _goes_over(verdict):
-            parts.carried.append(verdict)
-        else:
-            parts.others.append(verdict)
+        (parts.plain if _is_plain(verdict) else parts.others).append(verdict)
     return parts
 
 
@@ -131,9 +123,6 @@ def _pack(
         if step.notes
         else None,
         ints(attached.hand_off.told),
-        ints([v.token for v in parts.carried]),
-        ints([token for token, _ in step.take]),
-        texts([clean(job_id) for _, job_id in step.take]),
         None if step.held is None else ints(list(step.held)),
         *_followers(session, parts.others),
         *_want(attached, step.want, queues),
@@ -211,11 +200,6 @@ def _is_plain(verdict: Verdict) -> bool:
     return not (verdict.outcome or verdict.error or verdict.traceback or verdict.followers)
 
 
-def _goes_over(verdict: Verdict) -> bool:
-    """True when a lease only goes to the carrier: such verdicts are settled in bulk, too."""
-    return verdict.outcome == Outcome.CARRY and not verdict.followers
-
-
 def _row(v: Verdict) -> dict[str, Any]:
     return {
         "token": v.token,
@@ -243,15 +227,10 @@ def _reply(step: Step, parts: _Parts, answer: _Answer, leases: bytes) -> Reply:
     if answer.gone:  # the owner was given up for dead: all its leases are lost
         return lost(step)
     missed = iter(_settled(len(parts.plain), answer.missed))
-    kept = iter(_settled(len(parts.carried), answer.kept))
     others = iter(_settled(len(parts.others), answer.lost))
     reply = Reply(
-        settled=[
-            next(missed if _is_plain(v) else kept if _goes_over(v) else others)
-            for v in step.verdicts
-        ],
+        settled=[next(missed if _is_plain(v) else others) for v in step.verdicts],
         touched=_settled(len(step.touch), answer.late),
-        taken=_settled(len(step.take), answer.stale),
         leases=leases_of(leases),
         commands=[Command(verb, token) for verb, token in answer.commands],
         next_due=float("inf") if answer.due is None else max(0.0, answer.due),

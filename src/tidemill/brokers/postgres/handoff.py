@@ -47,7 +47,7 @@ class HandOff:
     def take(self, step: Step) -> Reply | None:
         """Answer a step with leases that have arrived; None when the server must be asked."""
         want = step.want
-        if want is None or step.verdicts or step.notes or step.touch or step.take:
+        if want is None or step.verdicts or step.notes or step.touch:
             return None
         if step.history:
             return None

@@ -38,7 +38,7 @@ _COLUMNS = (
 )
 _COUNTS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
-    *("cancelled", "expired", "carried", "purged"),
+    *("cancelled", "expired", "purged"),
 )
 
 

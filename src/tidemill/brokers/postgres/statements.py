@@ -48,8 +48,8 @@ class Statements:
         ).encode()
         request = (
             "ROW(%s::int, %s::bigint, %b::bigint[], %b::float8[], %b::float8[], %b::bytea[], "
-            "%s::jsonb, %b::bigint[], %b::float8[], %s::jsonb, %b::bigint[], %b::bigint[], "
-            f'%b::bigint[], %b::text[], %b::bigint[])::"{schema}".step_request'
+            "%s::jsonb, %b::bigint[], %b::float8[], %s::jsonb, %b::bigint[], %b::bigint[])"
+            f'::"{schema}".step_request'
         )
         followers = batch.replace("%b", "%s")
         want = (

@@ -6,16 +6,14 @@ names the missing feature.
 """
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.rabbitmq.broker import RabbitBroker
-from tidemill.brokers.rabbitmq.open import open_url, read_url
+from tidemill.brokers.rabbitmq.broker import RabbitBroker, open_url
 from tidemill.brokers.rabbitmq.settings import check_url
-from tidemill.brokers.registry import features_of as store_features
 from tidemill.core.config import Url
 
-__all__ = ["RabbitBroker", "check_url", "features_of", "open_url", "read_url"]
+__all__ = ["RabbitBroker", "check_url", "features_of", "open_url"]
 
 
-def features_of(url: Url) -> frozenset[Feature] | None:
-    """The features of a URL's broker or ``store=``; None if only an open store knows them."""
-    store = check_url(url).store
-    return store_features(store) if store else RabbitBroker.features
+def features_of(url: Url) -> frozenset[Feature]:
+    """The features of the broker, which are the same for each URL."""
+    check_url(url)
+    return RabbitBroker.features

@@ -119,13 +119,11 @@ class ServerCalls(Lacking):
         self._version = text_of(self._out.server.get("version", "")) or self._version
         return by_workers(self._settings, self._version)
 
-    def _put(
-        self, jobs: Sequence[Envelope], items: Sequence[Outgoing], *, once: bool = False
-    ) -> None:
+    def _put(self, jobs: Sequence[Envelope], items: Sequence[Outgoing]) -> None:
         """Announce the queues of jobs and publish the jobs, both within one patience."""
         began = time.monotonic()
         self._make_known([job.queue for job in jobs], began)
-        self._publisher.put(items, self._settings.patience, began=began, once=once)
+        self._publisher.put(items, self._settings.patience, began=began)
 
     def _make_known(self, queues: Iterable[str], began: float = 0.0) -> None:
         self._announcer.make_known(queues, self._settings.patience, began or time.monotonic())

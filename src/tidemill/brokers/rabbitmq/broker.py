@@ -22,10 +22,11 @@ from tidemill.brokers.rabbitmq.calls import (
     TransferCalls,
 )
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
-from tidemill.brokers.rabbitmq.message import Carried
+from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
 from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.config import Url
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Placed, Put
 from tidemill.core.owner import Owner
@@ -39,6 +40,11 @@ _FEATURES = frozenset(
         Feature.DRAIN,
     }
 )
+
+
+def open_url(url: Url) -> RabbitBroker:
+    """The broker of a URL."""
+    return RabbitBroker(check_url(url))
 
 
 class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
@@ -88,14 +94,6 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
         self._put(jobs, items)
         return [Put(job.id, Placed.CREATED) for job in jobs]
 
-    def carry(self, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Publish jobs. Jobs whose ids are in ``alone`` are delivered one at a time."""
-        self._check_open()
-        known = [Carried(job, encode_envelope(job), losses=job.id in alone) for job in jobs]
-        # Before the queue is announced: this may refuse a job.
-        items = [self._writer.write(job) for job in known]
-        self._put(jobs, items, once=True)
-
     def attach(self, owner: Owner) -> None:
         self._check_open()
         if owner.lease:
@@ -137,26 +135,6 @@ class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         return self._attached(owner_id).wait(timeout, fds)
-
-    def wake_up_fd(self, owner_id: str) -> int:
-        """The descriptor that becomes readable at an arrival, after :meth:`arm`."""
-        return self._attached(owner_id).wake_up.fd
-
-    def arm(self, owner_id: str) -> bool:
-        """Make the descriptor readable at the next arrival; False if a message is here already."""
-        return self._attached(owner_id).wake_up.arm()
-
-    def disarm(self, owner_id: str) -> None:
-        """Do not make the descriptor readable any more."""
-        self._attached(owner_id).wake_up.disarm()
-
-    def doubt(self, owner_id: str, jobs: Sequence[Envelope], alone: Collection[str]) -> None:
-        """Ask the server again about the places of these jobs, which the relay just published."""
-        attached = self._owners.get(owner_id)
-        if attached is not None:
-            names = self._names
-            places = {names.suspect(j.queue) if j.id in alone else names.home(j) for j in jobs}
-            attached.doubt([place.name for place in places])
 
     def wake(self, owner_id: str) -> None:
         attached = self._owners.get(owner_id)

@@ -97,9 +97,6 @@ class AdminCalls(ServerCalls):
     def forget_queue(self, queue: str) -> bool:
         refuse("deleting a queue (delayed jobs may be on their way to it)", Feature.INSPECT)
 
-    def recall(self) -> int:
-        return 0
-
     def command(self, owner_id: str, command: Command) -> bool:
         return False
 

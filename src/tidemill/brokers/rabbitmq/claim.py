@@ -119,12 +119,6 @@ class AttachedOwner:
         """Sleep until a wake-up, a readable descriptor or the timeout."""
         return self.wake_up.sleep(timeout, fds)
 
-    def doubt(self, homes: Sequence[str]) -> None:
-        """Ask the server again about these places, since jobs were put there."""
-        with self._lock:
-            for state in (one for one in self._all() if one.place.name in homes):
-                state.doubt()
-
     def wake(self) -> None:
         """Make the wait return."""
         self.wake_up.wake()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 import pika
 
-from tidemill.brokers.carrier.relay import NoPlace, Refused
 from tidemill.brokers.rabbitmq.amqp.confirm_channel import (
     Answer,
     ConfirmChannel,
@@ -54,9 +53,6 @@ for missing answers after its patience."""
 _STUCK = 3.0
 """After this many seconds without an answer, messages under way do not count for ``MOST``."""
 
-_UNFIT = 406
-"""The server's code for a message that it never takes, because the message is too large."""
-
 _TRIES, _REOPEN = 3, 0.5
 """Tries of a batch whose channel the server closes, maybe because of another batch; and seconds
 until a new channel replaces a channel that the server closed at once."""
@@ -85,22 +81,20 @@ class Publisher:
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def put(
-        self, items: Sequence[Outgoing], patience: float, *, began: float = 0.0, once: bool = False
-    ) -> None:
+    def put(self, items: Sequence[Outgoing], patience: float, *, began: float = 0.0) -> None:
         """Send messages, and sleep until the server has them, however many they are.
 
         The put fails when a place confirmed nothing for the ``patience``, in seconds. ``began`` is
         the monotonic time from which the patience counts, 0 for now. A message that a queue refuses
-        is sent again during the patience, unless ``once``.
+        is sent again during the patience.
 
         Raises:
             StoreFull: the server lets nobody publish, and no message was sent.
-            Refused: the server never takes one of the messages.
-            NoPlace: a queue refuses a message, cannot be made, or does not answer in time.
-            BrokerUnavailable: the server does not answer. Each error says how much is stored.
+            BrokerUnavailable: the server does not answer, or never takes one of the messages; or a
+                queue refuses a message, cannot be made, or does not answer in time. The error says
+                how much is stored.
         """
-        batch = Batch(items, None, began or time.monotonic(), once=once)
+        batch = Batch(items, None, began or time.monotonic())
         if not self._thread.is_up:
             self._thread.await_up(max(0.0, batch.began + patience - time.monotonic()))
         self._submit(batch)
@@ -194,8 +188,7 @@ class Publisher:
         for batch in {id(batch): batch for _, batch, _ in channel.sent.values()}.values():
             batch.tries += 1
             if batch.tries >= _TRIES and batch.then is None:
-                kind = Refused if code == _UNFIT else BrokerUnavailable
-                self._give_up(batch, f"rabbitmq at {self._where}: {why}", kind)
+                self._give_up(batch, f"rabbitmq at {self._where}: {why}")
         self._drop_channel(channel, _REOPEN if soon or channel.destination else 0.0)
 
     def _drop_channel(self, channel: ConfirmChannel, pause: float) -> None:
@@ -305,7 +298,7 @@ class Publisher:
             text = f"rabbitmq at {self._where}: {window.home.name} cannot be made: {why}"
             for batch in window.batches():
                 if batch.then is None:
-                    self._give_up(batch, text, NoPlace)
+                    self._give_up(batch, text)
         self._halt(window, window.next_pause())
 
     def _halt(self, window: PublishWindow, pause: float) -> None:
@@ -372,11 +365,7 @@ class Publisher:
             window.back.append((batch, item, False))
 
     def _refused(self, window: PublishWindow, batch: Batch, item: Outgoing) -> None:
-        """A queue is full, or has no majority. Send the message again, unless ``once``."""
-        if batch.once:
-            if not batch.is_over:
-                self._end_refused(window, batch)
-            return
+        """A queue is full, or has no majority. Send the message again."""
         if not window.why and batch.then is not None:
             log.error("the queue %s %s; sending it again until stored", item.home.name, REFUSED)
         window.why = REFUSED
@@ -432,7 +421,7 @@ class Publisher:
             return why, StoreFull
         if not self._may_send():
             return self._thread.trouble, BrokerUnavailable
-        return f"rabbitmq at {self._where}: {window.trouble}", NoPlace
+        return f"rabbitmq at {self._where}: {window.trouble}", BrokerUnavailable
 
     def _give_up(
         self, batch: Batch, why: str = "", kind: type[TidemillError] = BrokerUnavailable
@@ -441,7 +430,7 @@ class Publisher:
         if batch.done.is_set():
             return
         if batch.refusal:
-            why, kind = batch.refusal, NoPlace
+            why, kind = batch.refusal, BrokerUnavailable
         elif kind is StoreFull and (batch.stored or batch.unsure):
             kind = BrokerUnavailable
         batch.end(kind(f"{why or 'the broker was closed'}; {batch.account()}"))

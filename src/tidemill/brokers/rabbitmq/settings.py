@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import ssl
 import urllib.parse
@@ -12,7 +10,6 @@ import msgspec
 import pika
 
 from tidemill.brokers.network.address import host_and_port, mask_password
-from tidemill.brokers.registry import check_url as check_store
 from tidemill.core.config import Url, check_known
 from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import number_option
@@ -22,7 +19,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds that one host has to answer."""
 
 _OPTIONS = (
-    *("delays", "management", "owner_lease", "patience", "prefix", "queues", "store"),
+    *("delays", "management", "owner_lease", "patience", "prefix", "queues"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
 )
 _PREFIX = re.compile(r"[\w:-]{1,20}")
@@ -38,7 +35,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             messages again.
         owner_lease: the seconds after which a silent worker counts as dead, by heartbeats.
         shown: the URL without its password.
-        store: the URL of the store whose ready jobs the server carries; empty for none.
         management: the address of the management plugin; empty for its port on the same hosts.
         delays: the holder of delayed jobs, ``server`` or ``workers``. If empty, the version of the
             server decides.
@@ -54,7 +50,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     patience: float
     owner_lease: float
     shown: str
-    store: str = ""
     management: str = ""
     delays: str = ""
 
@@ -63,12 +58,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The address as text for a message."""
         places = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return places + (f" (vhost {self.vhost})" if self.vhost != "/" else "")
-
-    def for_store(self, identity: str) -> Settings:
-        """The settings with separate queues for one store: no other store gets its jobs."""
-        digest = hashlib.sha256(identity.encode()).digest()
-        own = base64.b32encode(digest)[:6].decode().lower()
-        return msgspec.structs.replace(self, prefix=f"{self.prefix}.{own}")
 
     def parameters(self, heartbeat: int) -> list[pika.ConnectionParameters]:
         """Parameters for pika, one object for each host."""
@@ -155,7 +144,6 @@ def check_url(url: Url) -> Settings:
         patience=number_option(options, "patience", 10.0),
         owner_lease=lease,
         shown=shown,
-        store=_store(options.get("store", "")),
         management=_management(options.get("management", "")),
         delays=_delays(options.get("delays", "")),
     )
@@ -166,13 +154,6 @@ def _prefix(text: str) -> str:
         raise InvalidOption(
             f"prefix in the url must be 1 to 20 letters, digits or : - _, not {text!r}"
         )
-    return text
-
-
-def _store(text: str) -> str:
-    """The URL of a store, in which each & is written as %26."""
-    if text:
-        check_store(text)
     return text
 
 

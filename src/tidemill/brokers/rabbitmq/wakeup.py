@@ -38,11 +38,6 @@ class WakeUp:
             self._news = True
             self._ring()
 
-    @property
-    def fd(self) -> int:
-        """The descriptor that a wake-up makes readable."""
-        return self._end
-
     def arm(self) -> bool:
         """Ask for a wake-up at the next news; False when there is news already."""
         with self._lock:

@@ -25,7 +25,6 @@ from tidemill.limits.arithmetic import Held, LimitStats
 
 _PURGE_MOST = 200
 _ACT_MOST = 250
-_RECALL_MOST = 250
 _GOES_ON = 2  # the answer when some keys of a limit still have old settings
 
 
@@ -146,13 +145,6 @@ class AdminCalls(ServerCalls):
     def command(self, owner_id: str, command: Command) -> bool:
         self._check_open()
         return self._owners.command(owner_id, command)
-
-    def recall(self) -> int:
-        self._check_open()
-        given, there = 0, sum(row.carried for row in self._inspection.stats())
-        while given < there and (batch := int(self._do(b"recall", b"%d" % _RECALL_MOST))):
-            given += batch  # ``there`` bounds the loop: the relay may carry returned jobs again
-        return given
 
     def backup(self, target: str) -> None:
         raise FeatureMissing("backup needs the feature backup, which redis:// does not have")

@@ -128,12 +128,8 @@ def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) ->
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:
     values = {row[i].decode(): int(row[i + 1]) for i in range(0, len(row), 2)}
-    carried = values.get("carried", 0)  # the store counts carried jobs as running
-    values["ready"] = values.get("ready", 0) + carried
-    values["running"] = values.get("running", 0) - carried
     return QueueStats(
         name=queue.decode(),
-        carried=carried,
         paused=bool(values["paused"]),
         max_size=values["max_size"],
         oldest=decode_envelope(oldest).created if oldest else 0.0,

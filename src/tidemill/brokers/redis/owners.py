@@ -101,18 +101,16 @@ class LocalOwner:
             raise late(step, int(answer[1]))
         now = time.monotonic()
         self.renew_at = now + self._lease / 3
-        return self._read(answer, step, now)
+        return self._read(answer, now)
 
-    def _read(self, answer: Any, step: Step, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs, schedules, state, *took = answer
+    def _read(self, answer: Any, now: float) -> Reply:
+        settled, touched, leases, commands, due, death, inputs, schedules, state, *last = answer
         self.owners_state = state or self.owners_state
         trusted_at = self._deaths.heard(now)
         self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
-        taken = [flag == 49 for flag in took[0]] if took else []
-        unknown, behind, strays = took[1:] if len(took) > 1 else ([], 0, [])
-        brought = [token for (token, _), mine in zip(step.take, taken, strict=True) if mine]
+        unknown, behind, strays = last
         leased = read_leases(leases, inputs)
-        self.told = max(self.told, *[lease.token for lease in leased], *brought, 0)
+        self.told = max(self.told, *[lease.token for lease in leased], 0)
         return Reply(
             self._room.settled(settled),
             [flag == 49 for flag in touched],
@@ -120,7 +118,6 @@ class LocalOwner:
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
             read_schedules(schedules),
-            taken=taken,
             unknown=[name.decode() for name in unknown[1:]],
             told=int(unknown[0]) if unknown else 0,
             behind=bool(behind),
@@ -410,8 +407,6 @@ def _pack(step: Step) -> list[bytes]:
     args += [_TOUCH(token, seconds) for token, seconds in step.touch]
     args.append(b"%d" % len(step.notes))
     args += map(_packed_note, step.notes)
-    args.append(b"%d" % len(step.take))
-    args += [token.to_bytes(8, "big") + job_id.encode() for token, job_id in step.take]
     told, knows = (step.want.told, step.want.knows) if step.want is not None else (-1, ())
     args += [b"%d" % told, b"%d" % len(knows), *[name.encode() for name in knows]]
     return [*args, _pack_held(step.held), *pack_history(step.history)]

@@ -17,7 +17,7 @@ from tidemill.cli.top.rates import Meter, Rates
 from tidemill.client.inline_jobs import move_due
 from tidemill.core.clock import clock
 from tidemill.core.job import Record
-from tidemill.core.owner import RELAY, Owner
+from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_runs, runs_by_name
 from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen
@@ -27,7 +27,7 @@ JOBS_MOST = 200
 """The most running jobs of a snapshot."""
 
 _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
-"""The numbers that a message broker without a store does not know."""
+"""The numbers that a message broker does not know."""
 
 
 class QueueRow(msgspec.Struct):
@@ -143,7 +143,7 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     if not knows:
         rows = [QueueRow(s, rates[s.name], s.consumers, noted.get(s.name, "")) for s in stats]
         return Snapshot(clock.wall(), broker.url, rows, [], [], totals, _MISSING)
-    owners = [owner for owner in seen.owners if owner.kind != RELAY]
+    owners = seen.owners
     held, runs = seen.held, runs_by_name(owners)
     tokens = {record.token for record in held.records}
     jobs = sorted((_job(r, runs.get(r.worker), held) for r in held.records), key=_longest)

@@ -162,7 +162,7 @@ class View:
 def lacking(snapshot: Snapshot) -> str:
     """The line that names the numbers that a message broker does not know, and the remedy."""
     missing = ", ".join(snapshot.missing)
-    return f"this broker cannot report {missing}; ?store=URL adds a store that can"
+    return f"this broker cannot report {missing}; lmdb, redis, postgresql and django can"
 
 
 def _title(name: str, shown: int, count: int, width: int) -> str:

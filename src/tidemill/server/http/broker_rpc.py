@@ -19,7 +19,6 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tidemill.brokers.carrier.lending import lending_store
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import with_history
@@ -305,10 +304,7 @@ class BrokerRpc:
 
     def _hello(self) -> Hello:
         features = [str(feature) for feature in self._broker.features]
-        lends = Feature.CARRY in self._broker.features
-        return Hello(
-            features, self._max_bytes, lending_store(self._broker).identity if lends else ""
-        )
+        return Hello(features, self._max_bytes, self._broker.identity)
 
     def _attach(self, owner: Owner) -> None:
         if not 1 <= owner.lease <= 86400:

@@ -19,7 +19,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
-from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.job import State, Verdict
 from tidemill.core.owner import Command, Owner
 
 pytestmark = pytest.mark.full
@@ -321,34 +321,6 @@ def test_a_step_whose_reply_was_lost_is_answered_and_not_done_again(
     row = broker.stats()[0]
     assert (row.succeeded, row.retried, row.running, row.scheduled) == (1, 1, 2, 1)
     assert broker.get("j1").attempt == 1
-
-
-def test_a_carried_lease_is_taken_once_though_replies_are_lost(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # laws 3, 4
-    broker.attach(Owner(id="r", name="r"))
-    broker.attach(Owner(id="w", name="w"))
-    broker.put([job(id="j0"), job(id="j1")])
-    one, two = take(broker, "r", 2)
-    lost = lose_replies(monkeypatch, b".exchange(")
-    verdicts = [Verdict(token, Outcome.CARRY) for token in (one.token, 77, two.token)]
-    assert broker.exchange(Step("r", verdicts)).settled == [True, False, True]
-    assert lost
-    lost.clear()
-    named = [(two.token, "j0"), (one.token, "j0"), (two.token, "j1")]
-    reply = broker.exchange(Step("w", take=named))
-    assert lost
-    assert (reply.taken, reply.leases) == ([False, True, True], [])
-    assert broker.exchange(Step("w", take=named)).taken == [False] * 3
-    assert (broker.stats()[0].running, broker.stats()[0].carried) == (2, 0)
-    broker.put([job(id="j2")])
-    (three,) = take(broker, "r", 1)
-    lost.clear()
-    assert broker.exchange(Step("r", [Verdict(three.token, Outcome.CARRY)])).settled == [True]
-    lost = lose_replies(monkeypatch, b".recall(")
-    assert broker.recall() == 1
-    assert lost
 
 
 @pytest.mark.parametrize("act", ["cancel", "kick", "delete"])

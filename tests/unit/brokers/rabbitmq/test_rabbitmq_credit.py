@@ -296,11 +296,12 @@ def test_a_sleeper_asks_again_for_empty_queues_after_a_reconnect(broker: RabbitB
         return all(one.empty for one in states())
 
     eventually(sleeps, "an empty queue")
-    assert broker.arm(worker.id)
+    wake_up = intake_of(broker, worker).wake_up
+    assert wake_up.arm()
     connects = thread.connects
     thread.do(lambda: thread._connection.close())
     eventually(lambda: thread.connects > connects, "another line")
-    eventually(lambda: not broker.arm(worker.id), "the bell")
+    eventually(lambda: not wake_up.arm(), "the bell")
 
 
 # -- asking for one -----------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def test_a_look_at_a_queue_that_does_not_answer_ends(
 def test_a_name_that_cannot_be_stops_nobody_who_serves_all_queues(open_one: Open) -> None:
     one, named = open_one(), job("a*#")
     with pytest.raises(InvalidOption, match="reads as a pattern"):
-        one.carry([job(), named], ())
+        one.put([job(), named])
     record = Record(envelope=named, state=State.READY, seq=1, rank=named.rank)
     with pytest.raises(InvalidOption, match="reads as a pattern"):
         one.adopt(Departure("m", "here", 9), [record], "")

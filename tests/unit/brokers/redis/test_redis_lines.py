@@ -143,29 +143,6 @@ def test_a_step_whose_reply_was_lost_is_done_once(
     assert broker.stats()[0].running == 2
 
 
-@pytest.mark.parametrize("fault", ["reply", "request"])
-def test_a_carried_lease_is_taken_once_though_replies_are_lost(
-    broker: Broker, faults: Faults, fault: str
-) -> None:
-    # laws 3, 4
-    broker.put([job(id="j0"), job(id="j1")])
-    broker.attach(Owner(id="r", name="r"))
-    broker.attach(Owner(id="w", name="w"))
-    one, two = broker.exchange(Step("r", want=Want(2))).leases
-    broker.exchange(Step("w"))  # its line is open
-    over = Step("r", [Verdict(lease.token, Outcome.CARRY) for lease in (one, two)])
-    take = Step("w", take=[(one.token, "j0"), (two.token, "j1"), (two.token, "j0")])
-    for step in (over, take):
-        faults.next = [fault, fault]
-        with pytest.raises(BrokerUnavailable):
-            broker.exchange(step)
-        reply = broker.exchange(step)
-    assert reply.taken == [True, True, False]
-    assert reply.leases == []
-    assert broker.exchange(take).taken == [False] * 3
-    assert (broker.stats()[0].running, broker.stats()[0].carried) == (2, 0)
-
-
 def test_a_step_from_before_an_attach_does_nothing(broker: Broker, faults: Faults) -> None:
     # law 4: whatever it would lease, nobody would hear of
     broker.attach(Owner(id="w", name="w"))

@@ -26,9 +26,6 @@ CREATE TYPE tidemill.step_request AS (
     touch_seconds  float8[],
     notes          jsonb,                    -- [token, done, total, line, time, text] each
     heard          bigint[],                 -- tokens of hand-offs that arrived
-    carried        bigint[],                 -- leases to hand over to the carrier
-    take_tokens    bigint[],                 -- leases to take from the carrier
-    take_ids       text[],
     held           bigint[]                  -- all leases the owner knows of; NULL for no such list
 );
 
@@ -41,7 +38,6 @@ CREATE TYPE tidemill.step_reply AS (
 CREATE TYPE tidemill.step_settled AS (
     missed  int[],                           -- plain verdicts that found no lease
     lost    int[],                           -- other verdicts that found no lease
-    kept    int[],                           -- leases for the carrier that were not found
     late    int[],                           -- touches that found no lease
     ended   bigint[],                        -- jobs that ended
     moved   boolean

@@ -72,9 +72,6 @@ BEGIN
             PERFORM count(j.line, CASE WHEN waits THEN 'waiting' ELSE 'scheduled' END, -1);
             RETURN CASE WHEN waits THEN 'waiting' ELSE 'scheduled' END;
         END IF;
-        IF leave_carrier(job_seq) THEN
-            RETURN 'ready';
-        END IF;
         IF runs THEN
             DELETE FROM lease WHERE seq = job_seq RETURNING * INTO l;
         ELSE

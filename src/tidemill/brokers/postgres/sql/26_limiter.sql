@@ -19,12 +19,12 @@ $$;
 
 -- When a window lets jobs of this cost start.
 CREATE OR REPLACE FUNCTION tidemill.window_opens(
-    x float8[], slots float8[], held float8, now float8, cost float8) RETURNS float8
+    x float8[], slots float8[], now float8, cost float8) RETURNS float8
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     length float8 := floor(x[5] * 1e6);
     need   float8 := least(cost, x[4]);
-    used   float8 := held + slots_used(x, slots, now);
+    used   float8 := slots_used(x, slots, now);
     at     float8 := 0;
 BEGIN
     IF x[4] = 0 THEN
@@ -36,7 +36,7 @@ BEGIN
         used := used - slots[2 * i];
         at := slots[2 * i - 1] + length;
     END LOOP;
-    RETURN CASE WHEN held > 0 AND used + need > x[4] THEN 'infinity' ELSE at END;
+    RETURN at;
 END $$;
 
 -- The cost of the jobs that have started within the window.
@@ -72,13 +72,10 @@ BEGIN
     IF x[1] = 0 THEN
         RETURN 'infinity';
     ELSIF x[1] > 0 THEN  -- one microsecond less, since sums of fractions may be off
-        IF g.held > 0 AND g.held + least(cost, x[3]) > x[3] THEN
-            RETURN 'infinity';
-        END IF;
-        at := greatest(at, floor(g.filled - (x[3] - g.held - least(cost, x[3])) * every(x) - 1));
+        at := greatest(at, floor(g.filled - (x[3] - least(cost, x[3])) * every(x) - 1));
     END IF;
     IF x[4] IS NOT NULL THEN
-        at := greatest(at, window_opens(x, g.slots, g.held, now, cost));
+        at := greatest(at, window_opens(x, g.slots, now, cost));
     END IF;
     RETURN CASE WHEN at > now THEN at ELSE 0 END;
 END $$;
@@ -96,10 +93,10 @@ BEGIN
     room := least(room, most_running(x, g.failures) - running);
     IF x[1] > 0 THEN
         room := least(room, greatest(1, floor(
-            x[3] - g.held - greatest(0, g.filled - now) / every(x) + 1 / every(x))));
+            x[3] - greatest(0, g.filled - now) / every(x) + 1 / every(x))));
     END IF;
     IF x[4] IS NOT NULL THEN
-        room := least(room, greatest(1, floor(x[4] - g.held - slots_used(x, g.slots, now))));
+        room := least(room, greatest(1, floor(x[4] - slots_used(x, g.slots, now))));
     END IF;
     RETURN room;
 END $$;

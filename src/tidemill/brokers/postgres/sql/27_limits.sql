@@ -178,7 +178,7 @@ BEGIN
         RETURNING inbox.*, inbox AS event
     ), sums AS (
         SELECT g.gate AS id, sum(ran) AS ran, array_agg(DISTINCT line) FILTER (WHERE line IS NOT NULL) AS lines,
-               bool_and(ran < 0 AND back IS NULL AND held IS NULL) AS less
+               bool_and(ran < 0 AND back IS NULL) AS less
         FROM gone AS g GROUP BY 1
     ), counted AS (
         UPDATE gate SET
@@ -189,25 +189,21 @@ BEGIN
             SELECT ctid AS row FROM gate WHERE gate.id = s.id OFFSET 0) AS y
         WHERE gate.ctid = y.row AND (s.ran <> 0 OR NOT gate.lines @> s.lines)
     )
-    SELECT (SELECT array_agg(event ORDER BY n) FILTER (
-                WHERE well IS NOT NULL OR back IS NOT NULL OR held IS NOT NULL) FROM gone),
+    SELECT (SELECT array_agg(event ORDER BY n) FILTER (WHERE well IS NOT NULL OR back IS NOT NULL) FROM gone),
            (SELECT array_agg(s.id) FROM sums AS s WHERE s.less)
     INTO events, same;
     FOR e IN
         SELECT i.*, t.terms AS x FROM unnest(events) AS i
         JOIN terms AS t ON t.id = terms_of(i.gate)
-        WHERE i.back IS NOT NULL OR i.held IS NOT NULL OR t.terms[7] IS NOT NULL ORDER BY n
+        WHERE i.back IS NOT NULL OR t.terms[7] IS NOT NULL ORDER BY n
     LOOP
         UPDATE gate SET
             failures = CASE WHEN e.well IS NULL OR e.x[7] IS NULL THEN failures
                             WHEN e.well THEN 0 ELSE failures + 1 END,
             until = CASE WHEN NOT e.well AND failures + 1 >= e.x[7] THEN now + floor(e.x[8] * 1e6)
                     ELSE until END,
-            filled = CASE WHEN e.again IS NOT NULL THEN filled_with(e.x, filled, e.again, e.cost)
-                     WHEN e.back IS NULL THEN filled ELSE filled - e.cost * every(e.x) END,
-            slots = CASE WHEN e.again IS NOT NULL THEN slots_with(e.x, slots, e.again, e.cost)
-                    WHEN e.back IS NULL THEN slots ELSE slots_without(e.x, slots, e.back, e.cost) END,
-            held = greatest(0, held + coalesce(e.held, 0))
+            filled = CASE WHEN e.back IS NULL THEN filled ELSE filled - e.cost * every(e.x) END,
+            slots = CASE WHEN e.back IS NULL THEN slots ELSE slots_without(e.x, slots, e.back, e.cost) END
         WHERE id = e.gate;
     END LOOP;
     IF same IS NULL THEN
@@ -233,17 +229,6 @@ BEGIN
     RETURN CASE WHEN x[6] IS NULL AND x[7] IS NULL THEN 0 ELSE running_in(which) END;
 END $$;
 
--- A queue's limiter, with the number of carried jobs from the tallies as "held". Carried jobs take
--- their tokens when they start.
-CREATE OR REPLACE FUNCTION tidemill.with_held(x float8[], g tidemill.gate) RETURNS tidemill.gate
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF x[1] IS NOT NULL OR x[4] IS NOT NULL THEN
-        g.held := (SELECT coalesce(sum(carried), 0) FROM tally WHERE queue = queue_of(g.id));
-    END IF;
-    RETURN g;
-END $$;
-
 -- The number of a limiter's queue; NULL for a partition.
 CREATE OR REPLACE FUNCTION tidemill.queue_of(id text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN starts_with(id, 'q') THEN substr(id, 2)::int END $$;
@@ -253,7 +238,7 @@ CREATE OR REPLACE FUNCTION tidemill.renew_gates(ids text[], now float8) RETURNS 
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE gate SET opens = o.at, due = CASE WHEN o.at BETWEEN 1 AND 1e18 THEN o.at END
-    FROM (SELECT g.id, gate_opens(t.terms, with_held(t.terms, g), running_for(t.terms, queue_of(g.id)), now, 1) AS at
+    FROM (SELECT g.id, gate_opens(t.terms, g, running_for(t.terms, queue_of(g.id)), now, 1) AS at
           FROM gate AS g JOIN terms AS t ON t.id = g.terms
           WHERE g.id = ANY (ids) AND starts_with(g.id, 'q')) AS o
     WHERE gate.id = o.id AND (gate.opens <> o.at OR gate.due <= now);

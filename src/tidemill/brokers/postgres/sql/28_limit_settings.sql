@@ -166,7 +166,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT q.name, true, x.terms, x.declared, x.by_hand, running_in(q.number), g.failures,
-           seconds_until(gate_opens(x.terms, with_held(x.terms, g), running_in(q.number), now, 1), now), 0::bigint
+           seconds_until(gate_opens(x.terms, g, running_in(q.number), now, 1), now), 0::bigint
     FROM terms AS x JOIN gate AS g ON g.id = x.id JOIN queue AS q ON q.number = queue_of(x.id)
     WHERE starts_with(x.id, 'q')
     UNION ALL
@@ -206,7 +206,7 @@ BEGIN
                coalesce(g.failures >= x.terms[7], false)
         FROM queue AS q JOIN gate AS g ON g.id = 'q' || q.number JOIN terms AS x ON x.id = g.id
         CROSS JOIN LATERAL (
-            SELECT gate_opens(x.terms, with_held(x.terms, g), running_in(q.number), now, 1) AS at,
+            SELECT gate_opens(x.terms, g, running_in(q.number), now, 1) AS at,
                    running_in(q.number) AS running) AS o
         WHERE q.number = j.line / 4) AS every
     ORDER BY every.seconds = 0, every.of_queue LIMIT 1;

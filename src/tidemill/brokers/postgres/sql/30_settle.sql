@@ -78,12 +78,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     l lease;
 BEGIN
-    IF v.outcome = 7 THEN
-        IF carry(me, ARRAY[v.token], t) <> '{}' THEN
-            RETURN true;
-        END IF;
-        v := release_of(v.token, 'cancelled before it started', 0);
-    END IF;
     SELECT * INTO l FROM lease
     WHERE seq = v.token >> 16 AND token = v.token AND owner = me FOR UPDATE;
     IF NOT FOUND THEN
@@ -116,7 +110,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Count and record the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail, 3 release,
--- 4 snooze, 5 cancelled, 6 expired, 8 unknown. Outcome 7 is for "settle": see 48_carrier.sql.
+-- 4 snooze, 5 cancelled, 6 expired, 8 unknown.
 CREATE OR REPLACE FUNCTION tidemill.close_attempt(
     l tidemill.lease, worker text, v tidemill.verdict, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$

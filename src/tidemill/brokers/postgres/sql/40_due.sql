@@ -221,7 +221,7 @@ BEGIN
         INSERT INTO tally
         SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(accepted),
                sum(succeeded), sum(failed), sum(retried), sum(cancelled), sum(expired), sum(kept),
-               sum(carried), sum(purged)
+               sum(purged)
         FROM gone GROUP BY queue;
     END IF;
 END $$;

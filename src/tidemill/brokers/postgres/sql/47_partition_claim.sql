@@ -68,7 +68,7 @@ BEGIN
     LOOP
         room := most;
         IF q.gated THEN
-            room := (SELECT gate_room(x.terms, with_held(x.terms, g), running_for(x.terms, q.number), now, most)
+            room := (SELECT gate_room(x.terms, g, running_for(x.terms, q.number), now, most)
                      FROM gate AS g JOIN terms AS x ON x.id = g.id
                      WHERE g.id = 'q' || q.number AND g.id = ANY (gates));
         END IF;

@@ -12,10 +12,8 @@ DECLARE
     flows bigint[] := '{}';
     held  bigint[];
     keyed boolean := shapes IS NOT NULL OR EXISTS (SELECT FROM key);
-    many  boolean := req.verdicts IS NOT NULL OR cardinality(others) > 1 OR req.carried <> '{}'
-                     OR req.take_tokens <> '{}';
+    many  boolean := req.verdicts IS NOT NULL OR cardinality(others) > 1;
 BEGIN
-    others := others || req.carried || req.take_tokens;
     IF keyed OR many THEN
         held := ARRAY (
             SELECT x >> 16 FROM unnest(req.tokens || others) AS x UNION ALL
@@ -27,7 +25,6 @@ BEGIN
     IF EXISTS (SELECT FROM behind) THEN
         SELECT coalesce(array_agg(x.seq), '{}'), coalesce(array_agg(x.bad), '{}') INTO jobs, bad FROM (
             SELECT token >> 16 AS seq, false AS bad FROM unnest(req.tokens) AS token
-            UNION ALL SELECT token >> 16, true FROM unnest(req.carried) AS token
             UNION ALL
             SELECT (v ->> 'token')::bigint >> 16, (v ->> 'outcome')::int <> 0
             FROM jsonb_array_elements(req.verdicts) AS v
@@ -42,13 +39,13 @@ BEGIN
     RETURN flows;
 END $$;
 
--- Settle a request: notes, verdicts, leases for the carrier, touches.
+-- Settle a request: notes, verdicts, touches.
 CREATE OR REPLACE FUNCTION tidemill.settle_step(
     req tidemill.step_request, followers tidemill.batch, my_name text, limited boolean, t float8,
     p tidemill.prefs) RETURNS tidemill.step_settled
 LANGUAGE plpgsql AS $$
 DECLARE
-    did   step_settled := ROW('{}', '{}', '{}', '{}', '{}', false);
+    did   step_settled := ROW('{}', '{}', '{}', '{}', false);
     plain record;
     v     verdict;
     n     int := 0;
@@ -60,7 +57,8 @@ BEGIN
         plain := settle_plain(req, my_name, limited, t, p);
         did.ended := plain.ended;
         IF cardinality(plain.settled) < cardinality(req.tokens) THEN
-            did.missed := without(plain.settled, req.tokens);
+            did.missed := ARRAY (SELECT generate_series(1, cardinality(req.tokens))
+                                 EXCEPT SELECT unnest(plain.settled) ORDER BY 1);
         END IF;
     END IF;
     IF req.verdicts IS NOT NULL THEN
@@ -76,9 +74,6 @@ BEGIN
                 PERFORM follow(n, followers, t, p);
             END IF;
         END LOOP;
-    END IF;
-    IF cardinality(req.carried) > 0 THEN
-        did := hand_over(did, req, my_name, t, p);
     END IF;
     FOR n IN 1..coalesce(cardinality(req.touch_tokens), 0) LOOP
         IF NOT touch(req.me, req.touch_tokens[n], req.touch_seconds[n], t) THEN
@@ -99,22 +94,6 @@ LANGUAGE sql IMMUTABLE AS $$
             started float8, ended float8, result text, hold boolean, rank bigint)
     ORDER BY n
 $$;
-
--- Hand leases over to the carrier. If that fails, the job of the lease goes back to its queue.
-CREATE OR REPLACE FUNCTION tidemill.hand_over(
-    did tidemill.step_settled, req tidemill.step_request, my_name text, t float8, p tidemill.prefs)
-RETURNS tidemill.step_settled
-LANGUAGE plpgsql AS $$
-BEGIN
-    did.kept := without(carry(req.me, req.carried, t), req.carried);
-    IF did.kept <> '{}' THEN
-        did.moved := true;
-        did.ended := did.ended || ARRAY (SELECT req.carried[n] >> 16 FROM unnest(did.kept) AS n);
-        did.kept := ARRAY (SELECT n FROM unnest(did.kept) AS n WHERE NOT settle(
-            req.me, my_name, ROW(req.carried[n], 7, 0, '', '', 0, 0, NULL, false, -1)::verdict, t, p));
-    END IF;
-    RETURN did;
-END $$;
 
 -- Lease the jobs that an owner wants, unless the store departs: then "leaves" is the new URL.
 CREATE OR REPLACE FUNCTION tidemill.claim_step(
@@ -138,7 +117,7 @@ BEGIN
     END IF;
 END $$;
 
--- Do a step that repeats no earlier step: settle, count down children, take from the carrier, lease.
+-- Do a step that repeats no earlier step: settle, count down children, lease.
 CREATE OR REPLACE FUNCTION tidemill.run_step(
     INOUT r tidemill.step_reply, INOUT mine tidemill.pulse, req tidemill.step_request,
     followers tidemill.batch, w tidemill.want, flows bigint[], my_name text, consumes boolean, t float8,
@@ -147,14 +126,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     did   step_settled := settle_step(req, followers, my_name, r.limited, t, p);
     taken record;
-    stale int[] := '{}';
 BEGIN
     r.ended := did.ended;
     r.moved := flow(flows, t, p) OR r.moved OR did.moved;
-    IF cardinality(req.take_tokens) > 0 THEN
-        stale := without(take_carried(req.me, req.take_tokens, req.take_ids, consumes, t), req.take_tokens);
-        r.moved := r.moved OR cardinality(stale) > 0;
-    END IF;
     IF r.limited THEN
         PERFORM sync_gates(false, t);
     END IF;
@@ -163,13 +137,11 @@ BEGIN
     -- An owner that got something comes back for the rest before it sleeps (see exchange.py).
     r.hungry := CASE WHEN taken.got = 0 AND r.leases = '' THEN w.count ELSE 0 END;
     r.leases := r.leases || taken.leases;
-    mine.missed := jsonb_build_object('missed', did.missed, 'lost', did.lost, 'late', did.late,
-                                      'kept', did.kept, 'stale', stale);
+    mine.missed := jsonb_build_object('missed', did.missed, 'lost', did.lost, 'late', did.late);
     r.answer := mine.missed || jsonb_build_object(
         'commands', tell_commands(req.me, req.serial), 'leaves', taken.leaves);
     r.idle := NOT r.moved AND r.leases = '' AND did.ended = '{}' AND req.notes IS NULL
-              AND coalesce(cardinality(req.touch_tokens), 0) = 0 AND req.carried = '{}'
-              AND req.take_tokens = '{}' AND r.answer -> 'commands' = '[]';
+              AND coalesce(cardinality(req.touch_tokens), 0) = 0 AND r.answer -> 'commands' = '[]';
 END $$;
 
 -- The commands that an owner has yet to hear. They stay until its next step, in case this reply is lost.

@@ -1,6 +1,6 @@
 -- A step of an owner: it hands in verdicts and takes jobs. The parts of a step are in 49_step.sql.
 
--- The first transaction of a step: note, settle, touch, take, lease, in that order. The answer to a
+-- The first transaction of a step: note, settle, touch, lease, in that order. The answer to a
 -- repeated step comes from the kept results. A step with the serial 0 is made on behalf of a remote owner:
 -- its verdicts count, but it does not disturb the series of the owner's own steps.
 CREATE OR REPLACE FUNCTION tidemill.step(

@@ -94,13 +94,12 @@ DECLARE
     held int;
 BEGIN
     -- Lock its pulse first: a running step of this owner ends before, and no step begins after.
-    SELECT owner.number, owner.name, owner.channel, owner.kind INTO o
+    SELECT owner.number, owner.name, owner.channel INTO o
     FROM owner JOIN pulse ON pulse.owner = owner.number WHERE owner.id = who FOR UPDATE OF pulse;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    -- A relay runs nothing.
-    held := give_back(o.number, o.name, witness OR o.kind = 'relay', ran, causes, clock(p), p);
+    held := give_back(o.number, o.name, witness, ran, causes, clock(p), p);
     DELETE FROM command WHERE owner = o.number;
     DELETE FROM pulse WHERE owner = o.number;
     DELETE FROM owner WHERE number = o.number;

@@ -243,10 +243,7 @@ BEGIN
         next := CASE WHEN seen < most THEN '{"in": "ready"}' ELSE next || '{"in": "parked"}' END;
     ELSE
         here := ARRAY (
-            SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3
-            UNION ALL
-            SELECT seq FROM lease WHERE owner = 0 AND line BETWEEN q * 4 AND q * 4 + 3
-            LIMIT most);
+            SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3 LIMIT most);
         next := place;
     END IF;
     here := coalesce(here, '{}');
@@ -316,8 +313,8 @@ BEGIN
         RETURN false;
     END IF;
     WITH gone AS (DELETE FROM tally WHERE queue = q RETURNING *)
-    INSERT INTO tally (queue, waiting, scheduled, ready, running, kept, carried)
-    SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(kept), sum(carried)
+    INSERT INTO tally (queue, waiting, scheduled, ready, running, kept)
+    SELECT queue, sum(waiting), sum(scheduled), sum(ready), sum(running), sum(kept)
     FROM gone GROUP BY queue;
     UPDATE queue SET listed = false, paused = false, max_size = 0 WHERE number = q;
     RETURN true;

@@ -54,8 +54,8 @@ BEGIN
     END IF;
     other := coalesce(target * 4 + (j.line & 3), j.line);
     new_rank := coalesce(new_rank, j.rank);
-    IF other = j.line AND new_rank = j.rank THEN  -- a carried job stays with the carrier
-        RETURN NOT EXISTS (SELECT FROM lease WHERE seq = which AND owner <> 0)
+    IF other = j.line AND new_rank = j.rank THEN
+        RETURN NOT EXISTS (SELECT FROM lease WHERE seq = which)
            AND NOT EXISTS (SELECT FROM done WHERE seq = which);
     ELSIF other <> j.line AND l.waiting IS NOT TRUE AND EXISTS (
         SELECT FROM queue WHERE number = target AND max_size > 0 AND max_size <= size_of(target))

@@ -19,14 +19,14 @@ CREATE OR REPLACE VIEW tidemill.shown AS
 SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
        CASE WHEN later.task IS NULL THEN job.due ELSE coalesce(nullif(later.due, 'infinity'), 0) END AS due, job.expires,
        job.cancelling, job.trail, job.envelope,
-       coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.owner > 0 THEN 3
+       coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.seq IS NOT NULL THEN 3
                                  WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
-                                 ELSE 2 END) AS state,  -- else the job is parked, or at the carrier
+                                 ELSE 2 END) AS state,  -- else the job is parked
        coalesce(done.attempt, job.attempt) AS attempt,
        coalesce(done.error, job.error) AS error,
        done.finished, done.result, done.attempt AS last, done.leased AS last_leased, done.started,
        done.ended, done.worker AS last_worker,
-       CASE WHEN lease.owner > 0 THEN lease.leased END AS leased, owner.name AS worker, note.done AS progress, note.total, note.log,
+       lease.leased, owner.name AS worker, note.done AS progress, note.total, note.log,
        coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures,
        later.task IS NOT NULL AS unknown,
        note.text AS progress_text
@@ -39,8 +39,8 @@ LEFT JOIN tidemill.done ON done.seq = job.seq
 LEFT JOIN tidemill.note ON note.seq = job.seq
 LEFT JOIN tidemill.behind ON behind.seq = job.seq;
 
--- The number of the ready job that a queue accepted first. This looks at carried jobs, at the first
--- jobs of up to 256 ranks, and at the first jobs of all ranks in up to 1000 partitions.
+-- The number of the ready job that a queue accepted first. This looks at the first jobs of up to 256
+-- ranks, and at the first jobs of all ranks in up to 1000 partitions.
 CREATE OR REPLACE FUNCTION tidemill.oldest_of(which int) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -60,7 +60,6 @@ DECLARE
         WHERE l / 4 = which);
 BEGIN
     FOR k IN which * 4..which * 4 + 2 LOOP
-        oldest := least(oldest, (SELECT min(seq) FROM lease WHERE owner = 0 AND line = k));
         SELECT -1::bigint AS rank INTO r;
         FOR n IN 1..256 LOOP
             SELECT rank, seq INTO r FROM ready WHERE line = k AND rank > r.rank
@@ -90,9 +89,8 @@ LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN QUERY
     SELECT q.name, q.paused, q.max_size,
-           ARRAY[sum(t.waiting), sum(t.scheduled), sum(t.ready + t.carried),
-                 sum(t.running - t.carried), sum(t.accepted), sum(t.succeeded), sum(t.failed),
-                 sum(t.retried), sum(t.cancelled), sum(t.expired), sum(t.carried),
+           ARRAY[sum(t.waiting), sum(t.scheduled), sum(t.ready), sum(t.running), sum(t.accepted),
+                 sum(t.succeeded), sum(t.failed), sum(t.retried), sum(t.cancelled), sum(t.expired),
                  sum(t.purged)]::bigint[],
            (SELECT envelope FROM job WHERE seq = oldest_of(q.number))
     FROM queue AS q LEFT JOIN tally AS t ON t.queue = q.number

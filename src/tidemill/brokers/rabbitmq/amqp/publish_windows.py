@@ -58,26 +58,19 @@ class Batch:
         stored: the number of confirmed messages.
         unsure: the number of sent messages without an answer, on this connection or earlier ones.
         refusal: the reason why no more messages are sent, while some are still under way.
-        once: True when a message that a queue refuses is not sent again.
         tries: how often the server closed the channel of its messages.
     """
 
     __slots__ = (
-        *("began", "done", "items", "once", "refusal", "stored"),
+        *("began", "done", "items", "refusal", "stored"),
         *("then", "tries", "trouble", "unsure"),
     )
 
     def __init__(
-        self,
-        items: Sequence[Outgoing],
-        then: Callable[[], None] | None,
-        began: float,
-        *,
-        once: bool = False,
+        self, items: Sequence[Outgoing], then: Callable[[], None] | None, began: float
     ) -> None:
         self.items = items
         self.began = began
-        self.once = once
         self.stored = self.unsure = self.tries = 0
         self.refusal = ""
         self.trouble: TidemillError | None = None

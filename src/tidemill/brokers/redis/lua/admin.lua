@@ -145,8 +145,6 @@ function Verbs.admin()
     reply = purge(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9])
   elseif verb == 'forget' then
     reply = forget_queue(ARGV[6])
-  elseif verb == 'recall' then
-    reply = Carrier.recall(tonumber(ARGV[6]))
   else
     reply = act_on_jobs(verb, 7)
   end

@@ -29,15 +29,14 @@ end
 local function in_own_tables(queue, most)
   -- Jobs that wait for others come first, or the purge of the others would cancel them.
   local ids = call('ZRANGE', B .. ':held:' .. queue, 0, most - 1)
-  local function add_from(key)
-    for _, member in ipairs(#ids < most and call('ZRANGE', B .. key .. queue, 0, most - #ids - 1) or {}) do
+  for _, kind in ipairs(KINDS) do
+    local line = B .. ':r:' .. kind .. queue
+    for _, member in ipairs(#ids < most and call('ZRANGE', line, 0, most - #ids - 1) or {}) do
       ids[#ids + 1] = sub(member, 9)
     end
   end
-  for _, kind in ipairs(KINDS) do add_from(':r:' .. kind) end
   for _, kind in ipairs(KINDS) do
     if #ids < most then parked(kind .. queue, ids, most) end
-    add_from(':x:' .. kind)
   end
   return ids
 end

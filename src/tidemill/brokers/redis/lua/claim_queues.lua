@@ -1,6 +1,6 @@
 -- Choose the queues that serve an owner, and their order.
 
-local take_carried, claim, prune_a_little
+local claim, prune_a_little
 
 do
 
@@ -156,14 +156,6 @@ local function take_by_mode(x, groups)
       if #x.leases / 2 < wanted then take_lines(x, group, wanted - #x.leases / 2) end
     end
   end
-end
-
--- Take leases that lie with the carrier.
-function take_carried(x)
-  x.taken = ''
-  if #x.takes == 0 then return end
-  x.taken = Carrier.take(x.takes, x.owner, x.consumer, x.moved)
-  apply_changes()
 end
 
 -- Lease as many jobs as the owner wants.

@@ -1,4 +1,4 @@
--- An exchange: note, settle, touch, take and lease, in that order, as one step of an owner. The parts of the step are
+-- An exchange: note, settle, touch and lease, in that order, as one step of an owner. The parts of the step are
 -- in request, report, reply, claim and claim_queues.
 --
 -- ARGV  5 owner, 6 packed: serial, the owner's highest token ever, epoch; 7 microseconds of its owner lease, inf for a
@@ -9,7 +9,6 @@
 --         rank or -1), then error, traceback and result; after each verdict its followers, four arguments each
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time), then the line of the log
---       n leases to take from the carrier: token, then id
 --       the highest number of an unknown task that the owner has heard of, -1 if it does not ask; n of these
 --         tasks that the owner knows
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
@@ -18,8 +17,7 @@
 --       done. Else {settled and touched ('0' and '1'; '2' when there was no room for the result), leases (fixed part,
 --       envelope, …), commands, microseconds until something is due (-1 never), microseconds until the next other owner
 --       is given up (-1 never), inputs (place of a lease, {id, state, result, error, …}, …), schedules (now, name,
---       record, …), state of the list of owners or '', taken ('0' and '1'), unknown tasks (highest number heard of,
---       new names), 1 when the step before this one is not known here or this one is a repetition, tokens of strays}
+--       record, …), state of the list of owners or '', unknown tasks (highest number heard of, new names), 1 when the step before this one is not known here or this one is a repetition, tokens of strays}
 
 -- The reply to a caller on behalf of a remote owner: only the outcome of the report.
 local function reply_on_behalf(x)
@@ -41,7 +39,6 @@ local function exchange()
   x.more = come_due(true)
   apply_report(x)
   apply_changes()
-  take_carried(x)
   claim(x)
   prune_a_little(x)
   if x.on_behalf then return reply_on_behalf(x) end

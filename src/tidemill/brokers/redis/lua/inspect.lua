@@ -98,9 +98,7 @@ local function stats(behind, most)
     end
   end
   for _, queue in ipairs(queues) do
-    for _, kind in ipairs(KINDS) do
-      for _, key in ipairs({':r:', ':x:'}) do look(queue, B .. key .. kind .. queue, 1) end
-    end
+    for _, kind in ipairs(KINDS) do look(queue, B .. ':r:' .. kind .. queue, 1) end
   end
   for _, queue in ipairs(queues) do
     for _, kind in ipairs(KINDS) do
@@ -157,7 +155,7 @@ end
 
 local function ready_job(id)
   local j = load_job(id)
-  if j and j.state == READY and call('HEXISTS', B .. ':carried', id) == 0 then return j end
+  if j and j.state == READY then return j end
 end
 
 local function held(id)

@@ -8,7 +8,7 @@
 local function lease_one(j, owner, told)
   if j.partition then return 0 end
   if (j.state == SCHEDULED or j.state == FAILED) and not kick(j) then return 0 end
-  if j.state ~= READY or call('HEXISTS', B .. ':carried', j.id) == 1 then return 0 end
+  if j.state ~= READY then return 0 end
   unplace(j)
   if j.expires > 0 and j.expires <= now then
     finish(j, EXPIRED, TOO_LATE)

@@ -35,7 +35,6 @@
 --   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry whose owner is awake is outdated
 --   B:waits    hash    id → channels of the sleepers that wait for its end; B:space:QUEUE set, for room
 --   B:said:S   string  serial and reply of the last call of session S, kept 10 minutes
---   B:carried, B:x:LINE         jobs that lie with the carrier, see carrier.lua
 --   B:aside, B:unknown, B:a:…   jobs of unknown tasks, see unknown_tasks.lua
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, partitions.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
@@ -57,9 +56,8 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Unique, Carrier, Unknown, Memory = {}, {}, {}, {} -- see unique, carrier, unknown_tasks and out_of_memory.lua
+local Unique, Unknown, Memory = {}, {}, {} -- see unique, unknown_tasks and out_of_memory.lua
 local Verbs = {} -- verb → the Lua function behind the server's function
-Carrier.PARTITIONS_MOST = 100 -- partitions that one call carries changed settings into
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow
 
@@ -102,10 +100,10 @@ local function begin(keys, args)
   now = time[1] * 1000000 + time[2] + args[1]
   jobs, envs, results, changed, change_list, fresh = {}, {}, {}, {}, {}, {}
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
-  limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, left = Carrier.PARTITIONS_MOST, walking = false}
+  limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, walking = false}
+  limits.left = 100 -- partitions that one call carries changed settings into
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
   Memory.pressed = false
-  Carrier.new, Carrier.lines = {}, {} -- leases handed over: see carrier.lua
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 

@@ -2,7 +2,7 @@
 --
 -- Settings come packed from the client: the bits of the settings that exist (1 a rate, 2 a window, 4 concurrency,
 -- 8 a breaker), then all eight numbers. A limiter is the state of one limit: full (when the bucket is full), failures,
--- wait (until the breaker lets a job try), slots {end, count, …}, held (the cost of jobs that lie with the carrier).
+-- wait (until the breaker lets a job try), slots {end, count, …}.
 
 local Limiter = {NEVER = 1 / 0, SETTINGS_SIZE = 65}
 do
@@ -30,7 +30,7 @@ do
   end
 end
 
-function Limiter.new() return {full = 0, failures = 0, wait = 0, slots = {}, held = 0} end
+function Limiter.new() return {full = 0, failures = 0, wait = 0, slots = {}} end
 
 local function tokens(settings, limiter)
   return settings.every > 0 and settings.burst - math.max(0, limiter.full - now) / settings.every or settings.burst
@@ -38,7 +38,7 @@ end
 
 local function window_opens(settings, limiter, cost)
   if settings.window == 0 then return Limiter.NEVER end
-  local used, need, when = limiter.held, math.min(cost, settings.window), 0
+  local used, need, when = 0, math.min(cost, settings.window), 0
   local slots = limiter.slots
   for i = 1, #slots, 2 do
     if slots[i] + settings.length > now then used = used + slots[i + 1] end
@@ -49,7 +49,6 @@ local function window_opens(settings, limiter, cost)
       used, when = used - slots[i + 1], slots[i] + settings.length
     end
   end
-  if limiter.held > 0 and used + need > settings.window then return Limiter.NEVER end
   return when
 end
 
@@ -70,8 +69,7 @@ function Limiter.opens(settings, limiter, running, cost)
   if when <= now and running >= most_running(settings, limiter) then return Limiter.NEVER end
   if settings.rate then
     if settings.every == 0 then return Limiter.NEVER end
-    local spare = settings.burst - limiter.held - math.min(cost, settings.burst)
-    if limiter.held > 0 and spare < 0 then return Limiter.NEVER end
+    local spare = settings.burst - math.min(cost, settings.burst)
     when = math.max(when, math.floor(limiter.full - spare * settings.every - SLACK))
   end
   if settings.window then when = math.max(when, window_opens(settings, limiter, cost)) end
@@ -83,10 +81,10 @@ function Limiter.room(settings, limiter, running, most)
   if Limiter.opens(settings, limiter, running, 1) > 0 then return 0 end
   most = math.min(most, most_running(settings, limiter) - running)
   if settings.every > 0 then
-    most = math.min(most, math.max(1, math.floor(tokens(settings, limiter) - limiter.held + SLACK / settings.every)))
+    most = math.min(most, math.max(1, math.floor(tokens(settings, limiter) + SLACK / settings.every)))
   end
   if settings.window then
-    local used = limiter.held
+    local used = 0
     for i = 1, #limiter.slots, 2 do
       if limiter.slots[i] + settings.length > now then used = used + limiter.slots[i + 1] end
     end
@@ -130,16 +128,6 @@ function Limiter.give_back(settings, limiter, taken, cost)
   end
 end
 
--- Hold the tokens of a job that was taken at the time `taken` and goes to the carrier. The job takes the
--- tokens when it starts. Until then no other job can take these tokens.
-function Limiter.hold(settings, limiter, taken, cost)
-  Limiter.give_back(settings, limiter, taken, cost)
-  limiter.held = limiter.held + cost
-end
-
--- Let held tokens go: the job has left the carrier.
-function Limiter.let_go(limiter, cost) limiter.held = math.max(0, limiter.held - cost) end
-
 -- Count the success or failure of an attempt for the breaker.
 function Limiter.ended(settings, limiter, well)
   if not settings.breaker then return end
@@ -167,20 +155,17 @@ function Limiter.clear_at(settings, limiter)
   return math.max(limiter.full ~= 0 and math.floor(limiter.full) + 1 or 0, last)
 end
 
--- Pack the numbers of a limiter as doubles, since they are times and fractions. With `held` their count is even,
--- without it odd.
+-- Pack the numbers of a limiter as doubles, since they are times and fractions.
 function Limiter.pack(limiter)
   local data = {pack('>ddd', limiter.full, limiter.failures, limiter.wait)}
-  if limiter.held > 0 then data[2] = pack('>d', limiter.held) end
   for _, number in ipairs(limiter.slots) do data[#data + 1] = pack('>d', number) end
   return table.concat(data)
 end
 
 function Limiter.parse(data)
-  local limiter = {slots = {}, held = 0}
+  local limiter = {slots = {}}
   local at
   limiter.full, limiter.failures, limiter.wait, at = unpk('>ddd', data)
-  if #data % 16 == 0 then limiter.held, at = unpk('>d', data, at) end
   while at <= #data do limiter.slots[#limiter.slots + 1], at = unpk('>d', data, at) end
   return limiter
 end

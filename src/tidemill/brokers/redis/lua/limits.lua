@@ -85,19 +85,6 @@ function QueueLimits.ended(row, well, back)
   row.limiter_changed = true
 end
 
--- A lease made at the time `taken` goes to the carrier.
-function QueueLimits.hold(row, taken)
-  Limiter.hold(row.settings, row.limiter, taken, 1)
-  row.limiter_changed = true
-end
-
--- A job leaves the carrier; `starts` says whether it runs now.
-function QueueLimits.let_go(row, starts)
-  Limiter.let_go(row.limiter, 1)
-  if starts then Limiter.take(row.settings, row.limiter, 1) end
-  row.limiter_changed = true
-end
-
 function QueueLimits.came_due(queue)
   local row = find_row(queue)
   if not row or not row.limiter then return end
@@ -113,7 +100,6 @@ function QueueLimits.set(queue, packed, declared)
   if not row.limiter then
     row.limiter, row.limiter_due = Limiter.new(), 0
     row.base = tonumber(call('HGET', row.key, 'running')) or 0
-    row.limiter.held = tonumber(call('HGET', row.key, 'carried')) or 0
     call('HSET', row.key, 'gated', 1)
   end
   Limiter.change(old, row.settings, row.limiter)

@@ -118,11 +118,7 @@ end
 local function release_all(owner, name, lost, causes)
   come_due() -- a lease whose ttr has passed is a failed attempt, and does not go back
   flush() -- such a lease must not be read once more below
-  local is_relay = call('HGET', B .. ':o:' .. owner, 'kind') == 'relay' -- a relay runs no jobs
-  local many = release_leases(owner, name, lost and not is_relay, function(token)
-    return causes[string.format('%.0f', token)]
-  end)
-  return many
+  return release_leases(owner, name, lost, function(token) return causes[string.format('%.0f', token)] end)
 end
 
 local function remove(owner)

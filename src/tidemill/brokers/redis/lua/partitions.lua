@@ -172,24 +172,6 @@ function Partitions.give_back(j)
   make_stale(j.partition)
 end
 
--- A lease made at the time `taken` goes to the carrier.
-function Partitions.hold(j, taken)
-  Limiter.hold(Settings.of_partition(j.partition), Partitions.of(j.partition).limiter, taken, j.cost)
-  make_stale(j.partition)
-end
-
--- A job leaves the carrier; `starts` says whether it runs now.
-function Partitions.let_go(j, starts)
-  local partition = Partitions.of(j.partition)
-  Limiter.let_go(partition.limiter, j.cost)
-  if starts then
-    Limiter.take(Settings.of_partition(j.partition), partition.limiter, j.cost)
-  else
-    partition.running = partition.running - 1
-  end
-  make_stale(j.partition)
-end
-
 function Partitions.came_due(name)
   local partition = Partitions.of(name)
   partition.due, partition.clears = 0, false

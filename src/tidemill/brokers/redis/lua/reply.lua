@@ -40,7 +40,7 @@ end
 
 -- The reply to a repeated step: as before, with the leases of that step that the owner still has.
 local function replay(x)
-  local settled, touched, first_token, last_token, commands, taken = unpack(cmsgpack.unpack(x.last_reply))
+  local settled, touched, first_token, last_token, commands = unpack(cmsgpack.unpack(x.last_reply))
   for _, lease in ipairs(leases_of(x.owner)) do
     local j = load_job(lease[2])
     if lease[1] >= first_token and lease[1] <= last_token and j.token == lease[1] then
@@ -49,7 +49,7 @@ local function replay(x)
       if flagged(j.flags, LINKED) then show_inputs(x, j.id) end
     end
   end
-  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', taken, {}, 1, {}}
+  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', {}, 1, {}}
 end
 
 -- The earlier reply to a repeated step, or {'late', serial} for a step that comes too late; nil for a new step.
@@ -66,7 +66,7 @@ local function keep_reply(x)
   if x.moved and x.wanted > 0 then table.insert(x.commands, 1, pack('>I8', 0) .. 'quiet') end
   x.settled, x.touched = table.concat(x.settled), table.concat(x.touched)
   call('HSET', x.key, 'serial', x.serial, 'last', x.last_queue, 'answer',
-    cmsgpack.pack({x.settled, x.touched, x.first_token, x.last_token, x.commands, x.taken}))
+    cmsgpack.pack({x.settled, x.touched, x.first_token, x.last_token, x.commands}))
   Limits.sync()
 end
 
@@ -113,8 +113,8 @@ function reply(x)
   note_sleep(x)
   finish_step()
   local behind = x.last_serial < x.serial - 1 and 1 or 0
-  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, x.taken,
-    x.unknown, behind, x.strays}
+  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, x.unknown,
+    behind, x.strays}
 end
 
 end

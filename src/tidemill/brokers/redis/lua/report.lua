@@ -58,15 +58,10 @@ local function touch(x, token, seconds)
 end
 
 -- Settle a lease that `succeed_plainly` has not settled: '1', or '0' when the owner does not have the lease.
-local function settle_in_full(x, id, data, v)
-  local to_carrier = v.outcome == Carrier.OUTCOME and not x.moved
-  local carried = to_carrier and type(data) == 'string' and Carrier.carry_plainly(id, data, x.owner, v.token)
-  local j = not carried and job_held(x, v.token)
-  if not (carried or j) then return '0' end
-  if not (carried or to_carrier and Carrier.carry(j)) then
-    if v.outcome == Carrier.OUTCOME then Carrier.decline(v) end
-    close_attempt(j, x.worker, v)
-  end
+local function settle_in_full(x, v)
+  local j = job_held(x, v.token)
+  if not j then return '0' end
+  close_attempt(j, x.worker, v)
   follow(v.first, v.followers)
   return '1'
 end
@@ -79,11 +74,10 @@ local function settle_all(x)
     if type(data) == 'string' and succeed_plainly(id, data, owner, worker, v) then
       settled[i] = '1'
     else
-      settled[i] = settle_in_full(x, id, data, v)
+      settled[i] = settle_in_full(x, v)
     end
   end
   Memory.mark_not_kept(settled, x.verdicts)
-  Carrier.flush()
 end
 
 -- Note, settle, touch and count, in that order.

@@ -103,7 +103,6 @@ end
 
 -- Remove a job that neither runs nor has finished from the table that holds it.
 local function unplace(j)
-  if j.state == READY and Carrier.leave(j) then return end
   if j.state == READY and j.partition then
     Partitions.leave(j)
   elseif j.state == READY then

@@ -101,7 +101,7 @@ class AttemptOut(Struct):
     started: float | None
     ended: float | None
     outcome: Literal[
-        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "carry", "unknown"
+        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "unknown"
     ]
     error: str | None
     traceback: str | None

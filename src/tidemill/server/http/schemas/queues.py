@@ -34,7 +34,6 @@ class QueueOut(Struct, kw_only=True):
     oldest: float | None
     paused: bool
     max_size: int
-    carried: int
     consumers: int | UnsetType = UNSET
 
 

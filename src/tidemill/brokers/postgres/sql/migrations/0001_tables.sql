@@ -95,8 +95,6 @@ CREATE TABLE tidemill.lease (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX lease_deadline ON tidemill.lease (deadline) WHERE deadline IS NOT NULL;
--- A lease with owner 0 lies with a carrier, see 48_carrier.sql.
-CREATE INDEX lease_carried ON tidemill.lease (line, seq) WHERE owner = 0;
 
 CREATE TABLE tidemill.done (
     seq      bigint   PRIMARY KEY,
@@ -156,7 +154,6 @@ CREATE TABLE tidemill.tally (
     cancelled bigint NOT NULL DEFAULT 0,
     expired   bigint NOT NULL DEFAULT 0,
     kept      bigint NOT NULL DEFAULT 0,     -- finished jobs here that are bounded by number
-    carried   bigint NOT NULL DEFAULT 0,     -- the running jobs that lie with a carrier
     purged    bigint NOT NULL DEFAULT 0
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
@@ -344,7 +341,6 @@ CREATE TABLE tidemill.gate (
     lines    int[]    NOT NULL DEFAULT '{}',    -- where the lane has jobs
     due      float8,                            -- when time opens it, and somebody is to look
     clear    float8,                            -- when a lane that nothing is in can be forgotten
-    held     float8   NOT NULL DEFAULT 0,       -- of a lane: the cost of its jobs that lie with the carrier
     version  int      NOT NULL DEFAULT 0        -- of the terms that it goes by
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
@@ -390,9 +386,7 @@ CREATE TABLE tidemill.inbox (
     ran  int     NOT NULL DEFAULT 0,            -- less of the lane run
     well boolean,                               -- an attempt has ended
     back float8,                                -- what was leased then goes back, and never ran
-    cost float8,
-    again float8,                               -- "back" is when it was charged, and then it starts
-    held float8                                 -- more of the gate's "held", or less
+    cost float8
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 

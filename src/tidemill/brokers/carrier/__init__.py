@@ -1,1 +1,0 @@
-"""A broker that keeps jobs in a store and carries ready jobs through a message broker."""
