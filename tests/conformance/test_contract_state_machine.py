@@ -454,13 +454,16 @@ def by_id(records: list[Record]) -> dict[str, dict[str, Any]]:
     return {record.envelope.id: plain(record) for record in records}
 
 
+_LOST_AFTER = re.compile(r"^lost after \S+ s")
+
+
 def plain(record: Record) -> dict[str, Any]:
     """A record without what may differ: numbers drawn from a sequence, and readings of a clock."""
     shown = msgspec.structs.asdict(record)
     del shown["seq"]
     for when in ("due", "expires", "finished", "leased", "token", "lease_ends"):
         shown[when] = bool(shown[when])
-    shown["log"] = [line for _, line in record.log]
+    shown["log"] = [_LOST_AFTER.sub("lost", line) for _, line in record.log]
     shown["attempts"] = [
         (a.number, a.worker, a.outcome, a.error, a.traceback) for a in record.attempts
     ]
