@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import (
@@ -43,7 +43,6 @@ from tidemill.core.errors import (
     ResultTimeout,
     TidemillError,
 )
-from tidemill.core.foreign_names import Kind, our_result_attribute
 from tidemill.core.job import GROUP, Record, State
 
 R = TypeVar("R")
@@ -78,7 +77,6 @@ class Job(JobInNotebook, Generic[R]):
     """
 
     __slots__ = ("_fresh", "_mill", "_pending", "_record", "id", "placed")
-    _kind: ClassVar[Kind] = "job"
 
     def __init__(self, mill: Runtime, job_id: str, placed: str = "", *, pending: str = "") -> None:
         self._mill = mill
@@ -406,11 +404,6 @@ class Job(JobInNotebook, Generic[R]):
     async def _afacts(self) -> Record:
         return await self._mill.threaded(lambda: self._facts)
 
-    if not TYPE_CHECKING:  # type checkers would then accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            raise no_such_attribute(self, name, self._kind)
-
     # -- plumbing -------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
@@ -436,17 +429,6 @@ def leave_out(envelopes: Sequence[Envelope]) -> str:
         at,
     )
     return f"it was put while the app was imported ({at})"
-
-
-def no_such_attribute(handle: object, name: str, kind: Kind) -> AttributeError:
-    """The error for an unknown attribute; names of other task queues are translated."""
-    here = our_result_attribute(name, kind)
-    text = (
-        f"a tidemill handle has no .{name}; {here}"
-        if here
-        else f"{type(handle).__name__!r} object has no attribute {name!r}"
-    )
-    return AttributeError(text, name=name, obj=handle)
 
 
 def _last_traceback(record: Record) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from tidemill.client.job_handle import Job
 from tidemill.client.message import Message
@@ -11,22 +11,11 @@ from tidemill.client.messages import Queue
 from tidemill.client.options import PublishOptions
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds
-from tidemill.core.foreign_names import our_app_attribute
 from tidemill.limits.declare import QueueSettings
 
 
 class Messaging:
     """The methods of :class:`tidemill.Tidemill` for messages."""
-
-    if not TYPE_CHECKING:  # type checkers would then accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # a property raised an AttributeError: raise it again
-                return object.__getattribute__(self, name)
-            here = our_app_attribute(name)
-            plain = f"{type(self).__name__!r} object has no attribute {name!r}"
-            text = f"a tidemill app has no .{name}; {here}" if here else plain
-            raise AttributeError(text, name=name, obj=self)
 
     def queue(self: Runtime, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """A queue of raw messages. The settings, if any, are stored: see :class:`Queue`.

@@ -31,7 +31,7 @@ from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.client.runtime import Runtime
 from tidemill.core.config import check_name, main_module
 from tidemill.core.errors import InvalidOption
-from tidemill.core.foreign_names import our_attribute, our_option
+from tidemill.core.foreign_names import our_option
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -101,11 +101,6 @@ class Configured(Generic[P, R, C]):
         result: C = self._task.function(*self._bound, *args, **kwargs)
         return result
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise _no_attribute(self, name)
-
     def __repr__(self) -> str:
         return f"<task {self._task.name}, configured>"
 
@@ -138,11 +133,6 @@ class Task(Generic[P, R]):
         """Call the plain function, here and now."""
         result: R = self.function(*args, **kwargs)
         return result
-
-    if not TYPE_CHECKING:  # type checkers would then accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            raise _no_attribute(self, name)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Task[P, R]: ...
@@ -239,17 +229,6 @@ class Declare(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
-def _no_attribute(target: object, name: str) -> AttributeError:
-    """The error for an unknown attribute; names of other task queues are translated."""
-    here = our_attribute(name)
-    text = (
-        f"a tidemill task has no .{name}; {here}"
-        if here
-        else f"{type(target).__name__!r} object has no attribute {name!r}"
-    )
-    return AttributeError(text, name=name, obj=target)
-
-
 def _call(
     task: Task[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
 ) -> Call[R]:
@@ -264,16 +243,12 @@ def _call(
         missing = error
         names = task.arguments.signature.parameters
         for name in kwargs:
-            option = f"{name}=" if name in CALL_OPTIONS else _our_option(name)
+            option = f"{name}=" if name in CALL_OPTIONS else our_option(name)
             if name not in names and option.endswith("="):
                 how = f"{task.function.__name__}.using({option}…).enqueue(…)"
                 raise TypeError(f"{error}; an option goes before the call: {how}") from None
         task.arguments.check_given(args, kwargs)
     return Call(task.name, args, kwargs, options, missing)
-
-
-def _our_option(name: str) -> str:
-    return our_option(name).removeprefix("write ")
 
 
 def make_task(

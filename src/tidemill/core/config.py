@@ -182,7 +182,7 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 def _hint(name: str, known: list[str]) -> str:
     ours = our_option(name)
-    return ours or hint(name, known)
+    return f"write {ours}" if ours else hint(name, known)
 
 
 class BodyTooLarge(InvalidOption):

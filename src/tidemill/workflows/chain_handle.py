@@ -24,7 +24,6 @@ class JobChain(Job[R]):
     """
 
     __slots__ = ("steps",)
-    _kind = "chain"
 
     def __init__(
         self,

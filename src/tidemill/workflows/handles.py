@@ -6,12 +6,12 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
 from tidemill.client.compositions import alter_all, cancel_group, delete_all, retry_all
 from tidemill.client.explain import no_worker
-from tidemill.client.job_handle import FOREVER, Job, no_such_attribute
+from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.notebook import GroupInNotebook
 from tidemill.client.progress_bar import Bar, open_bar
 from tidemill.client.results import member_id, member_ids, members_of, size_of
@@ -339,11 +339,6 @@ class JobGroup(GroupInNotebook, Generic[R]):
     async def adelete(self) -> bool:
         """As ``delete``."""
         return await self._mill.threaded(self.delete)
-
-    if not TYPE_CHECKING:  # type checkers would then accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            raise no_such_attribute(self, name, "group")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobGroup) and other.id == self.id
