@@ -23,7 +23,7 @@ from tidemill.core.errors import CodecError, InvalidOption
 
 T = TypeVar("T")
 
-_KEPT = frozenset(
+KEPT = frozenset(
     {
         *(type(None), bool, int, float, str, bytes, list, dict, tuple, set, frozenset),
         *(decimal.Decimal, uuid.UUID, dt.datetime, dt.date, dt.time, dt.timedelta),
@@ -73,7 +73,7 @@ def register_converter(
     if not callable(to) or not callable(back):
         raise InvalidOption(f"to and back of the converter of {full_name(kind)} must be functions")
     if (
-        kind in _KEPT
+        kind in KEPT
         or dataclasses.is_dataclass(kind)
         or issubclass(kind, (enum.Enum, msgspec.Struct))
     ):
@@ -99,7 +99,7 @@ def plain_base(kind: type) -> type | None:
 
     A ``defaultdict`` cannot be made of a dict: its function is no data.
     """
-    if kind in _KEPT or issubclass(kind, (collections.defaultdict, enum.Enum)):
+    if kind in KEPT or issubclass(kind, (collections.defaultdict, enum.Enum)):
         return None
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return None

@@ -129,15 +129,15 @@ def whole(sentence: str) -> str:
     return f"^{re.escape(sentence)}"
 
 
-def test_a_value_without_encoding_is_found_by_its_place(mill: Tidemill) -> None:
+def test_a_value_without_encoding_is_found_by_its_argument(mill: Tidemill) -> None:
     place = mill.task(name="shop.place")(anything)
     name = f"cannot encode a {__name__}.Customer: pass its key, and load the object in the task"
     orders = [{}, {}, {}, Order(Customer())]
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: place.enqueue(Customer()), "value"),
         (lambda: place.enqueue(value=Customer()), "value"),
-        (lambda: place.enqueue(orders), "value[3].customer"),
-        (lambda: place.enqueue({"a": (1, Customer())}), "value['a'][1]"),
+        (lambda: place.enqueue(orders), "value"),
+        (lambda: place.enqueue({"a": (1, Customer())}), "value"),
         (lambda: place.enqueue(1, 2, Customer()), "rest[1]"),
         (lambda: place.enqueue(1, who=Customer()), "who"),
         (lambda: mill.enqueue_many([place.call(1), place.call(Customer())]), "value"),
@@ -182,17 +182,17 @@ def test_a_method_of_an_ordinary_class_says_what_to_do(mill: Tidemill) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "where", "kind", "back", "plain"),
+    ("value", "kind", "back", "plain"),
     [
-        (Point(1), "", "Point", "dict", "dataclasses.asdict(value)"),
-        (Color.RED, "", "Color", "str", "its .value"),
-        (Status.PAID, "", "Status", "str", "its .value"),
-        (Level.HIGH, "", "Level", "int", "its .value"),
-        (Box("b"), "", "Box", "dict", "msgspec.to_builtins(value)"),
-        ([1, Point(1)], "[1]", "Point", "dict", "dataclasses.asdict(value)"),
-        ({"a": (Color.RED,)}, "['a'][0]", "Color", "str", "its .value"),
-        ({Color.RED: 1}, "[<Color.RED: 'r'>]", "Color", "str", "its .value"),
-        ({Color.RED}, "[…]", "Color", "str", "its .value"),
+        (Point(1), "Point", "dict", "dataclasses.asdict(value)"),
+        (Color.RED, "Color", "str", "its .value"),
+        (Status.PAID, "Status", "str", "its .value"),
+        (Level.HIGH, "Level", "int", "its .value"),
+        (Box("b"), "Box", "dict", "msgspec.to_builtins(value)"),
+        ([1, Point(1)], "Point", "dict", "dataclasses.asdict(value)"),
+        ({"a": (Color.RED,)}, "Color", "str", "its .value"),
+        ({Color.RED: 1}, "Color", "str", "its .value"),
+        ({Color.RED}, "Color", "str", "its .value"),
     ],
 )
 @pytest.mark.parametrize("function", [bare, anything])
@@ -200,14 +200,13 @@ def test_a_typed_value_without_annotation_is_refused(
     mill: Tidemill,
     function: Callable[..., Any],
     value: Any,
-    where: str,
     kind: str,
     back: str,
     plain: str,
 ) -> None:
     task = mill.task(name="t")(function)
     sentence = (
-        f"argument value{where} of task t: a {__name__}.{kind} would arrive as a {back}; "
+        f"argument value of task t: a {__name__}.{kind} would arrive as a {back}; "
         f"annotate the parameter with the type, or pass plain data, such as {plain}"
     )
     for call in (lambda: task.enqueue(value), lambda: task.enqueue(value=value)):
@@ -230,7 +229,7 @@ def test_an_annotation_of_another_type_is_refused(mill: Tidemill) -> None:
 
     for call, where, kind, back in (
         (lambda: take.enqueue(Dot(1)), "point", "Dot", "Point"),
-        (lambda: take.enqueue(loose=Loose(Point(1))), "loose.inner", "Point", "dict"),
+        (lambda: take.enqueue(loose=Loose(Point(1))), "loose", "Point", "dict"),
         (lambda: take.enqueue(either=Point(1)), "either", "Point", "dict"),
     ):
         with pytest.raises(CodecError, match=f"argument {where} .*{kind} would arrive as a {back}"):

@@ -113,7 +113,7 @@ def test_a_registered_type_comes_back_as_the_annotation_names_it(mill: Tidemill)
 
 def test_a_registered_type_without_annotation_is_refused(mill: Tidemill) -> None:
     task = mill.task(name="t")(bare)
-    with pytest.raises(CodecError, match=r"^argument value\[0\] of task t: .*Money would arrive"):
+    with pytest.raises(CodecError, match=r"^argument value of task t: .*Money would arrive"):
         task.enqueue([MONEY])
 
 
@@ -189,9 +189,9 @@ def test_a_model_with_a_field_that_cannot_travel_is_refused(mill: Tidemill) -> N
     @mill.task(name="t")
     def take(login: Login | None = None, holder: Any = None) -> None: ...
 
-    with pytest.raises(CodecError, match=r"argument login.password of task t: .*SecretStr"):
+    with pytest.raises(CodecError, match=r"argument login of task t: .*a secret"):
         take.enqueue(Login(password="x"))  # type: ignore[arg-type]
-    with pytest.raises(CodecError, match=r"argument holder.thing of task t: the converter of"):
+    with pytest.raises(CodecError, match=r"argument holder of task t: .*Broken"):
         take.enqueue(holder=Holder(thing=Broken()))
 
 

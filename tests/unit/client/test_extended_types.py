@@ -135,6 +135,15 @@ def test_a_parameter_may_ask_for_the_plain_text_or_number(mill: Tidemill, value:
     assert job.result(timeout=0) == [plain.__name__, value]
 
 
+def test_a_value_that_is_not_a_number_equals_itself(mill: Tidemill) -> None:  # case M8
+    for annotation in (Fraction, float):
+        job = echo(mill, annotation).enqueue(Fraction("nan"))
+        run_all(mill)
+        name, value = job.result(timeout=0)
+        assert (name, value != value) == (annotation.__name__, True)
+        mill.tasks.clear()
+
+
 def test_a_parameter_that_asks_for_a_dict_gets_no_counter(mill: Tidemill) -> None:
     with pytest.raises(CodecError, match=r"would arrive as a dict; .*such as dict\(value\)"):
         echo(mill, dict).enqueue(collections.Counter("aab"))
