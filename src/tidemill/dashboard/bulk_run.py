@@ -40,7 +40,7 @@ from tidemill.dashboard.bulk_notes import (
 )
 from tidemill.dashboard.job_actions import ACTIONS, HAS_ALREADY, act, has
 from tidemill.dashboard.job_list import need_lists, pages_of
-from tidemill.dashboard.job_query import JobQuery, parse
+from tidemill.dashboard.job_query import JobQuery, parse, query_text
 from tidemill.dashboard.target import Target
 
 log = logging.getLogger("tidemill.dashboard")
@@ -85,9 +85,9 @@ def narrowed(query: JobQuery, action: str) -> JobQuery:
     states = {"retry": (State.FAILED,), "cancel": [s for s in State if s not in FINISHED]}
     states["terminate"] = states["cancel"]
     states["alter"] = [s for s in State if s in WAITING_STATES]
-    named = any(c.field == "state" for c in query.conditions)
+    named = "state" in query.tokens
     if action in states and not named:
-        query = query.with_values("state", *(state.value for state in states[action]))
+        query = query.with_value("state", ",".join(state.value for state in states[action]))
     return query
 
 
@@ -155,7 +155,7 @@ def start_restore(mill: Tidemill, purge: Purge, who: str) -> Bulk:
     bulk = Bulk(
         id=new_id(),
         action="restore",
-        query=str(parse("state:cancelled").with_values("queue", queue)),
+        query=query_text(state="cancelled", queue=queue),
         target=Target(queue=queue, text=f"queue {queue}"),
         purge=purge.id,
         who=who,

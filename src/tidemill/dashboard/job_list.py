@@ -15,7 +15,6 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
-from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.dashboard.job_query import JobQuery
 
@@ -62,10 +61,10 @@ def page_of(mill: Tidemill, query: JobQuery, limit: int = 50, cursor: str = "") 
         InvalidOption: the cursor is not the cursor of a page.
         FeatureMissing: the broker can list failed jobs only.
     """
-    now, until = clock.wall(), time.monotonic() + PATIENCE
+    until = time.monotonic() + PATIENCE
     found: list[Record] = []
     while True:
-        page, matching = _read(mill, query, limit - len(found), cursor, now)
+        page, matching = _read(mill, query, limit - len(found), cursor)
         found += matching
         cursor = page.cursor
         if not cursor or len(found) >= limit:
@@ -74,19 +73,17 @@ def page_of(mill: Tidemill, query: JobQuery, limit: int = 50, cursor: str = "") 
             return Listed(found, cursor, is_full=False)
 
 
-def _read(
-    mill: Tidemill, query: JobQuery, want: int, cursor: str, now: float
-) -> tuple[Page, list[Record]]:
+def _read(mill: Tidemill, query: JobQuery, want: int, cursor: str) -> tuple[Page, list[Record]]:
     """One read: a page of the store, and at most ``want`` of its records that match."""
     what = query.what
     if what != Filter():
         what = msgspec.structs.replace(what, look=LOOK)
-    most = max(want, _BATCH) if query.rest else want
+    most = max(want, _BATCH) if query.failure else want
     page = mill.find(what, limit=most, cursor=cursor)
-    places = [n for n, record in enumerate(page.records) if query.matches_rest(record, now)]
+    places = [n for n, record in enumerate(page.records) if query.matches_rest(record)]
     if len(places) > want:
         page = mill.find(what, limit=places[want - 1] + 1, cursor=cursor)
-    return page, [record for record in page.records if query.matches_rest(record, now)][:want]
+    return page, [record for record in page.records if query.matches_rest(record)][:want]
 
 
 def pages_of(
@@ -94,9 +91,8 @@ def pages_of(
 ) -> Iterator[tuple[list[Record], str]]:
     """All jobs that match, newest first, in pages. Each page has the cursor of the next page."""
     need_lists(mill, query)
-    now = clock.wall()
     while True:
-        page, matching = _read(mill, query, size, cursor, now)
+        page, matching = _read(mill, query, size, cursor)
         cursor = page.cursor
         yield matching, cursor
         if not cursor:
@@ -144,9 +140,8 @@ def count_all(mill: Tidemill) -> Count | None:
 
 def counted_by_queues(query: JobQuery, queues: list[QueueStats]) -> int | None:
     """The number of jobs that match; None if the numbers of the queues do not tell."""
-    fields = {condition.field for condition in query.conditions}
     states = query.states
-    if query.rest or not fields <= {"state", "queue"} or not states or states & FINISHED:
+    if not query.tokens.keys() <= {"state", "queue"} or not states or states & FINISHED:
         return None
     rows = [row for row in queues if query.what.queue in ("", row.name)]
     if any(state.value in row.unknown for row in rows for state in states):

@@ -52,7 +52,7 @@ def query_of(page: Page, text: str) -> JobQuery:
         Forbidden: the user may not see arguments, and the search would reveal some.
     """
     query = parse(text)
-    secret = [c.field for c in query.conditions if c.field in SECRET]
+    secret = [field for field in query.tokens if field in SECRET]
     if secret and not page.sees_arguments:
         raise Forbidden(f"your role does not see arguments, so it cannot search by {secret[0]}:")
     return query
@@ -141,7 +141,7 @@ def _counted(page: Page) -> int | None:
 
 def _state_numbers(page: Page, query: JobQuery) -> dict[str, int]:
     """The number of jobs in each state, as far as the numbers of the queues tell it."""
-    searches = {state.value: query.with_values("state", state.value) for state in State}
+    searches = {state.value: query.with_value("state", state.value) for state in State}
     told = {name: counted_by_queues(each, page.look.queues) for name, each in searches.items()}
     return {name: number for name, number in told.items() if number is not None}
 

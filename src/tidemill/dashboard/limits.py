@@ -11,7 +11,6 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
-from tidemill.dashboard.job_query import query_text
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
@@ -35,8 +34,6 @@ class Row(NamedTuple):
     state: str
     holders: list[Record]
     keys: list[tuple[str, int]]
-    running: str
-    waiting: str
 
 
 @routes.get("/limits")
@@ -63,10 +60,8 @@ def _running(page: Page) -> list[Record]:
 def _row(one: LimitStats, running: list[Record]) -> Row:
     if one.queue:
         held = [record for record in running if record.envelope.queue == one.name]
-        tokens = {"queue": one.name}
     else:
         held = [r for r in running if r.envelope.limit and r.envelope.limit.name == one.name]
-        tokens = {"limit": one.name}
     keys = collections.Counter(r.envelope.limit.key for r in held if r.envelope.limit)
     return Row(
         stats=one,
@@ -74,8 +69,6 @@ def _row(one: LimitStats, running: list[Record]) -> Row:
         state=state_of_limit(one),
         holders=held[:_HOLDERS],
         keys=[(key, count) for key, count in keys.most_common(_HOLDERS) if key],
-        running=query_text(state="running", **tokens),
-        waiting=query_text(state="ready", **tokens),
     )
 
 

@@ -118,12 +118,11 @@ def _ended(page: Page, over: Window) -> list[Tile]:
     tiles = []
     for state in ("succeeded", "failed"):
         count = numbers.total(state)
-        link = page.url("/jobs", q=jobs_query(state=state, ended=over.name), counted=count)
+        link = page.url("/failed", over=over.name) if state == "failed" else ""
         tiles.append(Tile(state.capitalize(), number(count), note, link, state))
     ended = numbers.total("succeeded") + numbers.total("failed")
     share = numbers.total("failed") / ended if ended else None
-    link = page.jobs_url(state="failed", ended=over.name)
-    tiles.append(Tile("Failure rate", percent(share), "of ended jobs", link))
+    tiles.append(Tile("Failure rate", percent(share), "of ended jobs"))
     tiles.append(Tile("Throughput", rate(ended / known_seconds(page, over)), "ended jobs"))
     return tiles
 
@@ -134,9 +133,7 @@ def _failing(page: Page, over: Window, by_task: list[TaskNumbers]) -> list[Faili
     worst = {one.task: one for one in found}  # the most frequent failure of each task
     rows = sorted(by_task, key=lambda one: (-one.failed, -one.retried))
     return [
-        FailingTask(
-            one, jobs_query(state="failed", task=one.task, ended=over.name), worst.get(one.task)
-        )
+        FailingTask(one, jobs_query(state="failed", task=one.task), worst.get(one.task))
         for one in rows
         if one.failed or one.retried
     ][:_MOST_TASKS]

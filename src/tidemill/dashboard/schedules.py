@@ -6,10 +6,10 @@ import datetime as dt
 from typing import Any
 
 from tidemill.brokers.contract.features import Feature, need
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.dashboard.job_list import Listed, page_of
-from tidemill.dashboard.job_query import parse, query_text
+from tidemill.dashboard.job_list import LOOK, Listed
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
@@ -54,7 +54,6 @@ def schedule(page: Page, name: str) -> Response:
 def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
     one = page.mill.schedules.get(name)
     kind, text, zone = _rule_of(one)
-    query = query_text(schedule=name, task=one.task)
     values = {"kind": kind, "text": text, "zone": zone, **given}
     return page.render(
         "schedule.html",
@@ -65,8 +64,7 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
         words=words_of(one.when),
         state=state_of(one),
         next_times=page.mill.schedules.next_times(name, _NEXT),
-        last=_last_runs(page, query),
-        query=query,
+        last=_last_runs(page, one),
         values=values,
         problem=problem,
         preview=_preview(values) if problem == "" and given else [],
@@ -75,10 +73,14 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
     )
 
 
-def _last_runs(page: Page, query: str) -> Listed:
+def _last_runs(page: Page, one: Schedule) -> Listed:
+    """The newest jobs of a schedule, among the newest jobs of its task."""
     if not page.has(Feature.INSPECT):
         return Listed([], "", is_full=True)
-    return page_of(page.mill, parse(query), _LAST)
+    found = page.mill.find(Filter(task=one.task, look=LOOK), limit=_MOST)
+    planned = [(record, record.envelope.planned) for record in found.records]
+    own = [record for record, plan in planned if plan and plan.schedule == one.name]
+    return Listed(own[:_LAST], found.cursor, is_full=bool(own) or not found.cursor)
 
 
 def words_of(when: str) -> str:

@@ -13,6 +13,7 @@ from dashboard_desk import Visitor
 from tidemill import Fail, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.errors import InvalidOption
+from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
@@ -98,9 +99,17 @@ def test_a_search_for_a_rare_job_goes_on_in_pieces(
 ) -> None:
     monkeypatch.setattr("tidemill.dashboard.job_list.PATIENCE", 0)
     monkeypatch.setattr("tidemill.dashboard.job_list._BATCH", 5)
-    wanted = pay(mill, 5, headers={"tenant": "7"})
+
+    @mill.task(name="shop.bad", retries=0)
+    def bad() -> None:
+        raise ValueError("gone")
+
+    wanted = [mill.enqueue(bad.call()).id]
+    run_all(mill)
+    [attempt] = mill.job(wanted[0]).attempts
+    fingerprint = failure_of(attempt.error, attempt.traceback).fingerprint
     pay(mill, *range(60))
-    path, pieces = "/jobs?q=header:tenant=7&size=25", 0
+    path, pieces = f"/jobs?q=failure:{fingerprint}&size=25", 0
     while not (found := listed(text := anna.get(path))):
         more = re.search(r'href="([^"]+)">Go on looking', text)
         assert more
@@ -118,7 +127,7 @@ def test_a_look_that_stopped_early_does_not_say_none(  # case M17
     mill.schedules.add("nightly", call, cron="0 3 * * *")
     of_schedule = mill.schedules.run("nightly").id
     pay(mill, *range(40))
-    for name in ("job_list._BATCH", "job_list.LOOK"):
+    for name in ("job_list.LOOK", "schedules._MOST", "schedules.LOOK"):
         monkeypatch.setattr(f"tidemill.dashboard.{name}", 5)
     monkeypatch.setattr("tidemill.dashboard.job_list.PATIENCE", 0)
     monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 5)
@@ -131,7 +140,8 @@ def test_a_look_that_stopped_early_does_not_say_none(  # case M17
     schedule = anna.get("/schedules/nightly")
     assert "Only a part of the store was looked at." in words(schedule)
     while of_schedule not in schedule:
-        schedule = anna.get(html.unescape(re.findall(r'href="([^"]+)">Go on', schedule)[0]))
+        [link, *_] = re.findall(r'href="([^"]+)">(?:Go on|Older)', schedule)
+        schedule = anna.get(html.unescape(link))
 
 
 def test_saved_filters_are_links_for_all(mill: Tidemill, anna: Visitor) -> None:
@@ -406,7 +416,6 @@ def test_a_role_that_does_not_see_arguments_finds_them_nowhere(
     ):
         assert "secret" not in vera.get(path), path
     vera.get("/jobs?q=args:secret-note", 403)
-    vera.get("/jobs?q=header:h=secret-head", 403)
 
 
 def test_a_role_that_does_not_see_arguments_finds_no_key(mill: Tidemill, anna: Visitor) -> None:
@@ -419,7 +428,6 @@ def test_a_role_that_does_not_see_arguments_finds_no_key(mill: Tidemill, anna: V
     for path in (*paths, "/jobs.json", "/jobs.csv", "/limits"):
         assert "secret" not in vera.get(path), path
     assert "hidden" in vera.get(f"/jobs/{jobs[1].id}")
-    vera.get("/jobs?q=limitkey:secret-limit", 403)
 
 
 # -- exports ---------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_each_number_is_the_length_of_its_list(mill: Tidemill, anna: Visitor) ->
             checked[link] = number
     # and these are the numbers of all states, and more
     assert len(checked) > 15
-    assert sum(number > 0 for number in checked.values()) > 10
+    assert sum(number > 0 for number in checked.values()) >= 10
 
 
 def test_where_history_outlives_jobs_the_list_says_both_numbers(

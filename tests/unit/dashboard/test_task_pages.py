@@ -255,7 +255,7 @@ def test_a_limit_is_full_when_each_of_its_keys_is(
         monkeypatch.setattr(mill.broker, "limits", lambda: (row,))
         return words(anna.get("/limits"))
 
-    assert "Places taken 3 , at most 2 for each key" in shown(3, keys=2)
+    assert "Places taken 3, at most 2 for each key" in shown(3, keys=2)
     assert "all places are taken" not in shown(3, keys=2)
     assert "all places are taken" in shown(4, keys=2)
     assert "Places taken 2 of 2" in shown(2, keys=1)
