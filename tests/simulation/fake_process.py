@@ -22,7 +22,7 @@ virtual time. What each task does is a ``Behaviour``. These tests with real proc
   ``test_a_prefetched_job_is_cancelled_before_it_starts``.
 - The process gives up with last words: ``test_worker_event_loop.py``,
   ``test_a_process_that_cannot_go_on_costs_neighbours_nothing``.
-- Threads die before a process that does not: ``test_worker_unkillable.py``.
+- A process outlives SIGKILL: ``test_worker_unkillable.py``.
 - Lost leases cancel their runs: ``test_given_up.py``.
 - Waits for other jobs are counted: ``test_waiting_that_would_starve_the_worker``.
 - The watchdog acts while the store stalls: ``test_worker_stalled_store.py``.
@@ -111,7 +111,6 @@ class FakeSocket:
 class FakeProcess:
     """One process, as its machine, its supervisor and a test see it."""
 
-    separate = True
     hello: Hello | None = None
 
     def __init__(
@@ -159,14 +158,6 @@ class FakeProcess:
     def kill(self) -> None:
         self.killed = True
         self.die(9)
-
-    def threads(self) -> dict[int, str] | None:
-        if self.returncode is not None:
-            return None
-        runs = [run for run in self.runs.values() if not run.over]
-        if self.struck_at < math.inf:  # the kernel has ended all other threads
-            return {run.run.ident: "D" for run in runs if run.how.ignores} or {self.pid: "D"}
-        return {self.pid: "S"} | {run.run.ident: "S" for run in runs}
 
     def stacks(self, threads: Iterable[int]) -> str:
         return "\n".join(f"stack of thread {thread}" for thread in threads)

@@ -13,8 +13,7 @@ has more rows than the process can hold leases. So a row is used again only when
 been settled. The token of a settled job matches no lease, because each lease has a fresh token.
 
 The header holds the id of the process, the last time its timekeeper ran, and the number of its jobs
-that wait for other jobs. For a process that did not die of its SIGKILL, the header also has the
-time of this signal.
+that wait for other jobs.
 
 At the start of a job the token is written last. So after a kill during the write, no row shows a
 job with the times of another job.
@@ -37,7 +36,7 @@ from typing import NamedTuple
 
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder, create_file
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
@@ -163,10 +162,6 @@ class Scoreboard:
         words = [struct.unpack("=QQ", head) for head in heads if len(head) == 16]
         return sum(word >> 32 for mark, word in words if mark == _HEADER)
 
-    def mark_unkillable(self, slot: int, since: float) -> None:
-        """Record the wall time since which a process has outlived its SIGKILL."""
-        _TIME.pack_into(self._map, _at(slot) + 24, since)
-
     def close(self) -> None:
         """Unmap the file, which stays for its readers."""
         self._map.close()
@@ -256,14 +251,6 @@ def read_runs(path: str, owner_id: str) -> dict[int, tuple[int, float]] | None:
         else:
             runs[token] = pid, started
     return runs
-
-
-def read_unkillable(path: str, owner_id: str) -> list[tuple[int, float]]:
-    """(pid, wall time since when) of each process of an owner that has outlived its SIGKILL."""
-    rows = _rows(path, owner_id) or []
-    return [
-        (word & 0xFFFFFFFF, since) for mark, word, _, since in rows if mark == _HEADER and since
-    ]
 
 
 def _found(path: str, folder: Folder | None) -> int:

@@ -9,11 +9,10 @@ from typing import Any
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import clock_ahead
 from tidemill.core.clock import clock
-from tidemill.core.job import FINISHED, Record, State
-from tidemill.core.owner import Owner
-from tidemill.core.scoreboard import read_unkillable, runs_by_name
+from tidemill.core.job import FINISHED, Owner, Record, State
+from tidemill.core.scoreboard import runs_by_name
 from tidemill.doctor.findings import Finding, Seen
-from tidemill.doctor.words import count, duration, running_in_words
+from tidemill.doctor.words import count, running_in_words
 
 LATE = 60.0
 """A running job counts as late when its timeout passed this many seconds ago."""
@@ -31,7 +30,7 @@ _SAMPLE = 50
 
 
 def alive(seen: Seen) -> Iterator[Finding]:
-    """Find a store without workers, and processes of workers that cannot be killed."""
+    """Find a store without workers."""
     workers = seen.workers
     slots = sum(owner.concurrency for owner in workers)
     consumers = count(len(seen.owners) - len(workers), "consumer")
@@ -45,12 +44,6 @@ def alive(seen: Seen) -> Iterator[Finding]:
         text = f"no worker is alive, and {jobs} of {queues} {wait}"
         advice = "start one: tidemill worker MODULE:VAR"
         yield Finding("workers", "warn", text, advice, note="no worker alive")
-    for owner in workers:  # a scoreboard on another machine cannot be read here
-        for pid, since in read_unkillable(owner.board, owner.id) if owner.board else ():
-            ago = duration(clock.wall() - since)
-            text = f"process {pid} of {owner.name} still runs {ago} after SIGKILL"
-            advice = "its jobs stay held while a system call hangs: look for a dead mount or disk"
-            yield Finding("workers", "warn", text, advice)
 
 
 def _needs_workers(seen: Seen) -> bool:

@@ -1,15 +1,13 @@
-"""Verdicts on the jobs of a process that is dead, or that a system call keeps from dying."""
+"""Verdicts on the jobs of a dead process."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
-from tidemill.core.scoreboard import Running
 from tidemill.worker.counting import Concluded
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.worker_process import WorkerProcess
@@ -50,13 +48,6 @@ class LostJobs:
             delay = max(0.0, due - clock.machine())
             self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
         process.held.clear()
-
-    def interrupt(self, rows: Iterable[Running]) -> None:
-        """Settle interrupted jobs of a process that is not dead yet."""
-        for row in rows:
-            lease = self._hand.held.pop(row.token, None)
-            if lease is not None:  # the process still holds the job: no verdict came
-                self._interrupt(lease, row.started)
 
     def _count(self, lease: Lease, started: float) -> None:
         self.culprit = True

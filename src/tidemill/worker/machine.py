@@ -33,7 +33,6 @@ from tidemill.worker.zombie_reaper import reap_orphans
 class Spawned:
     """A worker process at the level of the operating system, as the leader of its own group."""
 
-    separate = True  # it has a process of its own
     hello: Hello | None = None  # a process introduces itself later
 
     def __init__(self, setup: Setup) -> None:
@@ -84,10 +83,6 @@ class Spawned:
         # Also kill the process alone: a task may have moved it into another group.
         self._popen.kill()
 
-    def threads(self) -> dict[int, str] | None:
-        """The state of each thread that has not ended; None if unknown."""
-        return live_threads(self.pid)
-
     def stacks(self, threads: Iterable[int]) -> str:
         """The stacks of these threads, even if a task keeps the interpreter lock."""
         return stacks_of_threads(self._stacks, self.pid, threads)
@@ -103,7 +98,6 @@ class Spawned:
 class _Thread:
     """A worker in a thread of this process. Nothing can kill it: it ends when its socket ends."""
 
-    separate = False
     returncode = 0
 
     def __init__(self, mill: Runtime, setup: Setup) -> None:
@@ -127,10 +121,6 @@ class _Thread:
     def kill(self) -> None:
         """Close the socket, which the thread notices."""
         self.socket.close()
-
-    def threads(self) -> dict[int, str] | None:
-        """None: nobody else kills the thread."""
-        return None
 
     def stacks(self, threads: Iterable[int]) -> str:
         """Nothing: the worker in the thread prints its own stacks."""
@@ -223,34 +213,6 @@ class ThisProcess(Machine):
 
     def buried(self, pid: int) -> None:
         """Nothing: there is no process."""
-
-
-_ENDED = ("Z", "X")
-
-
-def live_threads(pid: int) -> dict[int, str] | None:
-    """The state of each thread that has not ended, by its kernel thread id; None if unknown.
-
-    A thread in an uninterruptible system call (state D, as on a dead mount) outlives SIGKILL, and
-    so does its process. All other threads of the process end at once and run no further code.
-    """
-    folder = f"/proc/{pid}/task"
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return None
-    states = {int(name): _state(f"{folder}/{name}/stat") for name in names}
-    return {thread: state for thread, state in states.items() if state not in _ENDED}
-
-
-def _state(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError, IndexError):
-        return "X"  # the thread has ended meanwhile
-    except OSError:
-        return "?"  # this process has no descriptor left to open the file
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

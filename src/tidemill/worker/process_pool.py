@@ -39,6 +39,9 @@ the worker."""
 DUMP_PATIENCE = 1.0
 """Seconds that a process has to report its own stacks."""
 
+SAY_AGAIN = 60.0
+"""Seconds between two lines about a process that does not die of SIGKILL."""
+
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
 """Seconds: the longest pause before a start, and the age up to which a death without jobs is a
@@ -52,7 +55,6 @@ class ProcessPool(ProcessStarter):
         super().__init__(settings, name, folder, machine)
         self.known = KnownTasks(settings.unknown_grace)
         self.verdicts: list[Verdict] = []
-        self.sent: list[Verdict] = []  # verdicts of the latest step, perhaps not answered yet
         self.notes: list[Note] = []
         self.interrupted = False  # True when the worker ended and killed a running job
         self.dispatch = Dispatch(self)
@@ -189,7 +191,6 @@ class ProcessPool(ProcessStarter):
             return
         first, now = not process.stuck, clock.machine()
         process.stuck.add(lease, verdict, now)
-        process.stuck.threads.update(row.thread for row in process.rows((verdict.token,)))
         process.urgent = True
         if first:
             reason = process.stuck.reason
@@ -215,22 +216,11 @@ class ProcessPool(ProcessStarter):
 
     def settled(self, verdicts: list[Verdict], shares: list[int]) -> None:
         """Free ``shares``; take stuck jobs off the scoreboard, since their attempts are stored."""
-        self.sent = []
         stuck = {verdict.token for verdict in verdicts if verdict.hold}
         for process in self.processes if stuck else ():
             if process.stuck:
                 process.strike(stuck)
         self.shares.settled(shares)
-
-    def strike_released(self) -> None:
-        """Take jobs that go back without an attempt off the scoreboard.
-
-        No step will store their release. The next worker counts an attempt for each job on the
-        scoreboard.
-        """
-        verdicts = self.sent + self.verdicts
-        released = {v.token for v in verdicts if v.outcome == Outcome.RELEASE}
-        self.shares.strike(released)
 
     def look_after(self) -> None:
         """Find stuck and dead processes, kill those that must go, and start missing ones."""
@@ -251,8 +241,6 @@ class ProcessPool(ProcessStarter):
         if process.killed_at:
             if process.exited():
                 self._gone(process)
-            elif process.unkillable:
-                self._give_back_interrupted(process)
             elif now - process.killed_at > self.settings.waits.kill:
                 self._outlives(process)
         elif process.closed_at and process.exited():
@@ -270,8 +258,6 @@ class ProcessPool(ProcessStarter):
             self._witness(process, now)
         if process.stuck and process.is_over(self.settings.stuck_grace, now):
             self.end(process)
-        elif process.is_half_dead(now):
-            process.closed_at = now
 
     def _witness(self, process: WorkerProcess, now: float) -> None:
         """Find stuck jobs of a process whose interpreter lock is held, so that it cannot report."""
@@ -306,30 +292,21 @@ class ProcessPool(ProcessStarter):
             self._gone(process)
 
     def _outlives(self, process: WorkerProcess) -> None:
-        """Handle a killed process that a system call keeps alive: give back its waiting jobs."""
-        process.note_unkillable(clock.wall())
-        self.news = True
+        """Say once a minute that a killed process lives on; its started jobs stay held."""
+        now = clock.machine()
+        if process.undead_at and now - process.undead_at < SAY_AGAIN:
+            return
+        process.undead_at, self.news = now, True
         for token in sorted(process.held.keys() - {row.token for row in process.running()}):
             del process.held[token]
             self.verdicts.append(unstarted(token))
-        self._give_back_interrupted(process)
         self.replace()
         log.error(
-            "worker process %d does not die of SIGKILL (state %s): %d job(s) are held until it is "
-            "gone; look for a dead mount or disk",
+            "worker process %d does not die of SIGKILL: %d job(s) are held until it is gone; look "
+            "for a dead mount or disk",
             process.pid,
-            process.state(),
             len(process.held) + len(process.stuck.due),
         )
-
-    def _give_back_interrupted(self, process: WorkerProcess) -> None:
-        """Give back jobs of a process that does not die, once their threads have ended."""
-        if process.killed and (rows := process.interrupted()):
-            # Read after the check: threads that have ended send nothing more.
-            self._read_all(process)
-            account = LostJobs(process, closing=self.closing)
-            account.interrupt(rows)
-            self._take(account)
 
     def _take(self, account: LostJobs) -> None:
         self.verdicts += account.verdicts
@@ -354,7 +331,7 @@ class ProcessPool(ProcessStarter):
         process.bury()
         self._machine.buried(process.pid)
         self.shares.retire(process.first_slot)
-        if process.unkillable:
+        if process.undead_at:
             log.info("worker process %d is dead at last", process.pid)
         by_a_job = suspected or account.culprit
         failed = process.hello is not None and process.hello.error
@@ -382,7 +359,7 @@ class ProcessPool(ProcessStarter):
     @property
     def over(self) -> bool:
         """True when only processes that cannot be killed are left."""
-        return all(process.unkillable for process in self.processes)
+        return all(process.undead_at for process in self.processes)
 
     @property
     def running(self) -> int:
@@ -403,7 +380,7 @@ class ProcessPool(ProcessStarter):
     def end_all(self) -> None:
         """Kill all processes and settle their jobs; waits a while for their deaths."""
         self.closing = True
-        processes = [process for process in self.processes if not process.unkillable]
+        processes = [process for process in self.processes if not process.undead_at]
         for process in processes:
             self.end(process)
         until = clock.machine() + self.settings.waits.kill
@@ -444,7 +421,7 @@ class ProcessPool(ProcessStarter):
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            if process.unkillable or not process.exited(self.settings.waits.kill):
+            if process.undead_at or not process.exited(self.settings.waits.kill):
                 log.error("worker process %d does not die; it is left behind", process.pid)
             else:
                 process.bury()

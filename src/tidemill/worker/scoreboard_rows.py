@@ -7,8 +7,6 @@ for a process that finishes its last jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker.prefetch import MOST
 
@@ -59,13 +57,6 @@ class ScoreboardShares:
     def unsettled(self) -> list[int]:
         """Shares of dead processes whose last verdicts are in the next step."""
         return list(self._unsettled)
-
-    def strike(self, tokens: Iterable[int]) -> None:
-        """Take jobs of dead processes off the scoreboard."""
-        if self.board is not None:
-            for first in self._unsettled:
-                for row in self.board.running(first + 1, self.size - 1, tokens):
-                    self.board.end(row.slot)
 
     def settled(self, firsts: list[int]) -> None:
         """Free shares of dead processes whose verdicts are stored."""

@@ -17,7 +17,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         stuck: until an interrupted job counts as stuck.
         silent: past a deadline, until a process that does not report its job counts as stuck.
         reap: until a process that has closed its socket is killed.
-        kill: until a process that outlives its SIGKILL counts as unkillable.
+        kill: until the log says that a process outlives its SIGKILL.
         retry: between two tries to reach a broker that does not answer.
         refused: without numbers for the history, after the store has refused a step.
     """

@@ -57,7 +57,6 @@ class StoreSteps:
             want = self._want(takes)
             pool.verdicts += pool.dispatch.place_spare()
             verdicts, pool.verdicts = pool.verdicts, []
-            pool.sent = verdicts
             notes, pool.notes = latest_notes(pool.notes), []
             shares = pool.shares.unsettled()
             rows, self._numbers = pool.history.send()

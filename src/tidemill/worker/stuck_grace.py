@@ -23,7 +23,6 @@ class StuckJobs:
 
     def __init__(self) -> None:
         self.due: dict[int, float] = {}  # token → time of the retry
-        self.threads: set[int] = set()  # kernel thread ids of the threads that run stuck jobs
         self.since = 0.0  # the time of the first stuck job
         self._reasons: list[str] = []
         self.heartbeat = Heartbeat()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import signal
 import socket
@@ -47,6 +48,7 @@ from tidemill.worker.banner import Start
 from tidemill.worker.burst import Burst
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
+from tidemill.worker.last_step import STALLED, store_last
 from tidemill.worker.machine import Machine, ThisProcess
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.releases import note_release
@@ -55,7 +57,6 @@ from tidemill.worker.runtime_folder import RuntimeFolder
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
-from tidemill.worker.stalled_exit import StalledExit, store_last
 from tidemill.worker.store_steps import StoreSteps
 
 log = logging.getLogger("tidemill.worker")
@@ -99,7 +100,7 @@ class Supervisor:
         self._declarations = TaskDeclarations()
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
-        self._leaving = StalledExit(CLEAN, INTERRUPTED, self._machine.exit)
+        self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
         self._lock = threading.RLock()
         self._snapshots = QueueSnapshots()
         self._steps = StoreSteps(self.owner.id, settings, self.pool, self._lock)
@@ -253,14 +254,20 @@ class Supervisor:
             pool.news = False
             self._take_signals()
             pool.look_after()
-            if self._stopping and clock.machine() >= self._stopping:
-                pool.end_all()
+            if self._stopping and not self._exit_at and clock.machine() >= self._stopping:
+                self._end_all()
             if pool.news:
                 self.signals.ring()
-            at = pool.next_look(exact=True)
-            if self._stopping and pool.over:
-                return self._leaving.look(pool, self._stopping) if self._mill is None else at
-            return min(at, self._stopping) if self._stopping else at
+            if self._exit_at and clock.machine() >= self._exit_at:
+                log.error("the store does not answer: jobs that ended last may run again")
+                self._machine.exit(INTERRUPTED)
+            return min(pool.next_look(exact=True), self._exit_at or self._stopping or math.inf)
+
+    def _end_all(self) -> None:
+        """Kill all processes. Their verdicts are then stored, unless the store stalls."""
+        self.pool.end_all()
+        if not self._exit_at:
+            self._exit_at = math.inf if self._mill else clock.machine() + STALLED
 
     def _declare(self, broker: Store) -> None:
         """Store the schedules and the options of tasks, as the latest process has loaded them.
@@ -403,7 +410,7 @@ class Supervisor:
         elif gently or signum == signal.SIGQUIT:
             log.warning("stopping now: %s", _what_goes_back(self.pool.running))
             self._stopping = clock.machine()
-            self.pool.end_all()
+            self._end_all()
         elif signum == signal.SIGHUP and not self._stopping:
             self.pool.roll()
         elif signum == signal.SIGCHLD and not self._machine.local:

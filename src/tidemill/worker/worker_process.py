@@ -2,7 +2,6 @@
 
 starting ──► serving ──► quiet ──► gone
                 └──► stuck ─(grace)─► killed ──► gone
-                                        └─► unkillable ──► gone
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.machine import Body
 from tidemill.worker.settings import Waits
 from tidemill.worker.stuck_grace import StuckJobs
-
-_EXAMINE_EVERY = 5.0
-"""Seconds between two checks whether somebody else has killed a busy process."""
 
 
 class WorkerProcess:
@@ -55,13 +51,13 @@ class WorkerProcess:
         # attempt.
         self.killed = False
         self.killed_at = 0.0  # machine time of its SIGKILL
-        self.unkillable = False
+        # Machine time at which the log last said that the process outlives SIGKILL; 0 for never.
+        self.undead_at = 0.0
         self.dump_at = 0.0  # machine time at which its stacks are read from outside
         self.exit_patience = 0.0  # seconds that the process may take to exit after its last job
         self.closed_at = 0.0  # machine time at which its socket ended
         # Machine time since which a process that is to end runs no job; 0 for other processes.
         self.idle_at = 0.0
-        self._examined = 0.0  # machine time of the last check for a kill by somebody else
         self.born = clock.machine()
         self.pid = 0
         self._body: Body
@@ -194,8 +190,6 @@ class WorkerProcess:
             times.append(now + 0.005)
         elif self.quiet or self.leaving:
             times.append(now + 0.5)
-        if self.held and self._body.separate and not self.closed_at:
-            times.append(max(now, self._examined + _EXAMINE_EVERY))
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
             # A terminated job that waits in a blocked process does not count as stuck.
@@ -237,21 +231,6 @@ class WorkerProcess:
         """True when the process is dead; waits up to ``patience`` seconds for its death."""
         return self._body.exited(patience)
 
-    def is_half_dead(self, now: float) -> bool:
-        """True when somebody killed a busy process and a system call keeps one thread alive.
-
-        Such a process closes no socket and sends no signal. Checks only every few seconds.
-        """
-        if not self.held or now < self._examined + _EXAMINE_EVERY:
-            return False
-        self._examined = now
-        threads = self._body.threads()
-        if not threads or (self.pid in threads and threads != {self.pid: "D"}):
-            # A half-dead process has only its main thread, in state D, or has no main thread.
-            return False
-        self.exit_patience = 0.0
-        return True
-
     def lingers(self, now: float) -> bool:
         """True when the process runs no job any more and should have ended long ago.
 
@@ -279,27 +258,6 @@ class WorkerProcess:
     def gave_up(self) -> bool:
         """True when the process ended itself because a job had broken it."""
         return self._body.returncode == GAVE_UP
-
-    def note_unkillable(self, since: float) -> None:
-        """Show on the scoreboard that the process outlives SIGKILL: see ``tidemill doctor``."""
-        self.unkillable = True
-        if self.board is not None:
-            self.board.mark_unkillable(self.first_slot, since)
-
-    def interrupted(self) -> list[Running]:
-        """The rows of jobs whose threads have ended, in a process that outlives its SIGKILL.
-
-        Empty while a living thread runs no job, since this thread may work for any of the jobs.
-        """
-        rows, left = self.running(), self._body.threads()
-        if left is None or not self.stuck.threads.union(row.thread for row in rows) >= {*left}:
-            return []
-        return [row for row in rows if row.thread not in left]
-
-    def state(self) -> str:
-        """The states of the threads of a process that does not die, in the kernel's letters."""
-        left = self._body.threads()
-        return "unknown" if left is None else ", ".join(sorted({*left.values()})) or "Z"
 
     def bury(self) -> None:
         """Kill the programs that a dead process has started.

@@ -15,7 +15,6 @@ from tidemill.core.scoreboard import (
     Running,
     Scoreboard,
     read_scoreboard,
-    read_unkillable,
     remove_scoreboard,
 )
 
@@ -73,15 +72,11 @@ def test_headers_are_no_jobs(path: str) -> None:
     board.beat(share, 7.5)
     board.set_waiting(0, 100, 2)
     late.set_waiting(2 * share, 300, 1)
-    board.mark_unkillable(share, 99.0)
     # then
     assert [board.beat_of(n * share) for n in range(3)] == [1.0, 7.5, 3.0]
     assert [b.waiting(share) for b in (board, early, late)] == [3, 3, 3]
     assert read_scoreboard(path, "o") == {5: 1.0}
-    assert read_unkillable(path, "o") == [(200, 99.0)]
-    assert read_unkillable(path, "another") == []
     board.clear(share, share)
-    assert read_unkillable(path, "o") == []
     assert board.running(0, 3 * share, ALL) == [Running(1, 5, 11, 1.0, 0.0)]
 
 
