@@ -19,7 +19,6 @@ from typing import Any
 import lmdb
 
 from tidemill.brokers.lmdb.files import Place
-from tidemill.brokers.lmdb.truncation import check_length
 from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.files import keep_from_children, take_standard_descriptors
@@ -76,7 +75,7 @@ class Environment:
         if env is None:
             _refuse_network(self.folder)
         self.env = env or self._open()
-        self.write_lock = WriteLock(path, ours=self.ours)
+        self.write_lock = WriteLock(self.data)
 
     def _open(self) -> lmdb.Environment:
         """Make and check the files, then open them."""
@@ -84,10 +83,11 @@ class Environment:
         place = Place(self.path)
         try:
             before = place.check_readable() if self.reading else place.prepare(self.mode)
-            check_length(place.path)
             lock = not self.reading or place.has_lock
             with place.pinned(lock=lock) as path:
                 env = self._opened(path, lock=lock)
+            if self.reading:
+                _check_length(env, place.path)
             if place.identity() != before:
                 env.close()
                 raise BrokerUnavailable(
@@ -153,7 +153,7 @@ class Environment:
                 "open the environment and the store again here"
             )
         self.env = self._open()
-        self.write_lock = WriteLock(self.path, ours=True)
+        self.write_lock = WriteLock(self.data)
         self.pid = os.getpid()
 
     def abandon(self) -> None:
@@ -171,6 +171,22 @@ class Environment:
             threading.Thread(target=self.env.close, name="tidemill-close", daemon=True).start()
         elif self.ours:
             self.env.close()
+
+
+def _check_length(env: lmdb.Environment, path: str) -> None:
+    """Refuse a data file that lacks pages, since a read beyond the end of a file is a SIGBUS.
+
+    Only commands that read a store check the length. A sound file may lack its last pages for some
+    seconds: LMDB never writes a page that one transaction takes and frees again. So a worker must
+    not refuse such a file.
+    """
+    needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    size = os.path.getsize(path)
+    if size < needed:
+        env.close()
+        raise BrokerUnavailable(
+            f"{path} is truncated: it has {size:,} bytes of {needed:,}; restore it from a backup"
+        )
 
 
 def folder_of(path: str) -> str:

@@ -281,7 +281,7 @@ class GroupCommit:
     ) -> None:
         """With the lead and the lock, begin a transaction and commit all pending requests."""
         batch: list[Request] = []
-        writing, locked = Writing(self.env, self.lock, self.place), True
+        writing, locked = Writing(self.env, self.place), True
         try:
             try:
                 if self._points:
@@ -355,7 +355,7 @@ class GroupCommit:
         """Run each request in a transaction of its own, so that only its caller gets an error."""
         for request in batch:
             try:
-                with Writing(self.env, self.lock, self.place) as txn:
+                with Writing(self.env, self.place) as txn:
                     context = make(txn)
                     request.result = request.apply(context)
                     context.finish()

@@ -131,7 +131,6 @@ class Owners:
 
     def attach(self, owner: Owner) -> None:
         """List an owner. A local owner lives with its process, a remote owner by signs of life."""
-        self._store.watched()
         self._store.room.check_place()
         here = self._owners.get(owner.id)
         if not owner.lease or (here is not None and not here.owner.lease):
@@ -355,16 +354,16 @@ class Owners:
         The look at the neighbours comes before the sleep. A new owner hints the others before its
         commit, so right after a hint the list may not have the new owner yet. The exchange between
         the hint and the next sleep waits for that commit.
+
+        Raises:
+            StoreGone: the store was deleted, or another was put in its place.
         """
         with local_owner.sleeper.asleep.inside() as may:
             if not may:
                 return []  # the owner was given up or attached again a moment ago
+            self._store.room.check_place()
             timeout = min(timeout, self._watch(local_owner))
-            watched = self._store.watched()
-            ready, died = yield from local_owner.parked(timeout, [*fds, *watched])
-        if watched and watched[0] in ready:
-            ready.remove(watched[0])
-            self._store.look_around()
+            ready, died = yield from local_owner.parked(timeout, fds)
         if died:
             self._reap_soon()
         return ready

@@ -21,7 +21,6 @@ import lmdb
 from tidemill.brokers.lmdb.disk_reserve import DiskReserve
 from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
 from tidemill.brokers.lmdb.files import check_prefix, flush_folders, make_folder
-from tidemill.brokers.lmdb.folder_watch import Watch
 from tidemill.brokers.lmdb.group_commit import PATIENCE, GroupCommit, write
 from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, make_tables, open_tables
 from tidemill.brokers.lmdb.read_transaction import Reading
@@ -67,7 +66,6 @@ class Store:
             int, tuple[bytes, float] | None
         ] = {}  # token → partition, cost: see partitions.py
         self._wakeups: WakeUps | None = None
-        self.watch: Watch | None = None  # the first owner makes it
         if not self.reading:  # make the folder beside a caller's data file
             above, name = os.path.split(self.folder)
             Folder(above).folder(name, environment.mode)
@@ -150,23 +148,6 @@ class Store:
             return above
         name = urllib.parse.quote(self.prefix, safe="") + ".files"
         return above.folder(name, self.environment.mode, make=not self.reading)
-
-    def watched(self) -> list[int]:
-        """Descriptors that poll as ready when the folder may have been moved or deleted."""
-        if self.watch is None:
-            self.watch = Watch(self.folder)
-        return self.watch.fds
-
-    def look_around(self) -> None:
-        """Check the store when a watched descriptor is ready; do not drain it if the store is gone.
-
-        Raises:
-            StoreGone: the store was deleted, or another was put in its place.
-        """
-        self.room.check_place()
-        if self.watch is not None:
-            self.watch.drain()
-            self.room.check_place()
 
     @property
     def wakeups(self) -> WakeUps:
@@ -296,9 +277,6 @@ class Store:
     def _close_wakeups(self) -> None:
         if self._wakeups is not None:
             self._wakeups.close()
-        if self.watch is not None:
-            self.watch.close()
-            self.watch = None
 
 
 # -- the stores of this process ------------------------------------------------------------------

@@ -11,9 +11,8 @@ inherit a record lock.
 - :meth:`WriteLock.wait` waits without limit. A separate thread of
   :class:`tidemill.brokers.lmdb.group_commit.GroupCommit` calls it, if a thread can start.
 
-A program without tidemill may write in the environment, and then holds only LMDB's mutex. The mutex
-itself contains the thread id of its holder. So this module also finds such a holder, in the mapped
-lock file.
+A program without tidemill that writes in the environment holds only LMDB's mutex. A wait for such a
+program has no limit, and no error names the program.
 
 LMDB's mutex protects the data; the record lock only bounds the waits. A record lock may be missing:
 some file systems have none, and a task may close all descriptors. Then waits have no limit.
@@ -22,38 +21,29 @@ some file systems have none, and a task may close all descriptors. Then waits ha
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
+import struct
 import sys
 import threading
 
-from tidemill.brokers.lmdb.processes import described, process_of
+from tidemill.brokers.lmdb.processes import described
 
 _AT = 1 << 62  # the locked byte, far beyond the data
 _BUSY = (errno.EAGAIN, errno.EACCES)
-_WORD_AT = (64, 128)  # places of the mutex in the lock file: for mutexes of 40 bytes, of 48 bytes
-_OWNER = 0x3FFFFFFF  # the bits of the word that hold the owner's thread id
+_FLOCK = struct.Struct("hhqqi")  # struct flock of Linux: type, whence, start, length, process id
 
 
 class WriteLock:
     """The lock of one environment in this process."""
 
-    def __init__(self, path: str, *, ours: bool) -> None:
-        """Unless ``ours``, the caller may close the environment at ``path`` at any time."""
-        alone = not os.path.isdir(path)
-        self._data = path if alone else os.path.join(path, "data.mdb")
-        self._locks = path + "-lock" if alone else os.path.join(path, "lock.mdb")
-        self._ours = ours
+    def __init__(self, data: str) -> None:
+        """``data`` is the path of the data file."""
         self._closed = False
         # Keeps threads apart: a record lock belongs to the whole process.
         self._inside = threading.Lock()
-        self._fd = _open(self._data)
-        self.looked = False
-        self._address = 0  # address of LMDB's mutex in this process; 0 if unknown
-        self._memory = -1
-        self._word: ctypes.c_uint32 | None = None
+        self._fd = _open(data)
 
     def take(self) -> bool:
         """Take the lock unless somebody else holds it."""
@@ -65,18 +55,6 @@ class WriteLock:
             if isinstance(error, OSError) and error.errno in _BUSY:
                 self._inside.release()
                 return False
-        if not self.looked and self._guessed():
-            self.free()
-            return False
-        word = self._word
-        if word is not None:
-            owner = word.value & _OWNER
-        else:
-            owner = self._owner() if self._memory >= 0 else 0
-        # Do not refuse this thread: if it has a transaction open, LMDB itself refuses a second one.
-        if owner and owner != threading.get_native_id():
-            self.free()
-            return False
         return True
 
     def wait(self) -> None:
@@ -135,57 +113,22 @@ class WriteLock:
         self._forget()
 
     def _forget(self) -> None:
-        self._word = None
-        for fd in (self._fd, self._memory):
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        self._fd = self._memory = -1
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+        self._fd = -1
 
     # -- the holder -----------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Find LMDB's mutex in memory, once, while this thread has a transaction open."""
-        self.looked = True
-        with contextlib.suppress(OSError, ValueError):
-            base = _mapped_at(self._locks)
-            memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-            for at in _WORD_AT if base else ():
-                word = int.from_bytes(os.pread(memory, 4, base + at), "little")
-                if word & _OWNER == threading.get_native_id():
-                    self._address = base + at
-                    break
-            if self._address and not self._ours:
-                self._memory = memory  # reads through this file are safe when the memory is gone
-                return
-            os.close(memory)
-            if self._address:
-                self._word = ctypes.c_uint32.from_address(self._address)
-
-    def _guessed(self) -> int:
-        """The process that has LMDB's mutex, while the place of the mutex is uncertain."""
-        try:
-            base = _mapped_at(self._locks)
-            with open("/proc/self/mem", "rb", buffering=0) as memory:
-                words = [os.pread(memory.fileno(), 4, base + at) for at in _WORD_AT if base]
-        except (OSError, ValueError):
-            return 0
-        owners = {int.from_bytes(word, "little") & _OWNER for word in words} - {0}
-        owners.discard(threading.get_native_id())
-        return max((process_of(owner, self._locks) for owner in owners), default=0)
-
-    def _owner(self) -> int:
-        """The thread that has LMDB's mutex; 0 for no thread, or when it cannot be told."""
-        if self._word is not None:
-            return self._word.value & _OWNER
-        if self._memory >= 0:
-            with contextlib.suppress(OSError):
-                return int.from_bytes(os.pread(self._memory, 4, self._address), "little") & _OWNER
-        return 0
-
     def holder(self) -> str:
         """Name the process with the lock, and the remedy, as the end of a sentence."""
-        return described(self._holding())
+        pid = self._holding()
+        if not pid and self.busy:
+            return (
+                "by this process itself, for a large batch or for a transaction of your own, or by "
+                "another process without tidemill; inside your own transaction pass it as txn="
+            )
+        return described(pid)
 
     def state(self) -> str:
         """Name the process that has the lock, if this process can see it."""
@@ -193,11 +136,15 @@ class WriteLock:
         return f"held {described(pid)}" if pid else "free"
 
     def _holding(self) -> int:
-        owner = self._owner()
-        pid = process_of(owner, self._locks) if owner else 0
-        if not self.looked:
-            pid = self._guessed()
-        return pid or _locked_by(self._fd)
+        """The other process that has the record lock; 0 for none, or for one in a container."""
+        if self._fd < 0 or sys.platform != "linux":
+            return 0
+        with contextlib.suppress(OSError):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _AT, 1, 0)
+            kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+            if kind != fcntl.F_UNLCK:
+                return max(0, int(pid))
+        return 0
 
 
 def _open(path: str) -> int:
@@ -212,38 +159,3 @@ def _open(path: str) -> int:
         return int(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
     finally:
         os.close(fd)
-
-
-def _locked_by(fd: int) -> int:
-    """The process that has the record lock; 0 for none, or for a process in another container."""
-    if fd < 0 or sys.platform != "linux":
-        return 0
-    flock = _FLOCK(fcntl.F_WRLCK, os.SEEK_SET, _AT, 1, 0)
-    with contextlib.suppress(OSError):
-        answer = _FLOCK.from_buffer_copy(fcntl.fcntl(fd, fcntl.F_GETLK, bytes(flock)))
-        if answer.type != fcntl.F_UNLCK:
-            return max(0, int(answer.pid))
-    return 0
-
-
-class _FLOCK(ctypes.Structure):
-    """``struct flock`` of Linux."""
-
-    _fields_ = (
-        ("type", ctypes.c_short),
-        ("whence", ctypes.c_short),
-        ("start", ctypes.c_int64),
-        ("len", ctypes.c_int64),
-        ("pid", ctypes.c_int),
-    )
-
-
-def _mapped_at(path: str) -> int:
-    """The address at which this process has mapped the beginning of a file; 0 for none."""
-    inode = str(os.stat(path).st_ino)
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            fields = line.split(maxsplit=5)
-            if fields[4] == inode and int(fields[2], 16) == 0 and fields[1].startswith("rw"):
-                return int(fields[0].partition("-")[0], 16)
-    return 0

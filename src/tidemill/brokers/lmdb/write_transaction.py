@@ -13,7 +13,6 @@ import lmdb
 
 from tidemill.brokers.lmdb.processes import named
 from tidemill.brokers.lmdb.switch_interval import pace
-from tidemill.brokers.lmdb.write_lock import WriteLock
 from tidemill.core.errors import InvalidOption
 
 SLOW = 1.0
@@ -40,11 +39,10 @@ class Plain:
 class Writing:
     """A write transaction, as a context manager: the end commits it, an error undoes it."""
 
-    __slots__ = ("_begun", "_env", "_lock", "_place", "_txn", "committed")
+    __slots__ = ("_begun", "_env", "_place", "_txn", "committed")
 
-    def __init__(self, env: lmdb.Environment, lock: WriteLock, place: str) -> None:
+    def __init__(self, env: lmdb.Environment, place: str) -> None:
         self._env = env
-        self._lock = lock
         self._place = place
         self.committed = False
 
@@ -55,8 +53,6 @@ class Writing:
         except BaseException:
             pace.relax()
             raise
-        if not self._lock.looked:
-            self._lock.look()
         self._begun = time.monotonic()
         return self._txn
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 
-import lmdb
 import pytest
 from harness import eventually
 from lmdb_desk import Process, ids, in_threads, job, join
@@ -42,15 +41,6 @@ IN_A_COMMIT = """
     broker._store.commits.run(broker._transitions, stay)
     say("done")
 """
-BY_ITSELF = """
-    import lmdb
-    path = broker._store.environment.path
-    broker.close()
-    with lmdb.open(path, max_dbs=64, lib_version=0) as env, env.begin(write=True):
-        say("inside")
-        sys.stdin.readline()
-    say("done")
-"""
 
 
 @pytest.fixture
@@ -58,10 +48,10 @@ def url(tmp_path: Path) -> str:
     return f"lmdb://{tmp_path}/store?patience=60"
 
 
-@pytest.fixture(params=[IN_A_COMMIT, BY_ITSELF], ids=["in a commit", "a program of its own"])
-def holder(request: pytest.FixtureRequest, url: str) -> Iterator[Process]:
+@pytest.fixture
+def holder(url: str) -> Iterator[Process]:
     """A process that is stopped inside a write transaction."""
-    with Process(url, request.param) as process:
+    with Process(url, IN_A_COMMIT) as process:
         process.expect("inside")
         os.kill(process.popen.pid, signal.SIGSTOP)
         _await_state(process.popen.pid, "T")
@@ -306,7 +296,7 @@ def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
     monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
     txn = SimpleNamespace(commit=lambda: time.sleep(0.02))
     env = SimpleNamespace(begin=lambda write: txn)
-    with Writing(env, SimpleNamespace(looked=True), " in /store"):  # type: ignore[arg-type]
+    with Writing(env, " in /store"):  # type: ignore[arg-type]
         assert not caplog.text
     assert "held the write lock of the store in /store" in caplog.text
 
@@ -325,32 +315,13 @@ def test_a_long_wait_names_the_holder_once(
     assert caplog.text.count(f"held by process {holder.popen.pid} (") == 1
 
 
-def test_opening_a_store_ends_with_a_sentence_when_the_lock_is_held(
-    tmp_path: Path,
-) -> None:
-    """Also where the driver would wait with the interpreter lock in its hand."""
-    path = tmp_path / "store"
-    path.mkdir()
-    with lmdb.open(str(path), max_dbs=64, lib_version=0) as env:
-        code = f"""
-            import threading
-            try:
-                open_broker("lmdb://{path}?patience=0.5")
-            except BrokerUnavailable as error:
-                say("process {os.getpid()} " in str(error))
-        """
-        prelude = "from tidemill.core.errors import BrokerUnavailable\n"
-        with env.begin(write=True), contextlib.ExitStack() as stack:
-            other = stack.enter_context(
-                Process(f"lmdb://{tmp_path}/other", prelude + _dedented(code))
-            )
-            other.expect("True")
-
-
-def _dedented(code: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(code)
+def test_opening_a_store_ends_with_a_sentence_when_the_lock_is_held(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    with Process(url, IN_A_COMMIT) as holder:
+        holder.expect("inside")
+        with pytest.raises(BrokerUnavailable, match=f"process {holder.popen.pid} "):
+            open_broker(f"{url}?patience=0.5")
+        go_on(holder)
 
 
 def test_an_app_closes_all_it_has_though_the_lock_is_held(url: str) -> None:
