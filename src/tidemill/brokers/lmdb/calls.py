@@ -132,8 +132,6 @@ class LimitCalls(StoreCalls):
         self._act(
             lambda commit: admin.set_limit(commit, name, terms, queue=queue, declared=declared)
         )
-        while not queue and self._act(lambda commit: commit.limiters.go_on(name)):
-            pass  # one commit for each piece: other processes may write between the pieces
 
     def limits(self) -> list[LimitStats]:
         self._check_open()

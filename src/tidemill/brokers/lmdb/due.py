@@ -11,7 +11,6 @@ from tidemill.brokers.lmdb.layout import (
     DUE_LEASE,
     DUE_LIMITER,
     DUE_PARTITION,
-    DUE_TERMS,
     DUE_UNKNOWN,
     FIN_KEY,
     MICRO,
@@ -55,8 +54,6 @@ def come_due(commit: Transitions) -> bool:
                 break
             if done >= _PROMOTE_MOST or (kind == DUE_FALL and commit.fallen >= FALL_MOST):
                 return True
-            if kind == DUE_TERMS and commit.limiters.pieces:
-                return True
             done += _END if kind in (DUE_LEASE, DUE_EXPIRY, DUE_UNKNOWN) else 1
             reference = cursor.value()
             cursor.delete()
@@ -72,8 +69,6 @@ def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -
         expire_lease(commit, reference, number)
     elif kind == DUE_FALL:
         go_on(commit, reference)
-    elif kind == DUE_TERMS:
-        commit.limiters.called(reference)
     elif kind == DUE_PARTITION:
         commit.partitions.came_due(reference)
     elif kind == DUE_LIMITER:

@@ -47,7 +47,7 @@ LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
-DUE_PARTITION, DUE_FALL, DUE_UNKNOWN, DUE_TERMS = range(5, 9)
+DUE_PARTITION, DUE_FALL, DUE_UNKNOWN = range(5, 8)
 HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq

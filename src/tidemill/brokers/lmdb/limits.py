@@ -4,10 +4,7 @@ The limiter of a queue is one record in the main database. The row of the queue 
 is such a record, and counts the running jobs. If a limiter is closed and will open by time alone,
 the due table has an entry for that time.
 
-Changed settings of a named limit reach its partitions in pieces, in the order of their names. A
-partition keeps the older settings until its piece is done. The record of the limit has the name of
-the last changed partition, and the older settings, which apply to the partitions after this name.
-An entry in the due table makes the next step of any owner do the next piece.
+Changed settings of a named limit reach all of its partitions in the same commit.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ import lmdb
 import msgspec
 
 from tidemill.brokers.lmdb.commit_state import CommitState
-from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LIMITER, DUE_TERMS, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LIMITER, MICRO, READY_KEY, Row
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.store import Store
-from tidemill.core.crash_points import point
 from tidemill.core.job import Outcome
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import (
@@ -49,9 +45,6 @@ class Limited(msgspec.Struct, array_like=True):
         limiter: the limiter of a queue; a named limit has a limiter in each of its partitions.
         due: the time of its entry in the due table; 0 without an entry.
         by_hand: a person made the settings, not the code.
-        behind: pairs of a name and older settings, for partitions that the change has not reached.
-            The settings of a pair apply to the partitions after its name, up to the name of the
-            next pair. Empty when all partitions have the settings ``terms``.
     """
 
     terms: LimitSettings = LimitSettings()
@@ -59,22 +52,6 @@ class Limited(msgspec.Struct, array_like=True):
     limiter: Limiter = msgspec.field(default_factory=Limiter)
     due: int = 0
     by_hand: bool = False
-    behind: list[tuple[bytes, LimitSettings]] = []
-
-    def terms_of(self, partition: bytes) -> LimitSettings:
-        """The settings that apply to a partition."""
-        terms = self.terms
-        for after, older in self.behind:
-            if partition <= after:
-                break
-            terms = older
-        return terms
-
-    def reach(self, partition: bytes) -> None:
-        """Record that all partitions up to this partition have the settings ``terms``."""
-        rows = [(max(after, partition), older) for after, older in self.behind]
-        # If several settings begin after the same partition, the last settings apply.
-        self.behind = list(dict(rows).items())
 
 
 _LIMITED = msgspec.msgpack.Decoder(Limited)
@@ -95,8 +72,7 @@ class Limiters:
         self._closed: set[str] = set()  # queues whose limits let no job start before this commit
         self._names: dict[str, Limited] = {}
         self._dirty: set[str] = set()
-        self.change_partitions: Callable[[str, Limited], bytes] = _no_partitions
-        self.pieces = 0  # the number of pieces of partitions that got other settings
+        self.change_partitions: Callable[[str, LimitSettings], None] = _no_partitions
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -184,7 +160,7 @@ class Limiters:
         """The settings that apply to a partition of a limit that a job has declared."""
         limited = self._named(partition[: partition.index(0)].decode())
         assert limited is not None
-        return limited.terms_of(partition)
+        return limited.terms
 
     def _named(self, name: str) -> Limited | None:
         limited = self._names.get(name)
@@ -201,50 +177,14 @@ class Limiters:
             self.set_named(job_limit.name, job_limit.terms, declared=True)
 
     def set_named(self, name: str, terms: LimitSettings | None, *, declared: bool) -> None:
-        """Apply these settings to a limit: to some partitions now, to other partitions later."""
+        """Apply these settings to a limit and to all of its partitions."""
         limited = self._named(name)
         if limited is None:
             limited = self._names[name] = Limited()
         old = apply_settings(limited, terms, declared=declared)
         self._dirty.add(LIMITS + name)
-        if limited.terms == old:
-            return
-        first = not limited.behind
-        if first or limited.behind[0][0]:
-            limited.behind = [(b"", old), *limited.behind]
-        if self.go_on(name) and first:
-            self._call(name)
-
-    def go_on(self, name: str) -> bool:
-        """Change further partitions of a limit; True when some partitions still remain."""
-        limited = self._named(name)
-        if limited is None or not limited.behind:
-            return False
-        self.pieces += 1
-        reached = self.change_partitions(name, limited)
-        if reached:
-            limited.reach(reached)
-        else:
-            limited.behind = []
-        self._dirty.add(LIMITS + name)
-        point("store.terms")
-        return bool(limited.behind)
-
-    def _call(self, name: str) -> None:
-        """Have the next step continue the change, by an entry in the due table.
-
-        The reference of the entry ends with a zero byte, unlike ids of jobs.
-        """
-        state = self._state
-        key = DUE_KEY.pack(0, state.now, DUE_TERMS, state.next_number())
-        state.txn.put(key, name.encode() + b"\0", db=state.t.due)
-        state.untimed = True
-
-    def called(self, reference: bytes) -> None:
-        """Continue the change of a limit whose entry in the due table came due and was deleted."""
-        name = reference[:-1].decode()
-        if self.go_on(name):
-            self._call(name)
+        if limited.terms != old:
+            self.change_partitions(name, old)
 
     def write(self) -> None:
         """Store what has changed."""
@@ -255,9 +195,8 @@ class Limiters:
         self._dirty.clear()
 
 
-def _no_partitions(name: str, limited: Limited) -> bytes:
+def _no_partitions(name: str, old: LimitSettings) -> None:
     """The placeholder for ``Partitions.change`` until a commit has made its partitions."""
-    return b""
 
 
 def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:

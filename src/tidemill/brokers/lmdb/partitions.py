@@ -21,7 +21,7 @@ import msgspec
 
 from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_PARTITION, NUMBER, READY_KEY, UNUSED, Tables
-from tidemill.brokers.lmdb.limits import LIMITS, Limited, Limiters, read_limited, seconds_until
+from tidemill.brokers.lmdb.limits import LIMITS, Limiters, read_limited, seconds_until
 from tidemill.brokers.lmdb.record import Stored, encode, job_limit_of
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -39,9 +39,6 @@ from tidemill.limits.arithmetic import (
 _LINE = struct.Struct(">I")
 COST = struct.Struct(">d")
 """The cost that precedes the id of a job in the table of partitions."""
-
-CHANGE_MOST = 300
-"""The most partitions that get other settings in one commit, which takes some 10 ms."""
 
 Place = tuple[int, int, int]
 
@@ -179,23 +176,14 @@ class Partitions:
         partition.due = partition.clock = 0
         self.stale(name)
 
-    def change(self, limit: str, limited: Limited) -> bytes:
-        """Apply the settings of a limit to some of its partitions with older settings.
-
-        Returns the name of the last changed partition, or nothing when no partition is left.
-        """
-        after, last = limited.behind[0][0], b""
-        stored = partitions_of(self.state.txn, self.state.t, limit, after)
-        found = [name for name, _ in itertools.islice(stored, CHANGE_MOST)]
-        if len(found) == CHANGE_MOST:
-            last = found[-1]
+    def change(self, limit: str, old: LimitSettings) -> None:
+        """Apply the changed settings of a limit to all of its partitions."""
+        stored = {name for name, _ in partitions_of(self.state.txn, self.state.t, limit)}
         prefix = f"{limit}\0".encode()
-        new = [n for n in self._partitions if n.startswith(prefix) and after < n <= (last or n)]
-        for name in {*found, *new}:
-            partition = self._partition(name)
-            change(limited.terms_of(name), limited.terms, partition.limiter, self.state.now)
+        for name in stored.union(name for name in self._partitions if name.startswith(prefix)):
+            terms, limiter = self.limiters.terms(name), self._partition(name).limiter
+            change(old, terms, limiter, self.state.now)
             self.stale(name)
-        return last
 
     def sweep(self, most: int) -> bool:
         """Forget partitions that are no longer used; True when there are more."""
@@ -318,12 +306,12 @@ def _taken_from(stored: Stored) -> tuple[bytes, float]:
 
 
 def partitions_of(
-    txn: lmdb.Transaction[bytes], tables: Tables, limit: str, after: bytes = b""
+    txn: lmdb.Transaction[bytes], tables: Tables, limit: str
 ) -> Iterator[tuple[bytes, Partition]]:
-    """The partitions of a limit, by name, from the first name after ``after`` on."""
+    """The partitions of a limit, by name."""
     prefix = f"{limit}\0".encode()
     cursor = txn.cursor(tables.partition)
-    found = cursor.set_range(after + b"\0" if after else prefix)
+    found = cursor.set_range(prefix)
     while found and cursor.key().startswith(prefix):
         yield cursor.key(), _PARTITION.decode(cursor.value())
         found = cursor.next()
@@ -372,7 +360,7 @@ def partition_held(
     assert limited is not None
     if partition is None:
         return None
-    terms = limited.terms_of(name)
+    terms = limited.terms
     when = opens(terms, partition.limiter, partition.running, now, job_limit.cost)
     until = seconds_until(when, now)
     return Held(job_limit.name, job_limit.key, False, until, partition.running, terms)
