@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder, create_file
-from tidemill.core.job import Owner
+from tidemill.core.owner import Owner
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")
