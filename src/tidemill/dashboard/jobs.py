@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.saved_filters import SavedFilter, delete_filter, save_filter, saved_filters
 from tidemill.dashboard.target import alter_form, target_of
 
 routes = Routes()
@@ -87,25 +85,12 @@ def jobs(page: Page) -> Response:
         states=list(State),
         numbers=_state_numbers(page, query),
         fields=FIELDS,
-        filters=_filters(page),
         actions=ACTIONS,
         now=clock.wall(),
         size=_size(page),
         sizes=_SIZES,
         queues=[row.name for row in page.look.queues],
     )
-
-
-def _filters(page: Page) -> list[SavedFilter]:
-    """The saved filters that the user may search by."""
-    return [each for each in saved_filters(page.mill) if _may_search(page, each.query)]
-
-
-def _may_search(page: Page, text: str) -> bool:
-    with contextlib.suppress(Forbidden, InvalidOption):
-        query_of(page, text)
-        return True
-    return False
 
 
 def _size(page: Page) -> int:
@@ -169,24 +154,6 @@ def act_on_jobs(page: Page) -> Response:
         what = f"{ACTIONS[name].past} jobs{target.noted}"
         page.audit(what, ", ".join(ids[:5]), done.done)
     return page.back(done.text(name), "/jobs", "ok" if done.done or not done.refused else "error")
-
-
-@routes.post("/filters")
-def save(page: Page) -> Response:
-    """Give a search a name."""
-    query, name = page.request.field("q"), page.request.field("name").strip()
-    query_of(page, query)
-    save_filter(page.mill, name, query, page.user.name)
-    page.audit("saved filter", name)
-    return page.redirect(page.url("/jobs", q=query), f"saved the filter {name}")
-
-
-@routes.post("/filters/{name}/delete")
-def delete(page: Page, name: str) -> Response:
-    """Delete a saved search."""
-    delete_filter(page.mill, name)
-    page.audit("deleted filter", name)
-    return page.back(f"deleted the filter {name}", "/jobs")
 
 
 # -- export ----------------------------------------------------------------------------------------

@@ -75,19 +75,6 @@ def test_a_search_that_the_audit_list_cut_off_is_hidden(mill: Tidemill, olga: Vi
     assert "task:a key:hidden" in words(olga.last.read().decode())
 
 
-def test_filters_that_search_arguments_are_for_those_who_see_them(
-    anna: Visitor, olga: Visitor
-) -> None:
-    for name, query in (("vip", SECRETS), ("lost", "state:failed  task:shop.pay")):
-        assert anna.act("/filters", name=name, q=query).startswith("ok")
-    assert "vip" in words(anna.get("/jobs"))
-    text = olga.get("/jobs")
-    assert "secret" not in text
-    assert "vip" not in text
-    assert "lost" in words(text)
-    olga.post("/filters", 403, name="mine", q="args:secret")
-
-
 def test_the_reason_of_a_refused_retry_does_not_tell_the_key(mill: Tidemill, olga: Visitor) -> None:
     @mill.task(name="shop.pay")
     def pay() -> None: ...

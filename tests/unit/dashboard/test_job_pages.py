@@ -12,7 +12,6 @@ from dashboard_desk import Visitor
 
 from tidemill import Fail, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
@@ -144,15 +143,6 @@ def test_a_look_that_stopped_early_does_not_say_none(  # case M17
         schedule = anna.get(html.unescape(link))
 
 
-def test_saved_filters_are_links_for_all(mill: Tidemill, anna: Visitor) -> None:
-    assert anna.act("/filters", name="bad mail", q="state:failed queue:mail").startswith("ok")
-    assert "bad mail" in anna.get("/jobs")
-    other = Visitor(mill)
-    assert "state%3Afailed+queue%3Amail" in other.get("/jobs")
-    assert anna.act("/filters/bad mail/delete").startswith("ok")
-    assert "bad mail" not in words(anna.get("/jobs"))
-
-
 # -- acting ----------------------------------------------------------------------------------------
 
 
@@ -253,7 +243,6 @@ def test_a_viewer_sees_and_changes_nothing(mill: Tidemill, anna: Visitor) -> Non
         ("/bulk", {"act": "alter", "q": "queue:default", "to_queue": "slow"}),
         (f"/jobs/{job_id}/edit", {"arguments": "{}"}),
         ("/bulk", {"act": "delete", "q": "queue:default"}),
-        ("/filters", {"name": "a", "q": "b"}),
     ):
         vera.post(path, 403, **form)
     assert mill.job(job_id).state is State.READY
@@ -389,7 +378,6 @@ def test_hostile_names_are_text_on_every_page(mill: Tidemill) -> None:
     mill.schedules.add(HOSTILE, bad.call(HOSTILE), "0 3 * * *")
     run_all(mill)
     anna = Visitor(mill)
-    anna.act("/filters", name=HOSTILE, q="state:failed")
     task = anna.dashboard_path(HOSTILE).removeprefix("/queues")
     for path in (
         *("/jobs", "/jobs?q=state:failed", f"/jobs/{job.id}", f"/jobs/{job.id}/file"),
@@ -447,14 +435,6 @@ def test_all_jobs_that_match_are_exported(mill: Tidemill, anna: Visitor) -> None
 def test_a_cell_is_never_a_formula(mill: Tidemill, anna: Visitor) -> None:
     mill.queue("q").put("x", key="=1+1")
     assert ",'=1+1," in anna.get("/jobs.csv")
-
-
-def test_a_filter_needs_a_name_and_a_search(mill: Tidemill, anna: Visitor) -> None:
-    from tidemill.dashboard.saved_filters import save_filter
-
-    for name, query in (("", "a"), ("x" * 61, "a"), ("a", " ")):
-        with pytest.raises(InvalidOption):
-            save_filter(mill, name, query, "anna")
 
 
 def test_a_short_search_for_other_jobs_says_so_and_goes_on(
