@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.disk_reserve import FOR_UPKEEP
 from tidemill.brokers.lmdb.due import come_due
 from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.owners import Owners
@@ -21,7 +19,7 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.workflows import FALL_MOST, flow
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
-from tidemill.core.errors import StoreFull, TidemillError
+from tidemill.core.errors import TidemillError
 from tidemill.core.retention import Retention
 
 T = TypeVar("T")
@@ -50,8 +48,6 @@ class StoreCalls:
         store.brokers.add(self)
         self._time = StoreTime(store)
         self._inspection = Inspection(store, self._time)
-        if not self._reading:
-            store.room.keep_ballast()
 
     def after_fork_child(self) -> None:
         """Drop owners and sleepers in a forked child: they belong to the parent."""
@@ -75,12 +71,8 @@ class StoreCalls:
         /,
         last: bool = False,
         patience: float | None = None,
-        kept: float = FOR_UPKEEP,
     ) -> T:
-        """Commit work that must go on when the disk is full: such work may use the ballast.
-
-        ``kept`` is the part of the ballast that this work must leave to other work.
-        """
+        """Commit the changes of ``apply``, and log the jobs that it lost."""
         self._check_open()
 
         lost: list[LostJob] = []
@@ -92,30 +84,10 @@ class StoreCalls:
             lost[:], commit.lost = commit.lost, []
             return value
 
-        value = self._commit_with_room(whole, last, patience, kept)
+        value = self._store.commits.run(self._transitions, whole, last=last, patience=patience)
         if lost:
             log_lost(lost)
         return value
-
-    def _commit_with_room(
-        self, whole: Callable[[Transitions], T], last: bool, patience: float | None, kept: float
-    ) -> T:
-        """Commit. If the disk is full, make room and commit again."""
-
-        run = functools.partial(self._store.commits.run, self._transitions, patience=patience)
-        room = self._store.room
-        if room.is_tight:
-            room.free_pages(run)
-        try:
-            return run(whole, last=last)
-        except StoreFull as error:
-            full = error
-            room.note_refusal()
-        for make_room in (functools.partial(room.give_ballast, kept=kept), room.free_pages):
-            if make_room(run):
-                with contextlib.suppress(StoreFull):
-                    return run(whole, last=last)
-        raise full
 
     def _act(self, apply: Callable[[Transitions], T], /) -> T:
         """Commit, then count down all dependents; refuse while the jobs move to another store."""

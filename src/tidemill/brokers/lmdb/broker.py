@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import lmdb
@@ -29,14 +28,12 @@ from tidemill.brokers.lmdb.calls import (
     ScheduleCalls,
     TransferCalls,
 )
-from tidemill.brokers.lmdb.disk_reserve import FOR_UPKEEP, FOR_VERDICTS
 from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.exchange import exchange, hear_behalf
 from tidemill.brokers.lmdb.handoff import hand_over
 from tidemill.brokers.lmdb.history import prune_history
 from tidemill.brokers.lmdb.idempotency import Puts, put_once, sweep_nonces
 from tidemill.brokers.lmdb.put import may_refuse, put
-from tidemill.brokers.lmdb.small_steps import fit, split
 from tidemill.brokers.lmdb.store import PREFIX, store_around
 from tidemill.brokers.lmdb.transfer import check_here
 from tidemill.brokers.lmdb.transitions import Transitions
@@ -124,24 +121,9 @@ class LmdbBroker(
             return lost(step)
         commits, worker = self._store.commits, local_owner.owner.kind == "worker"
         most = commits.brisk if worker else min(step.patience or commits.patience, commits.patience)
-        wants = step.want.count if step.want else 0
-        parts, step = split(self._store, step)
-        settled = [
-            done
-            for part in parts
-            for done in self._commit(partial(exchange, local_owner=local_owner, step=part)).settled
-        ]
-        step = fit(self._store, local_owner, step)
-        kept = FOR_VERDICTS if step.want and step.want.count else FOR_UPKEEP
-        reply = self._commit(
-            lambda commit: exchange(commit, local_owner, step), patience=most, kept=kept
-        )
+        reply = self._commit(lambda commit: exchange(commit, local_owner, step), patience=most)
         if step.serial and is_lost(reply) and (anew := self._owners.anew(local_owner)):
             return self._commit(lambda commit: exchange(commit, anew, step))
-        reply.settled = settled + reply.settled
-        given = step.want.count if step.want else 0
-        if (wants and not given and step.verdicts) or (wants > given > 0 and reply.leases):
-            reply.next_due = 0.0  # exchange again at once: leases come in a step of their own
         return reply
 
     def exchange_early(self, step: Step, heard: LeaseCallback) -> Reply:
@@ -180,9 +162,9 @@ class LmdbBroker(
         self.reap()
         with self._store.translating():
             self._store.env.reader_check()
-        self._store.room.keep_ballast()
 
         def keep_time(commit: Transitions) -> bool:
+            self._store.room.renew()
             self._time.save(commit)
             self._owners.sweep(commit)
             more = come_due(commit)

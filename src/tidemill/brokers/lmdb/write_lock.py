@@ -79,22 +79,9 @@ class WriteLock:
         This uses the descriptor of the lock: closing another descriptor of the file would end the
         lock.
         """
-        if size and hasattr(os, "posix_fallocate"):
+        if size > 0 and hasattr(os, "posix_fallocate"):
             with contextlib.suppress(OSError):
                 os.posix_fallocate(self._fd, start, size)
-
-    def holes(self, end: int) -> list[tuple[int, int]]:
-        """Start and size of the parts of the data file before ``end`` that have no blocks."""
-        found: list[tuple[int, int]] = []
-        place = 0
-        # Fails when no data follows, or the system has no such call.
-        with contextlib.suppress(OSError, AttributeError):
-            while (start := os.lseek(self._fd, place, os.SEEK_HOLE)) < end:
-                place = end
-                with contextlib.suppress(OSError):
-                    place = min(end, os.lseek(self._fd, start, os.SEEK_DATA))
-                found.append((start, place - start))
-        return found
 
     @property
     def busy(self) -> bool:
