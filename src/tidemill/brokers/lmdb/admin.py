@@ -148,9 +148,7 @@ def alter(
     return _each(commit, ids, lambda stored: _alter(commit, stored, rank, queue))
 
 
-def _alter(
-    commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None
-) -> bool:
+def _alter(commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None) -> bool:
     if stored is None or stored.head.state >= SUCCEEDED or commit.is_running(stored):
         return False
     if is_barrier(stored):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tidemill.brokers.lmdb.acceptance_order import OURS
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_FALL,
@@ -135,7 +134,7 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
     cursor = commit.txn.cursor(commit.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
     young = now - int(retention.protect * MICRO)
-    pruned, jumps, strays = 0, _JUMPS, commit.order.mark.strays
+    pruned, jumps = 0, _JUMPS
     while found and pruned < most:
         key, value = cursor.item()
         whose, prune, seq = FIN_KEY.unpack(key)
@@ -157,10 +156,11 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
             count[kept] -= 1
             continue
         data = commit.txn.pop(job_id, db=commit.t.job)
-        if strays or len(job_id) != OURS:
-            commit.order.forget(seq, job_id)
-        if data and flags_of(data) & (Flag.NOTED | Flag.LINKED):
-            commit.forget_more(job_id, flags_of(data))
+        flags = flags_of(data) if data else 0
+        if flags & Flag.APART:
+            commit.order.forget(seq)
+        if flags & (Flag.NOTED | Flag.LINKED):
+            commit.forget_more(job_id, flags)
         count[kept] -= 1
         pruned += 1
     return pruned

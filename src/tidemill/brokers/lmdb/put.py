@@ -190,7 +190,8 @@ def _insert(
         due, flags = latest if latest > commit.now else 0, 0
     flags |= _flags_of(job)
     line = row.number * 2 + (not job.task)
-    seq = commit.order.accept(job_id)
+    seq = commit.next_number()
+    flags |= commit.order.accept(seq, job_id)
     expires = commit.now + int(job.expires * MICRO) if job.expires else 0
     if expires:
         commit.txn.put(DUE_KEY.pack(0, expires, DUE_EXPIRY, seq), job_id, db=commit.t.due)

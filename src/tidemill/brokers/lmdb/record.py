@@ -42,6 +42,7 @@ class Flag:
     DROPPED = 128  # the job ended because of how its parents ended
     LIMITED = 256  # the job is under a limit, and in a partition
     UNKNOWN = 512  # the job is set aside: scheduled, and in the index by task
+    APART = 1024  # the job has an entry of its own in the order of acceptance
 
 
 class Header(msgspec.Struct, gc=False):

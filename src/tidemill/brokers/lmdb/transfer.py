@@ -129,12 +129,12 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
     if envelope.limit is not None:
         commit.limiters.declare(envelope.limit, anew=False)
     head = _header(commit, record, first)
+    head.flags |= commit.order.set_apart(head.seq, job_id)
     data = encode_envelope(envelope)
     head.size = len(data)
     stored = Stored(job_id, head.pack() + data)
     if envelope.links is not None and envelope.links.waits:
         put_counts(commit, job_id, record.pending, record.failures)
-    commit.order.add(head.seq, job_id)
     tail = Tail(record.error, record.raw_result, record.attempts)
     row = commit.row_of(head.line)
     if head.expires and head.state < SUCCEEDED:

@@ -107,7 +107,8 @@ class Transitions(CommitState):
     def forget(self, stored: Stored) -> None:
         """Remove the record of a job."""
         self.txn.delete(stored.id, db=self.t.job)
-        self.order.forget(stored.head.seq, stored.id)
+        if stored.head.flags & Flag.APART:
+            self.order.forget(stored.head.seq)
         self.forget_more(stored.id, stored.head.flags)
 
     def is_running(self, stored: Stored) -> bool:
