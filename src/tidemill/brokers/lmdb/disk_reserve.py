@@ -25,9 +25,9 @@ import os
 import shutil
 import time
 
-from tidemill.brokers.lmdb.environment import Environment
+from tidemill.brokers.lmdb.environment import Environment, translated
 from tidemill.brokers.lmdb.layout import Tables
-from tidemill.brokers.lmdb.write_transaction import begin_resized
+from tidemill.brokers.lmdb.read_transaction import Reading
 from tidemill.core.errors import StoreFull, StoreGone
 
 log = logging.getLogger("tidemill")
@@ -66,16 +66,19 @@ class DiskReserve:
         total = shutil.disk_usage(self._folder).total
         return min(64 << 20, max(1 << 20, total // 10))
 
+    def _reading(self) -> Reading:
+        return Reading(self._env, lambda error: translated(error, self._folder))
+
     def used(self) -> int:
         """Bytes of pages in use; the rest of the file is free for reuse."""
-        with begin_resized(self._env) as txn:
+        with self._reading() as txn:
             stats = [txn.stat(table) for table in self._tables]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
         return pages * stats[0]["psize"]
 
     def _reusable(self) -> int:
         """Bytes of the file that deleted jobs have freed, and that new jobs can use."""
-        with begin_resized(self._env) as txn, txn.cursor() as cursor:
+        with self._reading() as txn, txn.cursor() as cursor:
             ends = [cursor.key() for move in (cursor.first, cursor.last) if move()]
             if not all(key.startswith(self._prefix) for key in ends):
                 return 0  # unknown: the file also has data of the caller
@@ -140,8 +143,8 @@ class DiskReserve:
                 f"the disk of {self._folder} has {free >> 20} MiB left, less than the reserve of "
                 f"{reserve >> 20} MiB; make room, or finish or delete jobs"
             ), 0
-        begin_resized(self._env).abort()  # else the size of the map may be out of date
-        info = self._env.info()
+        with self._reading():  # else the size of the map may be out of date
+            info = self._env.info()
         limit = int(info["map_size"] * MAP_FOR_PUTS)
         used = info["last_pgno"] * self._env.stat()["psize"]
         if used > limit:

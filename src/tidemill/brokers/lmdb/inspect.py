@@ -325,7 +325,7 @@ class Inspection:
             raise InvalidOption(f"{target} holds a store already; name an empty directory")
         fd = make_copy(copy, self._store.environment.data)
         try:
-            with self._store.translating():
+            with self._store.translating(), self._store.reading_txn():  # keep the map in place
                 self._store.env.copyfd(fd, compact=True)
                 os.fsync(fd)
         except BaseException:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import lmdb
 
-from tidemill.brokers.lmdb.write_transaction import begin_resized
+from tidemill.brokers.lmdb.write_transaction import begin_resized, ended
 
 
 class Reading:
@@ -32,5 +32,6 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         self._txn.abort()
+        ended()
         if isinstance(error, lmdb.Error):
             raise self._translated(error) from error

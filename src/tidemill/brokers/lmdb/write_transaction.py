@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +15,13 @@ import lmdb
 from tidemill.brokers.lmdb.processes import named
 from tidemill.brokers.lmdb.switch_interval import pace
 from tidemill.core.errors import InvalidOption
+from tidemill.core.forks import after_fork
 
 SLOW = 1.0
 """Seconds that a transaction may stay open before the log says so."""
+
+RESIZE_WAIT = 30.0
+"""Seconds that a thread waits for the transactions of other threads before it maps a file again."""
 
 log = logging.getLogger("tidemill")
 
@@ -77,24 +82,56 @@ class Writing:
         try:
             pace.relax()
         finally:
-            if kind is None:
-                self._txn.commit()
-                self.committed = True
-                self._note()
-            else:
-                self._txn.abort()
+            try:
+                if kind is None:
+                    self._txn.commit()
+                    self.committed = True
+                    self._note()
+                else:
+                    self._txn.abort()
+            finally:
+                ended()
+
+
+class _Open:
+    """The open transactions of this process: nobody may move a map that a thread reads."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = threading.RLock()
+
+
+_open = _Open()
+after_fork(_open.__init__)  # type: ignore[misc]  # the child has no transactions
 
 
 def begin_resized(env: lmdb.Environment, *, write: bool = False) -> lmdb.Transaction[bytes]:
-    """Begin a transaction. If another process has made the map larger, first map the file again.
+    """Begin a transaction; call :func:`ended` at its end.
 
+    If another process has made the map larger, wait for all transactions, then map the file again.
     This thread must have no other transaction, or one that keeps the map from growing (a write).
     """
-    try:
-        return env.begin(write=write)
-    except lmdb.MapResizedError:
-        env.set_mapsize(0)
-        return env.begin(write=write)
+    until = time.monotonic() + RESIZE_WAIT
+    while True:
+        with _open.lock:
+            _open.count += 1
+        try:
+            return env.begin(write=write)
+        except BaseException as error:
+            ended()
+            if not isinstance(error, lmdb.MapResizedError) or time.monotonic() > until:
+                raise
+        with _open.lock:
+            if not _open.count:
+                env.set_mapsize(0)
+                continue
+        time.sleep(0.001)
+
+
+def ended() -> None:
+    """Count the end of a transaction."""
+    with _open.lock:
+        _open.count -= 1
 
 
 @contextlib.contextmanager

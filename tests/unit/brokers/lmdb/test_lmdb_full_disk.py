@@ -170,6 +170,43 @@ def test_a_map_that_grows_at_any_moment_is_adopted(
     broker.close()
 
 
+def test_a_map_that_grows_while_another_thread_reads_the_store_is_no_crash(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store?durability=relaxed"
+    # given a process with a thread that reads the store
+    reader = """
+        import threading
+        broker.put([Envelope(id=f"old{n}", task="t", body=b"x" * 1000) for n in range(500)])
+        store, goes_on, seen = broker._store, threading.Event(), []
+        def read():
+            with store.reading_views() as (txn, views):
+                values = [value for _, value in views.cursor(store.tables.job)]
+                say("reading")
+                goes_on.wait()
+                seen.extend(bytes(value) for value in values)
+        threads = [threading.Thread(target=read)]
+        threads[0].start()
+        sys.stdin.readline()
+        # when the map grows, and another thread needs the new map
+        threads.append(threading.Thread(target=broker.get, args=("new",)))
+        threads[1].start()
+        threads[1].join(0.5)
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+        say(len(seen))
+    """
+    with Process(f"{url}&map_size={1 << 21}", reader) as process:
+        process.expect("reading")
+        large = open_broker(f"{url}&map_size={1 << 26}")
+        large.put([job(body=b"x" * 100_000) for _ in range(60)])
+        large.close()
+        assert process.popen.stdin is not None
+        process.popen.stdin.write("go\n")
+        process.popen.stdin.flush()
+        # then the thread that reads is not killed
+        process.expect("500")
+
+
 def test_a_purge_of_a_store_without_room_deletes_what_it_cannot_keep(small_disk: Path) -> None:
     # law 16
     with Tidemill(f"lmdb://{small_disk}/store") as mill:
