@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+from tidemill import Tidemill
+from tidemill.core.config import lmdb_url
 
 PATIENCE = 90.0
 FILES = 120
 
 
 def make_folder(tmp_path: Path) -> Path:
-    """Text files, three alike, an image, and some of what must be left out."""
+    """Text files, three alike, and some of what must be left out."""
     folder = tmp_path / "files"
     for hidden in (".git", ".venv", "node_modules"):
         (folder / hidden).mkdir(parents=True)
@@ -26,14 +29,8 @@ def make_folder(tmp_path: Path) -> Path:
     for n in range(3):
         (folder / f"alike{n}.txt").write_text("all the same\n")
     (folder / "an odd\tname.txt").write_text("odd\n")
-    (folder / "picture.png").write_bytes(png(30, 20))
     (folder / "link.txt").symlink_to("f000.txt")
     return folder
-
-
-def png(width: int, height: int) -> bytes:
-    """The beginning of a PNG."""
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height) + b"\n"
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -46,6 +43,22 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+def finished_runs(folder: Path) -> dict[str, tuple[float, int]]:
+    """The end and the attempts of each job of a measured file that has finished in the store."""
+    with Tidemill(lmdb_url(folder / ".tidemill/demo/store")) as mill:
+        jobs = [job.record for job in mill.jobs(task="tidemill.demo.tasks.measure")]
+        return {r.envelope.id: (r.finished, len(r.attempts)) for r in jobs if r.state.finished}
+
+
+def wait_for_runs(demo: subprocess.Popen[str], folder: Path, least: int) -> None:
+    """Wait until so many jobs have finished."""
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / ".tidemill/demo/store").exists() or len(finished_runs(folder)) < least:
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def finish(demo: subprocess.Popen[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import click
     default=".tidemill/demo",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the demo keeps its jobs, its ledger and its report.",
+    help="Where the demo keeps its jobs, its report and the log of its worker.",
 )
 @click.option("--fresh", is_flag=True, help="Forget earlier runs and start over.")
 @click.option(
@@ -46,8 +46,9 @@ def demo(
     """Measure every file of DIR, one job per file, with a store and a worker of its own.
 
     Kill all processes of the demo with kill -9 in the middle, and start the demo again. It finishes
-    the remaining jobs, and shows that no finished job ran twice.
+    the remaining jobs, and runs no finished job again.
     """
-    from tidemill.demo.run import Demo
+    from tidemill.demo.run import run
 
-    sys.exit(Demo(folder, store, processes, concurrency, quiet=as_json).run(fresh=fresh))
+    workers = processes, concurrency
+    sys.exit(run(folder.absolute(), store.absolute(), workers, fresh=fresh, quiet=as_json))

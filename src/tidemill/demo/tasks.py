@@ -1,4 +1,4 @@
-"""The app of ``tidemill demo``: three tasks and a middleware, as in a user's own module."""
+"""The app of ``tidemill demo``: three tasks, as in a user's own module."""
 
 from __future__ import annotations
 
@@ -6,40 +6,26 @@ import hashlib
 import os
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidemill import Fail, JobContext, Retries, Tidemill, current_job
+from tidemill import Fail, Retries, Tidemill, current_job
 from tidemill.core.config import lmdb_url
-from tidemill.demo.images import image_size
-from tidemill.demo.ledger import Ledger
 
 HOME = Path(os.environ.get("TIDEMILL_DEMO", ".tidemill/demo")).absolute()
 STORE = lmdb_url(HOME / "store")
 
-ledger = Ledger(HOME / "ledger")
-
-
-def in_the_ledger(call_next: Callable[[], Any], job: JobContext) -> Any:
-    """A middleware that writes each execution into the ledger before the execution begins."""
-    ledger.ran(job.id, job.attempt)
-    return call_next()
-
-
 # Results are kept for 30 days, so that a later run still knows the finished jobs.
-mill = Tidemill(f"{STORE}?keep=2592000&keep_count=10000000", middleware=[in_the_ledger])
+mill = Tidemill(f"{STORE}?keep=2592000&keep_count=10000000")
 
 
 @mill.task(timeout=60, retries=Retries(3, delay=0.3, cap=2.0))
 def measure(path: str) -> dict[str, Any]:
-    """Digest, bytes, lines and words of a file; width and height of an image."""
+    """Digest, bytes, lines and words of a file."""
     flaky_step(path)
     digest, lines, words = hashlib.sha256(), 0, 0
     try:
         with open(path, "rb") as file:
-            head = file.read(1 << 16)
-            file.seek(0)
             while part := file.readline(1 << 16):
                 digest.update(part)
                 lines += part.endswith(b"\n")
@@ -53,7 +39,6 @@ def measure(path: str) -> dict[str, Any]:
         "bytes": size,
         "lines": lines,
         "words": words,
-        "image": image_size(head),
     }
 
 
