@@ -69,14 +69,14 @@ FACADE = "app.py:Tidemill"
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
-    "brokers/lmdb": 57,
+    "brokers/lmdb": 55,
     "brokers/postgres": 29,
     "brokers/postgres/sql": 30,
     "brokers/rabbitmq": 28,
     "brokers/redis/lua": 41,
     "client": 52,
     "core": 42,
-    "dashboard": 48,
+    "dashboard": 47,
     "server/http": 39,
     "worker": 60,
 }
