@@ -24,7 +24,6 @@ def main() -> int:
     options = _options()
     entries = catalogue()
     chosen = [entries[name] for name in options.only] if options.only else [*entries.values()]
-    chosen = [entry for entry in chosen if entry.chapter.startswith(options.chapter)]
     cells = [
         (entry, pool, slots)
         for entry in chosen
@@ -65,7 +64,6 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="All misdeeds in all pools.")
     parser.add_argument("--only", nargs="*", help="names of misdeeds")
     parser.add_argument("--pool", default="", help="the beginning of a pool's name")
-    parser.add_argument("--chapter", default="", help="the beginning of a chapter's title")
     parser.add_argument("--quick", action="store_true", help="one pool for each misdeed, in turn")
     parser.add_argument("--jobs", type=int, default=4, help="rigs at a time")
     parser.add_argument("--within", type=float, default=WITHIN, help="seconds for the next job")

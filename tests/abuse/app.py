@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +17,6 @@ LONGEST = 40.0
 TOGETHER = 30.0
 """Seconds a job waits at most for the jobs that are to run beside it."""
 
-LEAK: contextvars.ContextVar[str] = contextvars.ContextVar("LEAK", default="")
-
-_pause, _loop_pause = time.sleep, asyncio.sleep
-
 
 class _Jobs:
     """The jobs of one rig; each knows the number of its row."""
@@ -31,7 +26,6 @@ class _Jobs:
 
     def _begin(self, index: int) -> None:
         self.counters.begin(index, current_job().attempt)
-        assert not LEAK.get(), "a context variable of another job is visible"
 
     def short(self, index: int) -> None:
         """End at once."""
@@ -45,7 +39,7 @@ class _Jobs:
     def long(self, index: int) -> None:
         """Run until the rig releases it."""
         self._begin(index)
-        self.counters.until(lambda: self.counters.released, LONGEST, _pause)
+        self.counters.until(lambda: self.counters.released, LONGEST, time.sleep)
         self.counters.end(index)
 
     async def async_long(self, index: int) -> None:
@@ -54,14 +48,14 @@ class _Jobs:
         for _ in range(int(LONGEST / 0.02)):
             if self.counters.released:
                 break
-            await _loop_pause(0.02)
+            await asyncio.sleep(0.02)
         self.counters.end(index)
 
     def together(self, index: int, first: int, last: int) -> None:
         """Wait until all of a row of jobs run at a time."""
         self._begin(index)
         others = range(first, last)
-        if not self.counters.until(lambda: self.counters.together(others), TOGETHER, _pause):
+        if not self.counters.until(lambda: self.counters.together(others), TOGETHER, time.sleep):
             raise AssertionError("not all of them ran at a time")
         self.counters.end(index)
 
@@ -71,19 +65,19 @@ class _Jobs:
         for _ in range(int(TOGETHER / 0.01)):
             if self.counters.together(range(first, last)):
                 return self.counters.end(index)
-            await _loop_pause(0.01)
+            await asyncio.sleep(0.01)
         raise AssertionError("not all of them ran at a time")
 
     def overdue(self, index: int) -> None:
         """Run past a timeout that can interrupt it."""
         self._begin(index)
         for _ in range(1000):
-            _pause(0.01)
+            time.sleep(0.01)
 
     async def async_overdue(self, index: int) -> None:
         """Run past a timeout that can interrupt it."""
         self._begin(index)
-        await _loop_pause(10)
+        await asyncio.sleep(10)
 
 
 def _misdeeds(mill: Tidemill, entry: Misdeed, counters: Counters) -> None:

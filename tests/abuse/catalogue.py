@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,20 +56,21 @@ def blocks(*, gil: bool = False) -> End:
     return End("failed", "JobTimeout", "replaced", interrupts=gil)
 
 
+def breaks() -> End:
+    """The process gives up: it runs the misdeed once more, alone, and then the job fails."""
+    return End("failed", "gave up", "replaced", interrupts=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Misdeed:
     """A misdeed of the catalogue."""
 
     name: str
     title: str
-    chapter: str
     function: Callable[[], Any]
     ends: Mapping[str, End]  # by pool
     timeout: float | None = None
-    spoils: bool = False  # async jobs beside the misdeed cannot end well
-    leaves: bool = False  # a process that the task put in a session of its own outlives the worker
-    killed: bool = False  # the rig ends the supervisor by SIGKILL instead of SIGTERM
-    probe: str = ""  # "timeout" or "dump": what must still work afterwards
+    probe: bool = False  # a timeout must still interrupt a later job
 
     @property
     def is_async(self) -> bool:
@@ -90,18 +90,14 @@ def misdeed(
         name = function.__name__
         pools = (ASYNCIO,) if inspect.iscoroutinefunction(function) else POOLS
         ends = dict.fromkeys(pools, end) if isinstance(end, End) else dict(end)
-        chapter = (inspect.getmodule(function).__doc__ or "").split(":")[0].strip(".\n")
         assert name not in _catalogue, f"two misdeeds are called {name}"
-        _catalogue[name] = Misdeed(name, title, chapter, function, ends, **options)
+        _catalogue[name] = Misdeed(name, title, function, ends, **options)
         return function
 
     return add
 
 
 def catalogue() -> dict[str, Misdeed]:
-    """All misdeeds by name, in the order of their modules and lines."""
-    from abuse import misdeeds
-
-    for module in pkgutil.iter_modules(misdeeds.__path__, "abuse.misdeeds."):
-        importlib.import_module(module.name)
+    """All misdeeds by name, in their order."""
+    importlib.import_module("abuse.misdeeds")
     return _catalogue

@@ -1,7 +1,7 @@
 """Counts of runs in a mapped file: they work whatever a task does to its process.
 
-A note in a mapped file needs no descriptor, no memory, no disk and no function that a task could
-have replaced. Each job of a rig has a row: begins, ends, process, attempt, start, end.
+A note in a mapped file needs no descriptor, no memory and no disk. Each job of a rig has a row:
+begins, ends, process, attempt, start, end.
 """
 
 from __future__ import annotations
@@ -40,26 +40,23 @@ class Counters:
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        # Tasks replace these functions in their modules.
-        self._pack, self._unpack = _ROW.pack_into, _ROW.unpack_from
-        self._now, self._pid = time.time, os.getpid
 
     def row(self, index: int) -> Row:
         """Return the counters of the job of that number."""
-        return Row(*self._unpack(self._map, 8 + index * _ROW.size))
+        return Row(*_ROW.unpack_from(self._map, 8 + index * _ROW.size))
 
     def _write(self, index: int, row: tuple[float, ...]) -> None:
-        self._pack(self._map, 8 + index * _ROW.size, *row)
+        _ROW.pack_into(self._map, 8 + index * _ROW.size, *row)
 
     def begin(self, index: int, attempt: int) -> None:
         """A run begins."""
         begins, ends, *_, ended = self.row(index)
-        self._write(index, (begins + 1, ends, self._pid(), attempt, self._now(), ended))
+        self._write(index, (begins + 1, ends, os.getpid(), attempt, time.time(), ended))
 
     def end(self, index: int) -> None:
         """A run ends."""
         begins, ends, pid, attempt, begun, _ = self.row(index)
-        self._write(index, (begins, ends + 1, pid, attempt, begun, self._now()))
+        self._write(index, (begins, ends + 1, pid, attempt, begun, time.time()))
 
     @property
     def released(self) -> bool:
@@ -78,9 +75,9 @@ class Counters:
         self, check: Callable[[], bool], seconds: float, pause: Callable[[float], None]
     ) -> bool:
         """Wait until the check is true; False when the time is over."""
-        over = self._now() + seconds
+        over = time.time() + seconds
         while not check():
-            if self._now() > over:
+            if time.time() > over:
                 return False
             pause(0.01)
         return True

@@ -189,24 +189,20 @@ class _Cell:
         self.check(good, f"the next job: {records[0].state if records else 'lost'}")
 
     def probe(self, worker: Worker) -> None:
-        """Check that the process still works, if the misdeed asks for a check."""
+        """Check that a timeout still interrupts a job, if the misdeed asks for a check."""
         if not self.entry.probe:
             return
         before = {child.pid for child in worker.children()}
-        if self.entry.probe == "timeout":
-            began = time.time()
-            self.enqueue(OVERDUE, "overdue", retries=0)
-            record = self.ended(OVERDUE)[0]
-            self.check("JobTimeout" in record.error, f"a job past its timeout: {record.error!r}")
-            seconds = time.time() - began
-            self.check(seconds < 0.5 + self.within, f"a timeout took {seconds:.1f} s")
-        else:
-            worker.send(signal.SIGUSR1)
-            worker.wait_line("stacks of worker process", limit=self.limit)
+        began = time.time()
+        self.enqueue(OVERDUE, "overdue", retries=0)
+        record = self.ended(OVERDUE)[0]
+        self.check("JobTimeout" in record.error, f"a job past its timeout: {record.error!r}")
+        seconds = time.time() - began
+        self.check(seconds < 0.5 + self.within, f"a timeout took {seconds:.1f} s")
         self.enqueue(AFTER, "short")
         self.ended(AFTER)
         after = {child.pid for child in worker.children()}
-        self.check(before == after, f"the probe {self.entry.probe!r} cost a process")
+        self.check(before == after, "a timeout cost a process")
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -220,7 +216,10 @@ class _Cell:
         self.check(not wrong, f"the misdeed's job is {record.state}: {error[:300]}")
         self.check(end.error in record.error, f"the error is {error[:300]!r}, not {end.error!r}")
         # A process that gave up runs each of its jobs alone next.
-        self.check(1 <= row.begins <= 1 + end.dies, f"the misdeed ran {row.begins} times")
+        self.check(
+            1 <= row.begins <= 1 + (end.dies or (not self.entry.timeout and end.interrupts)),
+            f"the misdeed ran {row.begins} times",
+        )
         late = record.finished - row.begun - (self.entry.timeout or 0.0)
         if end.dies or self.entry.timeout:
             self.check(late < self.within, f"the misdeed's job ended {late:.1f} s late")
@@ -233,13 +232,11 @@ class _Cell:
         self.check(right, f"the process is {self.outcome.process}")
         again, counted = 0, 0
         for index in self.jobs:
-            if index in (MISDEED, OVERDUE) or (self.entry.spoils and index in LONG):
+            if index in (MISDEED, OVERDUE):
                 continue
             again, counted = self._judge_neighbour(index, again, counted)
         how = "uncounted" if not counted else "with an attempt used"
         self.outcome.beside = f"run again, {how}" if again else "run once"
-        if self.entry.spoils:
-            self.outcome.beside = "are cancelled"
 
     def _judge_neighbour(self, index: int, again: int, counted: int) -> tuple[int, int]:
         row, end = self.counters.row(index), self.end
@@ -258,20 +255,15 @@ class _Cell:
     def judge_end(self, worker: Worker) -> None:
         """The worker ends in time, with nothing left."""
         began = time.time()
-        if self.entry.killed:
-            worker.send(signal.SIGKILL)
-        else:
-            worker.send(signal.SIGTERM)
+        worker.send(signal.SIGTERM)
         code = worker.wait(SHUTDOWN + self.limit)
         seconds = time.time() - began
-        wanted = -signal.SIGKILL if self.entry.killed else 0
-        self.check(code == wanted, f"the worker ended with exit code {code}")
+        self.check(code == 0, f"the worker ended with exit code {code}")
         self.check(seconds < SHUTDOWN + self.within, f"the worker's end took {seconds:.1f} s")
-        leaves = int(self.entry.leaves)
         with contextlib.suppress(AssertionError):
-            eventually(lambda: len(marked(self.mark)) <= leaves, "the processes end", self.within)
+            eventually(lambda: not marked(self.mark), "the processes end", self.within)
         left = marked(self.mark)
-        self.check(len(left) <= leaves, f"processes are left: {left}")
+        self.check(not left, f"processes are left: {left}")
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -15,9 +15,11 @@ Results = dict[tuple[str, str, int], Outcome]
 
 HEAD = """# Misdeeds of tasks
 
-A task can fork, block, close descriptors or replace the functions of a module. This page shows
-what each misdeed costs: its own job, its process, the jobs beside it, and the time until the next
-job has run. `make abuse` wrote this page. The run tries each misdeed in a real worker on LMDB.
+A task can fork, exit, block, or use up the limits of its process. This page shows what each misdeed
+costs: its own job, its process, the jobs beside it, and the time until the next job has run. The
+last rows show the rule for all other damage: a task that breaks its interpreter costs its process,
+and the jobs beside it go back uncounted. `make abuse` wrote this page. The run tries each misdeed
+in a real worker on LMDB.
 
 Pools of this run: {pools}. The main thread runs the jobs of a worker with `-c 1`; four main
 threads are four processes (`-p 4 -c 1`). {workers} workers ran at a time on {cores} cores, so the
@@ -35,14 +37,13 @@ def page(results: Results, workers: int) -> str:
     """The page as text, of a run with so many workers at a time."""
     pools = sorted({f"{pool} x {slots}" for _, pool, slots in results})
     head = HEAD.format(pools=", ".join(pools), workers=workers, cores=os.cpu_count())
-    parts, chapter = [head], ""
+    parts = [
+        head,
+        "| misdeed | pools | its job | its process | jobs beside it | next job |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, entry in catalogue().items():
         outcomes = {key[1:]: value for key, value in results.items() if key[0] == name}
-        if entry.chapter != chapter:
-            chapter = entry.chapter
-            parts.append(f"\n## {chapter}\n")
-            parts.append("| misdeed | pools | its job | its process | jobs beside it | next job |")
-            parts.append("|---|---|---|---|---|---|")
         if not outcomes:
             parts.append(f"| {entry.title} | none in this run | | | | |")
             continue

@@ -28,7 +28,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
         holds_lock: True when it keeps the interpreter lock while it runs.
         kills: the signal by which it then ends its whole process.
         breaks: True when it then makes its process give up.
-        closes: True when it closes the socket of its process, which notices at the job's end.
         cleans_up: seconds that it runs on after an interruption.
         heeds_cancel: True when it ends by itself after a cancellation.
         keeps_process: True when, once it has ended, its process never exits by itself.
@@ -45,7 +44,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     holds_lock: bool = False
     kills: int = 0
     breaks: bool = False
-    closes: bool = False
     cleans_up: float = 0.0
     heeds_cancel: bool = False
     keeps_process: bool = False

@@ -20,8 +20,8 @@ virtual time. What each task does is a ``Behaviour``. These tests with real proc
 - Waiting jobs go back by ticks: ``test_short_jobs_do_not_wait_for_long_ones``; they start by
   priority: ``test_high_priority_first``; when cancelled, they go back:
   ``test_a_prefetched_job_is_cancelled_before_it_starts``.
-- The process gives up with last words: ``test_worker_event_loop.py``,
-  ``test_a_process_that_cannot_go_on_costs_neighbours_nothing``.
+- The process gives up: ``test_worker_event_loop.py``,
+  ``test_a_task_that_breaks_its_interpreter_costs_its_process``.
 - A process outlives SIGKILL: ``test_worker_unkillable.py``.
 - Lost leases cancel their runs: ``test_given_up.py``.
 - Waits for other jobs are counted: ``test_waiting_that_would_starve_the_worker``.
@@ -67,9 +67,6 @@ class FakeSocket:
     """The supervisor's end of the socket to a process."""
 
     def __init__(self, number: int, deliver: Callable[[Down], None]) -> None:
-        self.last_words = ""
-        self.left_words = False
-        self.words: list[Up] = []  # frames that the process could not send any more
         self.closed = False
         self._number, self._deliver = number, deliver
         self._frames: list[Up] = []
@@ -95,10 +92,6 @@ class FakeSocket:
     def drain(self) -> list[Up]:
         frames, self._frames = self._frames, []
         return frames
-
-    def rest(self) -> list[Up]:
-        self.left_words = bool(self.words)
-        return self.drain() + self.words
 
     def close(self) -> None:
         self.closed = True
@@ -231,12 +224,6 @@ class FakeProcess:
         if hello.error:
             self._exit(2)
         self._read()
-
-    def _give_up(self, verdict: Verdict | None = None) -> None:
-        """End at once, since a job has broken the process; the verdict becomes its last words."""
-        if verdict is not None:
-            self.socket.words.append(_copy(Up(verdicts=[verdict])))
-        self._exit(GAVE_UP)
 
     # -- frames ----------------------------------------------------------------------------------
 
@@ -385,15 +372,12 @@ class FakeProcess:
         if how.kills:
             self.die(how.kills)
         elif how.breaks:
-            self._give_up()
+            self._exit(GAVE_UP)
         if self.gone:
             return
         run.over_at = self._time.machine
         error = error or (interruption() if interruption else how.raises)
         verdict = failure(run.run, error) if error else success(run.run, how.result)
-        if how.closes:
-            self._give_up(verdict)
-            return
         del self.runs[run.run.token]
         self._finished += 1
         self._keeps = self._keeps or how.keeps_process

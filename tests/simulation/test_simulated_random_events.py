@@ -45,7 +45,6 @@ GUILTY: dict[str, dict[str, Any]] = {
     "ends late": {"seconds": 2.2, "ignores": True, "timeout": 2.0, "retries": ONCE_MORE},
     "kills its process": {"seconds": 1.0, "kills": 9, "retries": ONCE_MORE},
     "breaks its process": {"seconds": 1.0, "breaks": True, "retries": ONCE_MORE},
-    "closes the socket": {"seconds": 1.0, "closes": True, "retries": ONCE_MORE},
     "last attempt": {"seconds": 10.0, "retries": 0},
 }
 

@@ -73,12 +73,11 @@ class Child:
         self.events = events
         self.setup = setup
         self.socket = message_socket
-        message_socket.last_words = setup.last_words
         self.local = local
         self._parent = 0 if local else getppid()
         self.timekeeper = Timekeeper(self)
         counting = Counting(setup.worker) if setup.history else None
-        self.out = Outbox(message_socket, self.timekeeper.state, self.give_up, counting)
+        self.out = Outbox(message_socket, self.timekeeper.state, self.cut_off, counting)
         self.scoreboard = Scoreboard(setup.board, setup.board_slots)
         self.timeouts = Timeouts(setup.waits.stuck, self.out.ring)
         self.stopping = Stopping()
@@ -88,7 +87,7 @@ class Child:
             *(mill, setup, self.out, self.timeouts, self.scoreboard, waits, self.stopping),
             self.run_log,
         )
-        self.threads = ThreadPool(self, self.executor.interpreter)
+        self.threads = ThreadPool(self)
         self._main_thread = setup.concurrency == 1 and not local
         self.slots = Slots(
             setup.concurrency,
@@ -155,21 +154,24 @@ class Child:
                 for down in self.socket.receive():
                     self._carry_out(down)
                 self.loop.launch(self.slots.assign(thread))
-            return
-        except Closed as closed:
-            if closed.by_us or not is_orphan(self._parent):
-                self.give_up("a task closed the worker's descriptors")
+        except Closed:
+            self.cut_off()
         except BaseException as error:
             self.give_up("it can read no more jobs", error)
-        # Here the supervisor is dead, and the leases are lost, or this process ends.
-        if not (self.slots.over or self.local or is_child()):
-            _kill_group()
-        self.slots.close()
 
     # -- trouble --------------------------------------------------------------------------------
 
+    def cut_off(self) -> None:
+        """End this process: its supervisor is dead, or a task has closed the socket."""
+        if self.slots.over or self.local or is_child():
+            self.slots.close()
+        elif is_orphan(self._parent):
+            _kill_group()
+        else:
+            self.give_up("a task closed the worker's descriptors")
+
     def give_up(self, why: str, error: BaseException | None = None) -> None:
-        """End this process at once, even if a task has replaced functions of the standard library.
+        """End this process at once: a task has broken the interpreter.
 
         If several jobs run, any of these may be at fault. So the supervisor runs each job alone.
         """
@@ -181,7 +183,7 @@ class Child:
             reason = f"{why}: {verdicts.describe(error)[0]}" if error is not None else why
             log.error("worker process %d gives up: %s", getpid(), reason)
             if not self.local:
-                self.out.last_words()
+                self.out.flush_at_last()
         finally:
             if not self.local:
                 _exit(GAVE_UP)
@@ -194,10 +196,6 @@ class Child:
         for job in jobs:
             self.give_back(job.token)
             self.async_job_ended()
-
-    def refuse(self, job: WaitingJob, reason: str) -> None:
-        """Fail a job that cannot begin."""
-        self.out.conclude(verdicts.refused(job.lease, reason), job.lease, job.envelope)
 
     def give_back(self, token: int) -> None:
         """Return an unstarted job to the supervisor."""

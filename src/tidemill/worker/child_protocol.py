@@ -11,10 +11,8 @@ supervisor must still be able to find and kill that process.
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
-from os import fstat, set_blocking, unlink
 from typing import Generic, TypeVar
 
 import msgspec
@@ -33,9 +31,8 @@ Out = TypeVar("Out")
 class Setup(msgspec.Struct, array_like=True):
     """The settings of a process; sent first. ``slots`` counts the slots of the worker.
 
-    The process has ``share`` rows of the scoreboard, from row ``first_slot`` on. ``last_words`` is
-    a file for the last frames, if the process cannot send these over the socket. With ``history``
-    the process sums its verdicts for the history of the store.
+    The process has ``share`` rows of the scoreboard, from row ``first_slot`` on. With
+    ``history`` the process sums its verdicts for the history of the store.
 
     The first process of a worker gets a setup without a scoreboard. This process names the broker
     of its app, and then gets another setup with the scoreboard.
@@ -54,7 +51,6 @@ class Setup(msgspec.Struct, array_like=True):
     max_jobs: int = 0
     max_memory: int = 0
     slow: float = 0.0
-    last_words: str = ""
     history: bool = False
     waits: Waits = Waits()
 
@@ -118,55 +114,29 @@ class Up(msgspec.Struct, array_like=True):
 class Closed(Exception):
     """One end of the connection is closed."""
 
-    @property
-    def by_us(self) -> bool:
-        """True when the descriptor of this end was closed in this process."""
-        cause = self.__cause__
-        return isinstance(cause, OSError) and cause.errno in (errno.EBADF, errno.ENOTSOCK)
-
 
 class MessageSocket(Generic[Out, In]):
     """One end of the socket pair. One thread at a time may send, and one may receive."""
 
     def __init__(self, sock: socket.socket, incoming: type[In]) -> None:
         self.sock = sock
-        # Bound now, before a task can replace them.
         self._recv, self._send, self.fileno = sock.recv, sock.send, sock.fileno
-        self._inode = fstat(sock.fileno()).st_ino
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._kept: list[In] = []
-        self.last_words = ""
-        self.left_words = False  # the other end has written frames to its file of last words
-        self.words: list[In] = []  # the frames of that file
-
-    def _check(self) -> None:
-        """Raise OSError when a task has closed the descriptor, which may now be another file."""
-        if fstat(self.fileno()).st_ino != self._inode:
-            raise OSError(errno.EBADF, "the descriptor belongs to another file now")
 
     def send(self, message: Out) -> None:
         """Send one frame; blocks until the kernel has it.
 
         Raises:
-            Closed: the other end is gone.
+            Closed: the other end is gone, or this end is closed.
         """
-        frame = self._frame(message)
         try:
-            self._check()
-            self._send_all(frame)
+            self.sock.sendall(self._frame(message))
         except OSError as error:
             raise Closed from error
-
-    def _send_all(self, frame: bytes) -> None:
-        sent = 0
-        while sent < len(frame):
-            try:
-                sent += self._send(memoryview(frame)[sent:] if sent else frame)
-            except BlockingIOError:
-                set_blocking(self.fileno(), True)  # a task has made all descriptors non-blocking
 
     def post(self, message: Out) -> None:
         """Send one frame without blocking; bytes the kernel does not take wait for ``push``."""
@@ -194,19 +164,16 @@ class MessageSocket(Generic[Out, In]):
         """The frames that one read completes; without ``MSG_DONTWAIT`` the read blocks.
 
         Raises:
-            Closed: the other end closed or died.
+            Closed: the other end closed or died, or this end is closed.
         """
         if self._kept:
             kept, self._kept = self._kept, []
             return kept
         try:
-            self._check()
             data = self._recv(1 << 20, flags)
-        except BlockingIOError:
-            if not flags:
-                set_blocking(self.fileno(), True)  # a task has made all descriptors non-blocking
-            return []
         except OSError as error:
+            if flags and isinstance(error, BlockingIOError):
+                return []
             raise Closed from error
         if not data:
             raise Closed
@@ -246,32 +213,6 @@ class MessageSocket(Generic[Out, In]):
                 frames += got
         except Closed:
             return frames
-
-    def rest(self) -> list[In]:
-        """The remaining frames of a dead process: in the socket, then its last words."""
-        frames = self.drain()
-        self.words = self._read_last_words()
-        return frames + self.words
-
-    def leave(self, messages: list[Out]) -> None:
-        """Write the messages that the socket did not take to the file of last words."""
-        with open(self.last_words, "wb") as file:
-            file.write(b"".join(self._frame(message) for message in messages))
-
-    def _read_last_words(self) -> list[In]:
-        """Read the frames in the file of last words, if the other end has written any."""
-        try:
-            with open(self.last_words, "rb") as file:
-                data = file.read()
-            unlink(self.last_words)
-            self.left_words = bool(data)
-        except OSError:
-            return []
-        self._incoming.clear()  # a frame that the socket has only in part is whole in the file
-        try:
-            return self._split(data)
-        except Closed:
-            return []
 
     def close(self) -> None:
         """Close this end."""

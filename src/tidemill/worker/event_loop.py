@@ -1,9 +1,8 @@
 """Async jobs: one event loop runs them all, each as an asyncio task with its own context.
 
-A task can end the loop: by ``sys.exit`` in a subtask or a callback, or by ``loop.stop()``. The
-worker then runs the same loop again, so that the other jobs go on. When a task has closed the loop
-or its descriptors, the loop cannot run again, and the worker process ends
-(:meth:`LoopHost.give_up`).
+A task can end the loop by ``sys.exit`` in a subtask or a callback. The worker then runs the same
+loop again, so that the other jobs go on. When a task has stopped or closed the loop, the worker
+process ends (:meth:`LoopHost.give_up`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from asyncio import Task as AsyncioTask
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from threading import get_ident
-from time import monotonic
 from typing import Any, Protocol
 
 from tidemill.client.context import running_job
@@ -58,10 +56,6 @@ class LoopHost(Protocol):
         """Return an unstarted job to the supervisor."""
         ...
 
-    def refuse(self, job: WaitingJob, reason: str) -> None:
-        """Fail a job that cannot begin."""
-        ...
-
     def retire(self, why: str, jobs: Iterable[WaitingJob] = ()) -> None:
         """Start no more jobs, give back ``jobs``, which have slots, and finish the running jobs."""
         ...
@@ -85,7 +79,6 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # ident of the loop's thread
         self._over = False
-        self.was_stopped = False  # a task has stopped the loop at least once
         self._lock = threading.Lock()
         self._asked = 0.0  # machine time at which the loop was asked to run ``_answer``
         self._answered = True
@@ -100,34 +93,20 @@ class Loop:
             return
         try:
             loop = self.begun()
-        # No thread or no descriptor is left, or a task has changed a module.
-        except Exception as error:
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
             self._host.retire(f"no event loop can be started: {error}", jobs)
             return
-        try:
-            loop.call_soon_threadsafe(self._start, jobs)
-        except RuntimeError as error:
-            self._host.give_up(f"the event loop cannot be used: {error}")
+        loop.call_soon_threadsafe(self._start, jobs)
 
     def blocks(self, runs: Iterable[Run], now: float) -> bool:
-        """True when all these runs are coroutines, and one coroutine blocks the event loop.
-
-        If a task has closed the loop, this process ends: none of the coroutines can go on.
-        """
+        """True when all these runs are coroutines, and one coroutine blocks the event loop."""
         on_loop = [run.asyncio_task is not None for run in list(runs)]
         if self._loop is None or self._over or not any(on_loop):
             return False
-        # If a thread closes the loop while the loop starts, only the wake-up socket of the loop is
-        # gone.
-        if self.was_stopped and getattr(self._loop, "_csock", self._loop) is None:
-            self._host.give_up("a task closed the event loop")
         if not self._answered:
             return all(on_loop) and now - self._asked > BLOCKED_AFTER
         self._asked, self._answered = now, False
-        try:
-            self._loop.call_soon_threadsafe(self._answer)
-        except RuntimeError as error:
-            self._host.give_up(f"the event loop cannot be used: {error}")
+        self._loop.call_soon_threadsafe(self._answer)
         return False
 
     def _answer(self) -> None:
@@ -139,7 +118,6 @@ class Loop:
             if self._loop is None:
                 runner = self._runner or new_runner()
                 loop = runner.get_loop()
-                loop.time = monotonic  # type: ignore[method-assign] # a task may replace the module's
                 try:
                     self._host.start_thread("tidemill-loop", self._serve, runner)
                 except BaseException:
@@ -154,31 +132,25 @@ class Loop:
         self._thread = get_ident()
         loop = runner.get_loop()
         with runner:  # at the end the runner cancels the remaining tasks and closes the loop
-            while self._run_loop(loop):
-                pass
+            while not self._over:
+                self._run_loop(loop)
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop until a task ends it; True when the loop is to run again."""
-        reached: list[bool] = []
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until a task ends it."""
         error: BaseException | None = None
         try:
-            loop.call_soon(reached.append, True)
             loop.run_forever()
         except BaseException as raised:
             error = raised
         if is_child():
             end_child(error)
         if self._over:
-            return False
-        self.was_stopped = True
-        if error is None:
-            log.warning("a task stopped the event loop of its worker process; the loop goes on")
-        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+            return
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
             self._blame(error)
-        elif not reached:  # the loop failed before its first callback
-            self._host.give_up(f"the event loop cannot go on: {describe(error)[0]}")
-            return False
-        return True
+        else:
+            self._over = True
+            self._host.give_up("a task ended the event loop", error)
 
     def _blame(self, error: BaseException) -> None:
         """Fail the job whose subtask or callback raised SystemExit or KeyboardInterrupt."""
@@ -216,17 +188,10 @@ class Loop:
         assert self._loop is not None
         for job in jobs:
             self._open.add(job.token)
-            coroutine = self._run(job)
-            try:
-                # create_task is not safe here: a job may have set a task factory that raises.
-                task = AsyncioTask(coroutine, loop=self._loop, context=Context())
-            except BaseException as error:
-                coroutine.close()
-                self._host.refuse(job, f"its asyncio task cannot be created: {describe(error)[0]}")
-                self._never_began(job)
-            else:
-                self._tasks.add(task)
-                task.add_done_callback(functools.partial(self._check, job))
+            # Not ``create_task``: the app's task factory is for the tasks of the app.
+            task = AsyncioTask(self._run(job), loop=self._loop, context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._check, job))
 
     async def _run(self, job: WaitingJob) -> None:
         await self._host.executor.execute(job)

@@ -203,7 +203,7 @@ class Executor:
         """In a child that the task has forked, end the child: an exception has left its task."""
 
     def restore(self) -> None:
-        """Put back the interpreter state that the task has changed for all threads."""
+        """Put back the signal handlers that the task has changed."""
 
     def success(self, run: Run, value: Any) -> Verdict:
         """The verdict on a task that returned ``value``."""

@@ -8,6 +8,7 @@ frames never mix.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,14 +30,15 @@ class Outbox:
     """The outgoing side of a process's socket.
 
     ``state`` is called with the verdicts of each frame. It returns the number of leases that the
-    process would like to hold, and True when the process leaves.
+    process would like to hold, and True when the process leaves. ``cut_off`` is called when the
+    socket is closed.
     """
 
     def __init__(
         self,
         message_socket: MessageSocket[Up, Down],
         state: Callable[[list[Verdict]], tuple[int, bool]],
-        give_up: Callable[[str], None],
+        cut_off: Callable[[], None],
         counting: Counting | None = None,
     ) -> None:
         self.concluded: collections.deque[Concluded] = collections.deque()
@@ -48,10 +50,9 @@ class Outbox:
         self.sending = threading.Lock()
         self._socket = message_socket
         self._state = state
-        self._give_up = give_up
+        self._cut_off = cut_off
         self._counting = counting  # None when the broker keeps no history
         self._sent: tuple[int, bool] = (-1, False)
-        self._unsent: list[Up] = []
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._rung = False
@@ -85,31 +86,20 @@ class Outbox:
             return
         try:
             self._send()
-        except Closed as closed:
-            broken = closed.by_us
+        except Closed:
+            is_cut_off = True
         else:
-            broken = False
+            is_cut_off = False
         finally:
             self.sending.release()
-        # If the supervisor closed the socket, the thread that reads notices this and ends the
-        # process.
-        if broken:
-            self._give_up("a task closed the worker's descriptors")
+        if is_cut_off:
+            self._cut_off()
 
-    def last_words(self, patience: float = 1.0) -> None:
-        """Send all before the process ends; wait ``patience`` seconds for another sender."""
-        if self.sending.acquire(timeout=patience):
-            try:
+    def flush_at_last(self) -> None:
+        """Send what the socket still takes before the process ends at once."""
+        with contextlib.suppress(BaseException):
+            if self.sending.acquire(timeout=1.0):
                 self._send()
-            except BaseException:
-                pass
-            try:
-                if self._unsent:
-                    self._socket.leave(self._unsent)
-            except BaseException:
-                pass  # the supervisor settles the remaining jobs
-            finally:
-                self.sending.release()
 
     def _send(self) -> None:
         concluded = _emptied(self.concluded)
@@ -130,13 +120,9 @@ class Outbox:
             notes = latest_notes(notes) if len(notes) > 1 else notes
             up = Up(verdicts, notes, state[0], returned, stuck, state[1], stacks=stacks)
             up.answers = answers
-            self._unsent.append(up)
             if concluded and self._counting is not None:
                 up.history = _sums_of(self._counting, concluded)
-            # Also sends a frame whose earlier sending failed for lack of memory.
-            while self._unsent:
-                self._socket.send(self._unsent[0])
-                del self._unsent[0]
+            self._socket.send(up)
             point("process.sent")
 
     def empty(self) -> bool:

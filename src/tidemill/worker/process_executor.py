@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
-from asyncio import current_task, get_running_loop  # a task may change the module asyncio
+from asyncio import current_task, get_running_loop
 from collections.abc import Callable
 from threading import get_ident, get_native_id
 from typing import Any
@@ -20,18 +20,15 @@ from tidemill.worker import verdicts
 from tidemill.worker.child_protocol import Setup
 from tidemill.worker.execute import Executor
 from tidemill.worker.forked_children import end_child, is_child, perform
-from tidemill.worker.interpreter_state import InterpreterState
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.run import Run
 from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.task_signals import TaskSignals
 from tidemill.worker.timeouts import Timeouts, cancellation_reason, raise_if_interrupted
 from tidemill.worker.waiting_job import WaitingJob
 
 log = SafeLog("tidemill.worker")
-
-SPARE_MEMORY = 1 << 20
-"""Bytes that are allocated and never written. They are freed when a task has used up the memory."""
 
 
 class ProcessExecutor(Executor):
@@ -58,15 +55,11 @@ class ProcessExecutor(Executor):
         self._run_log = run_log if run_log.wanted or run_log.slow else None
         # Rows are used in turn: a row is reused only when its last job has long been settled.
         self._rows = collections.deque(range(setup.first_slot + 1, setup.first_slot + setup.share))
-        self._spare = _spare_memory()
-        self.interpreter = InterpreterState()
-        self.restore = self.interpreter.after_job  # type: ignore[method-assign]
         self.success = verdicts.success  # type: ignore[method-assign]
 
     def use_main_thread(self) -> None:
-        """Restore signal handlers, too: jobs will run in the calling thread, the main thread."""
-        self.interpreter.watch_signals()
-        self.restore = self.interpreter.after_main_job  # type: ignore[method-assign]
+        """Put back signal handlers: jobs will run in the calling thread, the main thread."""
+        self.restore = TaskSignals().put_back  # type: ignore[method-assign]
 
     def start(self, job: WaitingJob) -> Run:
         """Give a run its context and its deadline, and show the run on the scoreboard."""
@@ -78,8 +71,6 @@ class ProcessExecutor(Executor):
         run = Run(job, context, get_ident(), clock.wall())
         if self._logs_debug:
             self._log_start(run)
-        if not self._spare:
-            self._spare = _spare_memory()
         if envelope.timeout:
             run.deadline = clock.machine() + envelope.timeout
         if job.task.is_async:
@@ -112,9 +103,6 @@ class ProcessExecutor(Executor):
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """The verdict on a task that raised an error, was interrupted, or could not be called."""
-        # ``isinstance`` could run code of the error's class
-        if issubclass(type(error), MemoryError):
-            self._spare = b""  # free memory for the report of the failure
         if run.asyncio_task is not None:
             error = cancellation_reason(run, error)
         return verdicts.failure(run, error)
@@ -147,10 +135,3 @@ def _call_sync(context: JobContext, call: Callable[[], Any]) -> Any:
     finally:
         if is_child():
             end_child(sys.exc_info()[1])
-
-
-def _spare_memory() -> bytes:
-    try:
-        return bytes(SPARE_MEMORY)
-    except MemoryError:
-        return b""

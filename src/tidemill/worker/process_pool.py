@@ -320,8 +320,7 @@ class ProcessPool(ProcessStarter):
         """Settle the jobs of a dead process. Unless we killed it, running jobs used an attempt."""
         if process not in self.processes:
             return
-        for up in process.socket.rest():  # the last frames may still be in the socket
-            self._hear(process, up)
+        self._read_all(process)  # the last frames may still be in the socket
         point("worker.burying")
         suspected = set_aside(process, process.running(), self.dispatch.spare, self.notes)
         account = LostJobs(process, closing=self.closing)

@@ -80,7 +80,6 @@ class ProcessStarter:
             share=self.shares.size,
             first_slot=share,
             stacks=os.path.join(self._folder, f"stacks-{share}"),
-            last_words=os.path.join(self._folder, f"last-words-{share}"),
             worker=self._name,
             slots=settings.concurrency * settings.processes,
             max_jobs=settings.max_jobs,

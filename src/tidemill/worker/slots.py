@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from threading import Event, Lock  # by name: a task may replace the classes of the module
+from threading import Event, Lock
 
 from tidemill.worker.waiting_job import WaitingJob
 

@@ -41,10 +41,7 @@ def own_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
-        try:
-            stack = "".join(traceback.format_stack(frame))
-        except BaseException:  # a loader that finds the source may run the app's code
-            stack = "(not shown: the app's code raised an error)\n"
+        stack = "".join(traceback.format_stack(frame))
         parts.append(f"Thread {names.get(ident, ident)}:\n{stack}")
     return "\n".join(parts)
 

@@ -1,7 +1,5 @@
 """Suspects: the jobs of a process that gave up. Any of these may have broken the process.
 
-A job that ended while the process gave up may have broken the process, too.
-
 Next, each suspect runs alone. Its interrupted run counts no attempt. If the job breaks a process
 again, this second run counts an attempt.
 """
@@ -22,19 +20,14 @@ log = logging.getLogger("tidemill.worker")
 def set_aside(
     process: WorkerProcess, running: Sequence[Running], spare: list[Lease], notes: list[Note]
 ) -> bool:
-    """Move the suspects of a dead process to the spare leases, to run alone.
-
-    Returns True when the process gave up because of its jobs, not because it could not start.
-    """
+    """Move the suspects of a dead process to the spare leases, to run alone; True if it had any."""
     if not process.gave_up:
         return False
     suspects = [
         row for row in running if row.token in process.held and row.token not in process.lost
     ]
-    # Jobs that had run, with verdicts in the last words: the socket no longer took them.
-    ended = sum(bool(verdict.started) for up in process.socket.words for verdict in up.verdicts)
-    if not suspects or len(suspects) + ended < 2:
-        return process.socket.left_words
+    if len(suspects) < 2:
+        return False
     log.warning(
         "%s; each job that the process still ran runs alone next (%d)",
         process.cause(),

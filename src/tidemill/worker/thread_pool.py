@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from tidemill.worker.event_loop import Loop
 from tidemill.worker.execute import Executor, run_sync
-from tidemill.worker.interpreter_state import InterpreterState
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.slots import PoolThread, Slots
@@ -57,20 +56,21 @@ class PoolHost(Protocol):
 class ThreadPool:
     """Threads that start when there is work for them and stay until the process ends."""
 
-    def __init__(self, host: PoolHost, interpreter: InterpreterState) -> None:
+    def __init__(self, host: PoolHost) -> None:
         self._host = host
-        self._interpreter = interpreter
         self._threads: list[threading.Thread] = []
 
     def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Start a thread that belongs to this process."""
-        self._threads.append(self._interpreter.start(target, args, name))
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def start_worker(self, number: int, thread: PoolThread) -> bool:
         """Start a thread that runs jobs. When none can start, the process is replaced."""
         try:
             self.start_thread(f"tidemill-{number}", self.work, thread)
-        except Exception as error:  # for example, a task has changed the module ``threading``
+        except RuntimeError as error:  # the system has no further thread
             log.error("process %d can start no thread and is replaced: %s", getpid(), error)
             self._host.go_soon()
             return False

@@ -123,7 +123,7 @@ class Timekeeper:
         # A job that ended keeps ``active`` true for one more tick, which checks the memory.
         if deadline is None and not host.slots.active:
             summary = host.run_log.next_look(clock.machine())
-            return 1.0 if host.loop.was_stopped else -1 if summary is None else summary
+            return -1 if summary is None else summary
         self.dozing = False
         return TICK if deadline is None else min(TICK, max(0.001, deadline - clock.machine()))
 

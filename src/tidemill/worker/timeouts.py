@@ -78,7 +78,7 @@ class Timeouts:
             self.begin(run)
             value = function(*args)
         except BaseException as error:
-            if run.interrupted is WorkerStopping or not _is(error, run.interrupted):
+            if run.interrupted is WorkerStopping or not isinstance(error, run.interrupted or ()):
                 self._disarm(run, returned=False)
             raise
         self._disarm(run, returned=True)
@@ -104,7 +104,7 @@ class Timeouts:
                 pass  # let the exception land here if it did not land in the job
             run.caught = returned
         except BaseException as error:
-            if not _is(error, run.interrupted):
+            if not isinstance(error, run.interrupted or ()):
                 raise
         assert run.interrupted is not None
         # After WorkerStopping, the task's own outcome counts.
@@ -244,13 +244,6 @@ class Timeouts:
 
     def stack_of(self, run: Run) -> str:
         """The stack of the run at this moment, as text."""
-        title = "Stack of the task when it was given up:\n"
-        try:
-            return title + self._stack_of(run)
-        except BaseException:  # loaders of source and awaitables may run the app's code
-            return f"{title}(not shown: the app's code raised an error)\n"
-
-    def _stack_of(self, run: Run) -> str:
         if run.asyncio_task is not None and not _inside(run.asyncio_task):
             stack = StackSummary.extract((f, f.f_lineno) for f in _awaiting(run.asyncio_task))
         else:
@@ -258,7 +251,8 @@ class Timeouts:
             stack = extract_stack(frame) if frame else StackSummary()
         ours = [i for i, entry in enumerate(stack) if entry.filename.startswith(_HERE)]
         users = stack[ours[-1] + 1 :] if ours else stack
-        return "".join(StackSummary.from_list(users or stack).format())
+        lines = StackSummary.from_list(users or stack).format()
+        return "".join(["Stack of the task when it was given up:\n", *lines])
 
 
 def raise_if_interrupted(run: Run, value: Any) -> Any:
@@ -271,8 +265,7 @@ def raise_if_interrupted(run: Run, value: Any) -> Any:
 
 def cancellation_reason(run: Run, error: BaseException) -> BaseException:
     """The error that ended an async task; for a cancellation by this module, its reason."""
-    # Not ``isinstance``: ``error.__class__`` may raise.
-    if not issubclass(type(error), asyncio.CancelledError):
+    if not isinstance(error, asyncio.CancelledError):
         return error
     if run.interrupted is not None:
         return run.interrupted().with_traceback(error.__traceback__)
@@ -286,11 +279,6 @@ def _cancel(run: Run) -> None:
             run.loop.call_soon_threadsafe(run.asyncio_task.cancel)
         except RuntimeError:
             pass  # the loop is closed, which its own thread notices
-
-
-def _is(error: BaseException, kind: Interrupt | None) -> bool:
-    """Do as ``isinstance``, but ignore ``error.__class__``, which may be the app's code."""
-    return kind is not None and issubclass(type(error), kind)
 
 
 def _inside(task: asyncio.Task[Any]) -> bool:

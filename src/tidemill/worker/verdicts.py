@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from traceback import format_exception
 from typing import Any
 
 from tidemill.client.context import JobContext
@@ -20,7 +21,6 @@ from tidemill.worker.notes import interrupted_run
 from tidemill.worker.run import Run
 from tidemill.worker.run_log import END, end_values
 from tidemill.worker.safe_logging import SafeLog
-from tidemill.worker.tracebacks import format_traceback
 
 log = SafeLog("tidemill.worker")
 
@@ -31,6 +31,9 @@ _AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.o
 
 ERROR_MOST = 2_000
 """Characters that are kept of an error."""
+
+TRACEBACK_MOST = 16_000
+"""Characters that are kept of a traceback: half of them from its beginning, half from its end."""
 
 
 def refused(lease: Lease, reason: str) -> Verdict:
@@ -68,7 +71,7 @@ def failure(run: Run, error: BaseException) -> Verdict:
     """The verdict on a job whose task raised an error, even if the error's own code fails."""
     try:
         return _failure(run, error)
-    except BaseException as inner:
+    except Exception as inner:
         text = f"{name_of(error)}: its exception cannot be read: {name_of(inner)}"
         return _failed(run.lease, run.envelope, Outcome.RETRY, text, "", run.started)
 
@@ -215,32 +218,28 @@ def describe(error: BaseException) -> tuple[str, str]:
     """The error as one line, and its traceback, even if the error's own code fails."""
     name = name_of(error)
     try:
-        text = str.__str__(str(error))  # a subclass of str may have code of its own
-        message = text[:ERROR_MOST]
+        message = str(error)[:ERROR_MOST]
     except BaseException as inner:
         message = f"<its message cannot be printed: {name_of(inner)}>"
     try:
-        trace = format_traceback(error, _users_part(error))
+        trace = "".join(format_exception(type(error), error, _users_part(error)))
     except BaseException as inner:
         trace = f"<its traceback cannot be printed: {name_of(inner)}>"
+    if len(trace) > TRACEBACK_MOST:
+        trace = f"{trace[: TRACEBACK_MOST // 2]}\n[…]\n{trace[-TRACEBACK_MOST // 2 :]}"
     text = f"{name}: {message}" if message else name
     return storable(text[:ERROR_MOST])[:ERROR_MOST], storable(trace)
 
 
 def name_of(error: BaseException) -> str:
-    """The qualified name of the exception's type, read without the code of a metaclass.
+    """The qualified name of the exception's type.
 
     As in Python's tracebacks, types of ``builtins`` and ``__main__`` are named without their
     module. So are tidemill's own types.
     """
-    name, module = (
-        type.__dict__[attribute].__get__(type(error))
-        for attribute in ("__qualname__", "__module__")
-    )
-    # Code may set ``__module__`` to any object.
-    if type(module) is not str or module in ("builtins", "__main__"):
-        return str(name)
-    return str(name) if module.partition(".")[0] == "tidemill" else f"{module}.{name}"
+    name, module = type(error).__qualname__, type(error).__module__
+    own = module in ("builtins", "__main__") or module.partition(".")[0] == "tidemill"
+    return name if own else f"{module}.{name}"
 
 
 def _users_part(error: BaseException) -> Any:

@@ -69,7 +69,6 @@ class WorkerProcess:
         """Take a process that the machine has started, and send the setup."""
         self._body = body
         self.pid, self.hello, self.socket = body.pid, body.hello, body.socket
-        self.socket.last_words = setup.last_words
         self.socket.post(Down(setup=setup))
 
     def introduce(self, board: Scoreboard, setup: Setup) -> None:

@@ -1,1 +1,0 @@
-"""The misdeeds, a module for each kind."""
