@@ -53,6 +53,8 @@ def test_a_backup_that_fails_is_one_sentence(
     assert isinstance(broker, LmdbBroker)
 
     class Full:
+        begin = broker._store.env.begin
+
         def copyfd(self, *_: object, **__: object) -> None:
             raise lmdb.Error("mdb_env_copy2: Input/output error")
 
