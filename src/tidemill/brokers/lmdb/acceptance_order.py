@@ -9,6 +9,7 @@ of tidemill, and two producers may put at once: this costs an entry. The order i
 
 from __future__ import annotations
 
+import functools
 import heapq
 import struct
 from collections.abc import Iterator
@@ -43,8 +44,7 @@ class Order:
     def accept(self, number: int, job_id: bytes) -> int:
         """Give a new job its place; return ``Flag.APART`` or 0. The hot path."""
         if not self._ahead:
-            second = self._state.wall // MICRO
-            self._ahead, floor = id_floor(second + _AHEAD), id_floor(second - _BEHIND)
+            floor, self._ahead = _about(self._state.wall // MICRO)
             self._stored = self._state.txn.get(self._state.store.key("order")) or b""
             self._bottom, _, self._top = (self._stored or floor + b" " + floor).partition(b" ")
         if self._top < job_id < self._ahead:
@@ -63,9 +63,14 @@ class Order:
 
     def write(self) -> None:
         """Store the bounds, if they changed."""
-        bounds = self._bottom + b" " + self._top
-        if self._ahead and bounds != self._stored:
+        if self._ahead and (bounds := self._bottom + b" " + self._top) != self._stored:
             self._state.txn.put(self._state.store.key("order"), bounds)
+
+
+@functools.lru_cache(2)
+def _about(second: int) -> tuple[bytes, bytes]:
+    """The bounds of ids that are made at about this second."""
+    return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
 
 
 def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Rows:

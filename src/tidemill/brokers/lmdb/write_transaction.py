@@ -111,7 +111,7 @@ def begin_resized(env: lmdb.Environment, *, write: bool = False) -> lmdb.Transac
     If another process has made the map larger, wait for all transactions, then map the file again.
     This thread must have no other transaction, or one that keeps the map from growing (a write).
     """
-    until = time.monotonic() + RESIZE_WAIT
+    until = 0.0
     while True:
         with _open.lock:
             _open.count += 1
@@ -119,6 +119,7 @@ def begin_resized(env: lmdb.Environment, *, write: bool = False) -> lmdb.Transac
             return env.begin(write=write)
         except BaseException as error:
             ended()
+            until = until or time.monotonic() + RESIZE_WAIT
             if not isinstance(error, lmdb.MapResizedError) or time.monotonic() > until:
                 raise
         with _open.lock:
