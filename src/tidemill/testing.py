@@ -42,6 +42,7 @@ from tidemill.client.job_handle import FOREVER
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import FINISHED, Record, State
+from tidemill.core.verdicts import waits_for_its_task
 from tidemill.worker.in_process import PATIENCE, judge, running_worker
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
@@ -173,7 +174,7 @@ def _kick_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
     ids, cursor = [], ""
     while True:
         page = mill.find(what, limit=500, cursor=cursor)
-        known = [r for r in page.records if not r.unknown]
+        known = [r for r in page.records if not waits_for_its_task(r)]
         tasks = [r.envelope for r in known if not r.envelope.is_message]
         ids += [task.id for task in tasks if not queues or task.queue in queues]
         cursor = page.cursor

@@ -67,11 +67,7 @@ OVER_HTTP = {
         "no_binding_is_lost_when_several_threads_bind_at_once",
     ),
     "unique": ("a_put_moves_the_time_on_but_not_for_ever",),
-    "unknown_tasks": (
-        "a_job_set_aside_arrives_ready_in_another_store",
-        "cancel_delete_kick_and_purge",
-        "many_names_are_told_in_parts",
-    ),
+    "unknown_tasks": ("a_job_of_an_unknown_task_is_tried_again_later_and_not_counted",),
     "workflows": (
         "a_lease_brings_the_ends_of_earlier_jobs",
         "bad_links_store_nothing",

@@ -1,4 +1,4 @@
-"""Another priority or queue for jobs that wait: ready, scheduled, waiting, or set aside."""
+"""Another priority or queue for jobs that wait: ready, scheduled or waiting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from kinds import Clock
 from test_contract_admin import in_every_state
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.contract.unknown_tasks import with_unknown_tasks
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
 from tidemill.core.errors import QueueFull, StoreMoved
-from tidemill.core.job import Outcome, Record, State, Verdict
+from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.priority import rank_of
 
@@ -224,33 +223,6 @@ def test_a_suspect_stays_alone(broker: Broker) -> None:
     assert worker.exchange(want=Want(5, ("b",), alone=False)).leases == []
     [lease] = worker.take(5, ["b"])
     assert (lease.open().id, lease.losses) == (given[0].id, 1)
-
-
-@pytest.mark.needs(Feature.UNKNOWN)
-def test_a_job_set_aside_waits_in_its_new_queue_for_the_same_time(
-    broker: Broker, worker: LiveOwner, clock: Clock
-) -> None:
-    # law 7
-    jobs = [job("a", id=f"u{n}", task="b.work") for n in range(3)]
-    broker.put(jobs)
-    verdicts = [
-        Verdict(lease.token, Outcome.UNKNOWN, delay=500, error="why") for lease in worker.take(3)
-    ]
-    assert all(worker.exchange(verdicts=verdicts).settled)
-    # when
-    assert broker.alter(["u1", "u2"], queue="b") == [True, True]
-    assert broker.alter(["u2"], rank=URGENT) == [True]
-    # then
-    [row] = with_unknown_tasks(broker, "").unknown_tasks()
-    assert (row.task, row.queues, row.count) == ("b.work", ["a", "b"], 3)
-    record = shown(broker, "u1")
-    assert (record.unknown, record.error, record.state) == (True, "why", State.SCHEDULED)
-    knowing = Want(1, ("b",), Mode.STRICT, knows=("b.work",))
-    assert [lease.open().id for lease in worker.take_all(knowing)] == ["u2"]
-    clock.advance(501)
-    broker.tick()
-    assert [state(broker, i) for i in ("u0", "u1")] == [State.FAILED, State.FAILED]
-    assert with_unknown_tasks(broker, "").unknown_tasks() == []
 
 
 @pytest.mark.needs(Feature.LIMITS)

@@ -322,14 +322,3 @@ def test_purged_jobs_can_be_retried_and_deleted_like_cancelled_jobs(
     assert broker.delete(["gone"]) == [True]
     assert broker.restore(["again", "gone", "stays"], "p1") == [False, False, True]
     assert worker.take_ids(5) == ["again", "stays"]
-
-
-@pytest.mark.needs(Feature.UNKNOWN)
-def test_a_job_of_an_unknown_task_comes_back(broker: Broker, worker: LiveOwner) -> None:
-    broker.put([job("q", id="strange")])
-    [lease] = worker.take()
-    assert worker.settle(lease, Outcome.UNKNOWN, error="no such task")
-    assert broker.get("strange").unknown
-    assert broker.purge_kept("q", "p1") == KeptPurge(1)
-    assert restore_all(broker) == [True]
-    assert worker.take_ids() == ["strange"]

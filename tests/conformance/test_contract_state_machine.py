@@ -262,7 +262,6 @@ class SideBySide(RuleBasedStateMachine):
         queues=st.sampled_from([("a",), ("b",), ("a", "b"), ("b", "a")]),
         kinds=st.sampled_from([(True, False), (False, True), (True, True)]),
         alone=st.booleans(),
-        knows=st.sampled_from([(), ("app.work",), ("app.work", "nobody.puts")]),
     )
     def lease(
         self,
@@ -272,11 +271,8 @@ class SideBySide(RuleBasedStateMachine):
         queues: tuple[str, ...],
         kinds: tuple[bool, bool],
         alone: bool,
-        knows: tuple[str, ...],
     ) -> None:
-        knows = knows if Feature.UNKNOWN in self.subject.features else ()
-        kinds = {"tasks": kinds[0] or bool(knows), "messages": kinds[1]}
-        want = Want(count, queues, mode, alone=alone, knows=knows, **kinds)
+        want = Want(count, queues, mode, kinds[0], messages=kinds[1], alone=alone)
         self.exchange(owner, lambda _: Step(owner, want=want))
 
     def exchange(self, owner: str, step: Any) -> None:
@@ -309,6 +305,7 @@ class SideBySide(RuleBasedStateMachine):
         stranger=st.integers(0, 9),
         follower=st.integers(0, 4),
         hold=st.sampled_from([False, False, True]),
+        started=st.sampled_from([0.0, 1.0]),
     )
     def settle(
         self,
@@ -319,11 +316,10 @@ class SideBySide(RuleBasedStateMachine):
         stranger: int,
         follower: int,
         hold: bool,
+        started: float,
     ) -> None:
         token = self.draw_token(data)
         if token is None:
-            return
-        if outcome == Outcome.UNKNOWN and not self.may_set_aside(token):
             return
         owner = OWNERS[stranger] if stranger < len(OWNERS) else token[0]
         followers = (self.draw_job(data, "keep"),) if follower == 0 else ()
@@ -331,17 +327,12 @@ class SideBySide(RuleBasedStateMachine):
 
         def step(which: int) -> Step:
             verdict = Verdict(
-                token[1 + which], outcome, result, delay, "why", "tb", 1.0, 2.0, followers, hold
+                *(token[1 + which], outcome, result, delay, "why", "tb"),
+                *(started, 2.0, followers, hold),
             )
             return Step(owner, verdicts=[verdict])
 
         self.exchange(owner, step)
-
-    def may_set_aside(self, token: tuple[str, int, int]) -> bool:
-        """Whether the lease is of a task, in a store that sets jobs aside."""
-        record = self.brokers[0].get(self.jobs_of[token[1]])
-        is_message = record is not None and record.envelope.is_message
-        return Feature.UNKNOWN in self.subject.features and not is_message
 
     @rule(data=st.data(), longer=st.sampled_from([0.0, 2.5, 30.5]))
     def touch(self, data: st.DataObject, longer: float) -> None:

@@ -13,9 +13,9 @@ from tidemill.core.backoff import RetryPolicy, backoff
 from tidemill.core.job import DEFAULT_TTR, Note, Outcome, State, Verdict
 from tidemill.core.owner import Owner
 
-pytestmark = pytest.mark.needs(Feature.UNKNOWN)
+pytestmark = pytest.mark.needs(Feature.RESULTS)
 
-WANT = Want(10, queues=("default",), knows=("js.work",), told=0)
+WANT = Want(10, queues=("default",))
 POLICIES = (
     RetryPolicy(2, delay=1000.0, factor=3.0, cap=2000.0, jitter=False),
     RetryPolicy(1, delay=1000.0, jitter=False, immediate=1),
@@ -92,21 +92,6 @@ def test_a_consumer_that_sleeps_has_a_task_for_a_time(broker: Broker, consumer: 
     # then
     [lease] = consumer.take_all(WANT)
     assert lease.deadline == DEFAULT_TTR
-
-
-def test_a_consumer_gets_set_aside_jobs_of_tasks_it_knows(
-    broker: Broker, worker: LiveOwner, consumer: LiveOwner, clock: Clock
-) -> None:
-    # law 7
-    broker.put([job(task="js.work", id="a")])
-    [lease] = worker.take()
-    assert worker.settle(lease, Outcome.UNKNOWN, error="no worker knows it")
-    [again] = consumer.take_all(WANT)
-    assert (again.open().id, again.attempt, again.deadline) == ("a", 1, DEFAULT_TTR)
-    clock.advance(DEFAULT_TTR + 6)
-    assert consumer.take_all(WANT) == []
-    clock.advance(6)
-    assert [it.attempt for it in consumer.take_all(WANT)] == [2]
 
 
 @pytest.mark.needs(Feature.REMOTE_OWNERS)

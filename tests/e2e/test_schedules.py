@@ -188,7 +188,7 @@ def test_a_task_that_nobody_has_says_so_with_its_schedule(place: Place) -> None:
     place.write(APP)
     call = place.mill.call("nobody.has_it")
     place.mill.schedules.add("lost", call, at=time.time() + 3)
-    worker = place.worker(env={"TIDEMILL_UNKNOWN_GRACE": "0"}).wait_ready()
+    worker = place.worker().wait_ready()
     worker.wait_line("no worker knows task 'nobody.has_it' of schedule 'lost'")
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from harness import Place, eventually, open_place, runs_of
 from servers import NETWORK, rabbitmq_url
 
-from tidemill.cli import main
-from tidemill.client.explain import explain_in
 from tidemill.core.clock import new_id
 from tidemill.core.job import State
 
@@ -54,9 +50,9 @@ def apps(tmp_path: Path) -> Iterator[Pair]:
         yield found
 
 
-def is_aside(place: Place, job_id: str) -> bool:
+def was_given_back(place: Place, job_id: str) -> bool:
     record = place.mill.broker.get(job_id)
-    return record is not None and record.unknown
+    return record is not None and record.error.startswith("no worker knows task")
 
 
 def test_each_of_two_apps_on_one_queue_runs_its_own_jobs(pair: Pair) -> None:
@@ -89,15 +85,12 @@ def test_a_job_waits_for_a_worker_that_knows_its_task(pair: Pair) -> None:
     ours, theirs = pair
     first = ours.worker().wait_ready()
     jobs = [theirs.enqueue("theirs", n) for n in range(20)]
-    eventually(lambda: all(is_aside(theirs, job.id) for job in jobs), "setting jobs aside")
+    eventually(lambda: all(was_given_back(theirs, job.id) for job in jobs), "giving jobs back")
     # then no attempt was used, and the worker said so once
     record = theirs.mill.broker.get(jobs[0].id)
     assert record is not None
-    assert (record.state, record.attempt, record.attempts) == (State.SCHEDULED, 0, [])
-    name = theirs.task("theirs")
-    assert first.output.count(f"no worker knows task '{name}'") == 1
-    sentence = explain_in(theirs.mill.broker, record)
-    assert sentence.startswith(f"It is set aside, as no worker knows task '{name}'")
+    assert (record.attempt, record.attempts) == (0, [])
+    assert first.output.count(f"no worker knows task '{theirs.task('theirs')}'") == 1
     # when a worker comes that knows the task
     theirs.worker().wait_ready()
     for record in theirs.finish(jobs):
@@ -107,26 +100,13 @@ def test_a_job_waits_for_a_worker_that_knows_its_task(pair: Pair) -> None:
     assert sorted(order) == [*range(20)]
 
 
-def test_the_doctor_names_the_task_and_says_what_to_do(apps: Pair) -> None:
-    ours, theirs = apps
-    ours.worker().wait_ready()
-    jobs = [theirs.enqueue("theirs", n) for n in range(3)]
-    eventually(lambda: all(is_aside(theirs, job.id) for job in jobs), "setting jobs aside")
-    result = CliRunner().invoke(main, ["doctor", "--json", "--url", theirs.url])
-    [check] = [c for c in json.loads(result.stdout)["checks"] if c["check"] == "tasks"]
-    name = theirs.task("theirs")
-    assert check["status"] == "warn"
-    assert check["message"].startswith(f"no worker knows task {name}: 3 job(s) of queue default")
-    assert f"tidemill cancel --task {name}" in check["advice"]
-
-
 def test_an_import_that_fails_waits_for_a_reload(apps: Pair) -> None:
     # given an app that may import a module which is not there
     ours, _ = apps
     ours.write(APP.format(name="ours"), allow_imports=["brought_later.*"])
     worker = ours.worker(slots=1).wait_ready()
     job = ours.mill.enqueue("brought_later.double", 4)
-    eventually(lambda: is_aside(ours, job.id), "setting the job aside")
+    eventually(lambda: was_given_back(ours, job.id), "giving the job back")
     fine = ours.enqueue("ours")
     assert ours.finish([fine])[0].state is State.SUCCEEDED
     # when it is there, and the worker reloads
@@ -135,15 +115,15 @@ def test_an_import_that_fails_waits_for_a_reload(apps: Pair) -> None:
     assert job.result(60) == 8
 
 
-def test_a_kill_loses_no_job_that_is_set_aside(apps: Pair) -> None:
-    # given a worker that is killed while it sets jobs aside
+def test_a_kill_loses_no_job_that_is_given_back(apps: Pair) -> None:
+    # given a worker that is killed while it gives jobs back
     ours, theirs = apps
     worker = ours.worker().wait_ready()
     jobs = theirs.enqueue_many("theirs", [(n,) for n in range(200)])
-    eventually(lambda: any(is_aside(theirs, job.id) for job in jobs), "setting a job aside")
+    eventually(lambda: any(was_given_back(theirs, job.id) for job in jobs), "giving a job back")
     worker.kill_everything()
     theirs.worker().wait_ready()
-    # then all run: those set aside, those it held, and those it never saw
+    # then all run: those given back, those it held, and those it never saw
     for record in theirs.finish(jobs):
         assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
 
@@ -153,7 +133,7 @@ def test_rabbitmq_alone_hands_the_job_back_with_a_delay(tmp_path: Path) -> None:
     with open_pair(tmp_path, f"{rabbitmq_url()}?prefix=t{new_id()[-18:]}") as (ours, theirs):
         first = ours.worker().wait_ready()
         theirs.enqueue("theirs", 1)
-        first.wait_line("are tried again later for a worker that knows it")
+        first.wait_line("are tried again every 30 s at most until a worker knows it")
         # when another comes, whichever gets the job next
         first.stop()
         theirs.worker().wait_ready()

@@ -10,7 +10,6 @@ Given the ids that were accepted, the times at which something was killed, and a
     attempts   a job used at most as many attempts as it had runs; what was never interrupted used
                exactly as many
     counters   the counters of every queue equal a recount
-    unknown    no job is left set aside, nor the name of its task
     schedules  each time was fired once, none was left out
     limits     of one key no more ran at a time than its limit allows, and none is left counted
 
@@ -27,7 +26,6 @@ from excuses import Excuses
 from harness import Line, Place, check_counters, runs_of
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.unknown_tasks import with_unknown_tasks
 from tidemill.core.job import Record, State
 
 SETTLING = 4.0
@@ -63,8 +61,6 @@ def check(
             mine = runs.get(job_id, [])
             doubles += _check_runs(records[job_id], mine, kills, settling, excuses)
     check_counters(place, excuses.pruned)
-    if Feature.UNKNOWN in place.mill.broker.features:
-        assert with_unknown_tasks(place.mill.broker, "the check").unknown_tasks() == []
     _check_limits(place, records, runs, excuses)
     _check_schedules(records, excuses)
     states = [record.state for record in records.values()]

@@ -6,7 +6,7 @@ Several workers and producers share one store. Something is killed every fractio
 process, a supervisor, a whole worker, everything, by SIGKILL, SIGTERM or SIGINT; and the server,
 where there is one, or one of those there are, which comes back with what it had written. Tasks are
 short and long, sync and async; some hold the interpreter lock, some run past their timeout, some
-cannot be interrupted. Most workers lack one of two tasks: its jobs are set aside and brought back.
+cannot be interrupted. Most workers lack one of two tasks: its jobs are given back and tried again.
 What was accepted and what ran stands in files written by single appends. At the end the store is
 drained and :mod:`.checker` looks at what is left (case Q20). Where the broker forgets what is done,
 as RabbitMQ does, :mod:`.ledger` looks whether all that was accepted ran. :mod:`.faults` adds the
@@ -166,8 +166,8 @@ class Storm:
         self._drain(time.monotonic() + MINUTE)
         kills = self._all_kills()
         seen = check(self.place, accepted + may_fail, kills, settling, self.excuses)
-        said = sum("are set aside" in worker.output for worker in self.place.workers)
-        return {**seen, "workers that set jobs aside": said}
+        said = sum("no worker knows task" in worker.output for worker in self.place.workers)
+        return {**seen, "workers that gave unknown jobs back": said}
 
     def _drain(self, until: float) -> None:
         """Run what is left. A minute after the last blow nothing may be held without a holder."""

@@ -61,7 +61,7 @@ def spins(n):
         end()
 
 def sometimes(function):
-    # A task that some workers do not know, where the store sets its jobs aside.
+    # A task that some workers do not know, which give its jobs back.
     if keeps and os.environ.get("STORM_LACKS") == function.__name__:
         return function
     return mill.task(queue="quick", retries=forever)(function)

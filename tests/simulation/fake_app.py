@@ -79,7 +79,8 @@ class FakeApp:
             return Hello(error=self.error)
         mill = self.mill
         names = [name for name in mill.tasks if name not in self.lacks]
-        known = names, list(mill.allow_imports), mill.declarations.own()
+        declared = [(name, body) for name, body in mill.declarations.own() if name in names]
+        known = names, list(mill.allow_imports), declared
         return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
 
 

@@ -47,13 +47,14 @@ from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
+from tidemill.core.verdicts import given_back
 from tidemill.worker.child import GAVE_UP, NOTICE
 from tidemill.worker.child_protocol import Closed, Down, Hello, Setup, Up
 from tidemill.worker.execute import Executor
 from tidemill.worker.prefetch import TICK, Prefetch
 from tidemill.worker.run import Run
 from tidemill.worker.starvation import Waits
-from tidemill.worker.verdicts import failure, stuck, success, unknown
+from tidemill.worker.verdicts import failure, stuck, success
 from tidemill.worker.waiting_job import WaitingJob
 
 BEAT = 1.0
@@ -302,7 +303,7 @@ class FakeProcess:
             return
         for lease in leases:
             if (envelope := lease.open()).task in self._lacks:
-                self._send(verdicts=[unknown(lease, envelope)])
+                self._send(verdicts=[given_back(lease.token, envelope)])
                 continue
             admitted = self._executor.admit(lease)
             if isinstance(admitted, Verdict):

@@ -175,26 +175,6 @@ def test_a_reload_brings_tasks_that_the_old_code_lacks(sim: Simulation) -> None:
     assert len(job.attempts) <= 1
 
 
-def test_a_job_of_an_unknown_task_fails_after_its_grace(sim: Simulation) -> None:
-    # case T2
-    sim.app.lacks = {"new"}
-    job = sim.task("new").enqueue()
-    sim.worker(unknown_grace=30.0)
-    at = sim.until(lambda: job.state is State.FAILED)
-    assert 29.0 <= at - 1000.0 <= 35.0
-    assert "no worker knows task 'new'" in job.refresh().error
-    assert job.refresh().attempt == 0
-
-
-def test_a_job_of_an_unknown_task_fails_at_once_without_a_grace(sim: Simulation) -> None:
-    # case T2
-    sim.app.lacks = {"new"}
-    job = sim.task("new").enqueue()
-    sim.worker(unknown_grace=0.0)
-    sim.until(lambda: job.state is State.FAILED)
-    assert sim.now <= 1005.0
-
-
 def test_a_process_that_is_told_to_go_is_replaced(sim: Simulation) -> None:
     # case T8
     task = sim.task("quick", seconds=0.05)

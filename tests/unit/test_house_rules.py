@@ -69,11 +69,11 @@ FACADE = "app.py:Tidemill"
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
-    "brokers/lmdb": 54,
+    "brokers/lmdb": 52,
     "brokers/postgres": 29,
-    "brokers/postgres/sql": 30,
+    "brokers/postgres/sql": 29,
     "brokers/rabbitmq": 28,
-    "brokers/redis/lua": 41,
+    "brokers/redis/lua": 40,
     "client": 52,
     "core": 42,
     "dashboard": 47,

@@ -213,7 +213,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     facts = [
         ("job", e.id),
         ("task", f"{e.task}({e.text})" if e.task else "(message)"),
-        ("state", f"{record.state}{_aside(record)}"),
+        ("state", f"{record.state}{', asked to cancel' if record.cancelling else ''}"),
         ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
         ("attempts", _attempts(record)),
         ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
@@ -230,13 +230,6 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         text = f", {record.progress_text}" if record.progress_text else ""
         facts.append(("progress", f"{done:,}{share}{text}"))
     return [(name, value) for name, value in facts if value]
-
-
-def _aside(record: Record) -> str:
-    """The text that follows the state: a request to cancel, or a task that no worker knows."""
-    if record.cancelling:
-        return ", asked to cancel"
-    return ", set aside: no worker knows its task" if record.unknown else ""
 
 
 def _attempts(record: Record) -> str:

@@ -62,15 +62,6 @@ from tidemill.core.log_output import LogSettings, log_output
     help="Seconds for running jobs after the first TERM or INT.",
 )
 @click.option(
-    "--unknown-grace",
-    type=click.FloatRange(0),
-    default=None,
-    envvar="TIDEMILL_UNKNOWN_GRACE",
-    show_envvar=True,
-    metavar="SECONDS",
-    help="Fail a job that has waited this long for a worker that knows its task; default: never.",
-)
-@click.option(
     "--max-jobs",
     type=click.IntRange(0),
     default=0,

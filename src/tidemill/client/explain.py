@@ -21,6 +21,7 @@ from tidemill.core.job import GROUP, Record, RunOn, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_runs
+from tidemill.core.verdicts import waits_for_its_task
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
 
@@ -53,8 +54,6 @@ def explain(record: Record, *, paused: bool, workers: int) -> str:
     """Explain a job from its record, its queue's pause, and the number of its queue's workers."""
     if record.state is State.READY:
         return _ready(record, paused, workers)
-    if record.unknown:
-        return _unknown_task(record)
     if record.state is State.SCHEDULED:
         return _scheduled(record)
     if record.state is State.WAITING:
@@ -196,16 +195,12 @@ def _ready(record: Record, paused: bool, workers: int) -> str:
     return f"It is ready and waits for {slots} of queue {queue!r}"
 
 
-def _unknown_task(record: Record) -> str:
-    end = f"; it fails at {_moment(record.due)}, if none comes" if record.due else ""
-    name = record.envelope.task
-    return f"It is set aside, as {record.error}: start a worker whose app has {name!r}{end}"
-
-
 def _scheduled(record: Record) -> str:
     why = _after(record) or ", as it was put with a delay"
     if record.error:
         why = f": {record.error}"
+    if waits_for_its_task(record):
+        why += f"; start a worker whose app has {record.envelope.task!r}"
     return f"It waits until {_moment(record.due)}{why}"
 
 

@@ -104,11 +104,11 @@ class Placed(enum.StrEnum):
 
 
 class Outcome(enum.IntEnum):
-    """The end of a lease. ``RELEASE``, ``SNOOZE`` and ``UNKNOWN`` count no attempt.
+    """The end of a lease. ``RELEASE`` and ``SNOOZE`` count no attempt.
 
-    ``UNKNOWN`` means that the owner does not know the job's task. The job is scheduled, without a
-    time, until an owner that knows the task attaches (``Want.knows``). If no such owner attaches
-    within ``Verdict.delay`` seconds, the job fails with the verdict's error.
+    ``SNOOZE`` gives the job back for ``Verdict.delay`` seconds, with ``Verdict.error`` as the
+    reason. If the job has not started, a ``RELEASE`` or ``SNOOZE`` also gives back the tokens of
+    limits. So a worker gives back a job of an unknown task (:mod:`tidemill.core.verdicts`).
     """
 
     SUCCESS = 0
@@ -118,7 +118,6 @@ class Outcome(enum.IntEnum):
     SNOOZE = 4
     CANCELLED = 5
     EXPIRED = 6
-    UNKNOWN = 8
 
 
 class RunOn(enum.StrEnum):
@@ -247,8 +246,6 @@ class Record(msgspec.Struct, kw_only=True):
         listed: True for a record of a list. Lists leave out the result, the log and the body of
             the envelope, because these may be large.
         log: the lines that the task has logged, each as (time, text).
-        unknown: True when no worker knew the task of the job. The job is scheduled until a worker
-            with this task starts. Without such a worker the job fails at ``due``.
     """
 
     envelope: Envelope
@@ -272,7 +269,6 @@ class Record(msgspec.Struct, kw_only=True):
     progress: tuple[int, int] | None = None
     progress_text: str = ""
     log: list[tuple[float, str]] = []
-    unknown: bool = False
     token: int = 0
     lease_ends: float = 0.0
     listed: bool = False
@@ -383,7 +379,6 @@ class Record(msgspec.Struct, kw_only=True):
             "worker": self.worker or None,
             "error": self.error or latest_error([] if self.finished else self.attempts) or None,
             "cancelling": self.cancelling,
-            "unknown": self.unknown,
             "progress": list(self.progress) if self.progress else None,
             "progress_text": self.progress_text or None,
             "attempts": [self._public_attempt(attempt) for attempt in self.attempts],

@@ -1,19 +1,28 @@
 """The rules of a verdict: whether it counts an attempt, and the state that it gives a job.
 
-The rules are the same on every broker.
+The rules are the same on every broker. So is the rule for a job whose task its owner does not know:
+the owner gives the job back, and the job is tried again later. The next try comes after 1 s, later
+after a quarter of the time since the job was first due, at most after 30 s. So several apps may
+share a queue: sooner or later, a worker that knows the task gets the job.
 """
 
 from __future__ import annotations
 
-from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Outcome, State, Verdict
+from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import WHILE_RUNNING, Outcome, Record, State, Verdict
 
 TOO_LATE = "not started before it expired"
 
-COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN}
+COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE}
 """The outcomes that count an attempt."""
 
-MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.UNKNOWN})
+MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.SNOOZE})
 """The outcomes that refund the tokens of limits, if the job has not run under its lease."""
+
+_UNKNOWN = "no worker knows task "
+_LEAST, _MOST = 1.0, 30.0
+"""Seconds until the next try of a job of an unknown task."""
 
 _ENDS = {
     Outcome.SUCCESS: State.SUCCEEDED,
@@ -43,6 +52,26 @@ def end_of(
     if outcome in _ENDS:
         return _ENDS[outcome], "" if outcome is Outcome.SUCCESS else verdict.error
     if cancelling:
-        told = {Outcome.RELEASE: verdict.error, Outcome.UNKNOWN: NOT_STARTED}.get(outcome, "")
+        told = verdict.error if outcome is Outcome.RELEASE else ""
         return State.CANCELLED, told or WHILE_RUNNING
     return (State.EXPIRED, TOO_LATE) if expired else None
+
+
+def given_back(token: int, envelope: Envelope) -> Verdict:
+    """The verdict on a leased job whose task its owner does not know."""
+    schedule = f" of schedule {envelope.planned.schedule!r}" if envelope.planned else ""
+    age = clock.wall() - max(envelope.created + envelope.delay, envelope.at)
+    delay = min(_MOST, max(_LEAST, age / 4))
+    error = f"{_UNKNOWN}{envelope.task!r}{schedule}"
+    return Verdict(token, Outcome.SNOOZE, delay=delay, error=error)
+
+
+def is_given_back(verdict: Verdict) -> bool:
+    """True for a verdict of :func:`given_back`."""
+    is_snooze = verdict.outcome == Outcome.SNOOZE and not verdict.started
+    return is_snooze and verdict.error.startswith(_UNKNOWN)
+
+
+def waits_for_its_task(record: Record) -> bool:
+    """True when a job waits for its next try, as its latest owner did not know its task."""
+    return record.state is State.SCHEDULED and record.error.startswith(_UNKNOWN)

@@ -38,7 +38,6 @@ MEANING = {
     Feature.SCHEDULES: "jobs at planned times",
     Feature.LIMITS: "rates, windows, concurrency, breakers",
     Feature.NAMED: "a job can be taken by its id",
-    Feature.UNKNOWN: "jobs of unknown tasks wait for a worker that knows them",
     Feature.TOPICS: "one message goes into many queues",
     Feature.HISTORY: "rates, times, failures, audit",
     Feature.RESTORE: "a purge can be taken back",

@@ -41,7 +41,7 @@ class Span(msgspec.Struct, frozen=True):
     """A part of a job's life. Times are wall time in seconds.
 
     Attributes:
-        kind: the cause of a wait: ``delay jobs key limit paused no-worker aside wait``; or
+        kind: the cause of a wait: ``delay jobs key limit paused no-worker wait``; or
             ``backoff rest prefetch run stop``.
         start, end: the bounds. The end of an open span is the present time, or its known end.
         label: what the job did or waited for.
@@ -165,10 +165,7 @@ def _for_jobs(record: Record, known: Known, at: float, first: float, is_over: bo
 
 
 def _scheduled(record: Record, at: float, now: float) -> Span:
-    if record.unknown:
-        text = record.error or "no worker knows its task"
-        return Span("aside", at, now, "set aside: no worker knows its task", text, is_open=True)
-    return Span("delay", at, max(record.due, now), "not due", is_open=True)
+    return Span("delay", at, max(record.due, now), "not due", record.error, is_open=True)
 
 
 def _for_start(
@@ -257,11 +254,9 @@ def _present(record: Record, known: Known) -> Iterator[Span]:
             label = "stuck, until its process is killed"
             yield Span("stop", last.ended, known.now, label, record.worker, is_open=True)
     elif last is not None and record.state is State.SCHEDULED:
-        if record.unknown:
-            yield _scheduled(record, last.ended, known.now)
-            return
         label = f"backoff before attempt {record.attempt + 1}" if record.attempt else "not due"
-        yield Span("backoff", last.ended, max(record.due, known.now), label, is_open=True)
+        until = max(record.due, known.now)
+        yield Span("backoff", last.ended, until, label, record.error, is_open=True)
     elif last is not None and record.state is State.READY:
         start = last.ended
         if start < record.due <= known.now:

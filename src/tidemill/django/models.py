@@ -62,7 +62,6 @@ class Job(models.Model):
     task = models.CharField(max_length=_NAME, default="")
     key = models.CharField(max_length=_NAME, default="")
     share = models.CharField(max_length=_LONG, default="")
-    unknown = models.SmallIntegerField(default=0)
     linked = models.SmallIntegerField(default=0)
     fresh = models.SmallIntegerField(default=0)
     finished = models.FloatField(default=0)

@@ -6,15 +6,20 @@ import shlex
 from collections.abc import Iterator
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, with_unknown_tasks
+from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope
+from tidemill.core.job import State
+from tidemill.core.verdicts import waits_for_its_task
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import count, duration
 from tidemill.limits.arithmetic import LimitStats
 
 OLD = 300.0
 """Seconds after which a ready job counts as old."""
+
+_LOOK = 500
+"""The most scheduled jobs that the check of unknown tasks looks at."""
 
 _SAMPLE = 50
 _MOST = 10
@@ -113,20 +118,25 @@ def state_of_limit(row: LimitStats) -> str:
 
 
 def unknown_tasks(seen: Seen) -> Iterator[Finding]:
-    """Find tasks that no worker has known so far: the jobs of these tasks wait."""
-    if Feature.UNKNOWN not in seen.broker.features:
+    """Find tasks that no worker has known so far, among the scheduled jobs accepted last."""
+    if not any(row.scheduled for row in seen.queues):
         return
-    tasks = with_unknown_tasks(seen.broker, "doctor").unknown_tasks()
-    for row in tasks[:_MOST]:
-        most = " or more" if row.count >= MOST_COUNTED else ""
-        queues = ", ".join(row.queues[:3]) + (" …" if len(row.queues) > 3 else "")
-        problem = f"no worker knows task {row.task}: {row.count:,}{most} job(s) of queue {queues}"
-        age = duration(max(0.0, clock.wall() - row.oldest))
-        text = f"{problem} are set aside, the oldest {age} old"
-        advice = f"start a worker whose app has {row.task}, or tidemill cancel --task {row.task}"
-        yield Finding("tasks", "warn", text, advice, task=row.task)
+    what = Filter(states=frozenset({State.SCHEDULED}), look=_LOOK)
+    page = seen.broker.find(what, _LOOK)
+    tasks: dict[str, list[Envelope]] = {}
+    for record in filter(waits_for_its_task, page.records):
+        tasks.setdefault(record.envelope.task, []).append(record.envelope)
+    more = " or more" if page.cursor else ""
+    for task, jobs in sorted(tasks.items())[:_MOST]:
+        names = sorted({job.queue for job in jobs})
+        queues = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        age = duration(max(0.0, clock.wall() - min(job.created for job in jobs)))
+        problem = f"no worker knows task {task}: {len(jobs):,}{more} job(s) of queue {queues}"
+        text = f"{problem} are tried again every 30 s at most, the oldest {age} old"
+        advice = f"start a worker whose app has {task}, or tidemill cancel --task {task}"
+        yield Finding("tasks", "warn", text, advice, task=task)
     if len(tasks) > _MOST:
-        text = f"{len(tasks) - _MOST:,} more tasks have jobs set aside"
+        text = f"no worker knows {len(tasks) - _MOST:,} more tasks"
         yield Finding("tasks", "warn", text, "start workers whose apps have them")
 
 

@@ -33,6 +33,7 @@ from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.owner import Command, Owner
+from tidemill.core.verdicts import given_back
 from tidemill.server.pending_verdicts import (
     Answer,
     PendingVerdict,
@@ -81,7 +82,6 @@ class Dispatcher:
         self._loop = loop
         self._hand_over = hand_over
         self._kinds = kinds
-        self._told = 0 if kinds.knows else -1  # see Want.told
         self._stays = stays
         self._on_commands = on_commands
         self._on_lost_commit = on_lost_commit
@@ -220,7 +220,7 @@ class Dispatcher:
             return want, []
         if not self._waiters:
             return None, []
-        want, first = self._waiters.want(self._merged, self._kinds, self._told)
+        want, first = self._waiters.want(self._merged, self._kinds)
         if want.count > self._batch.count:
             want = msgspec.structs.replace(want, count=self._batch.count)
         return want, first
@@ -248,8 +248,6 @@ class Dispatcher:
             self._held_is_known = False  # the store may have done the step before the error
             raise
         self._took = time.monotonic() - began - self._waited
-        if want is not None and want.told >= 0:
-            self._told = reply.told
         settled, touched = iter(reply.settled), iter(reply.touched)
         answers: list[Answer] = [
             (it.answer, next(touched if it.verdict is None else settled))
@@ -295,8 +293,7 @@ class Dispatcher:
                     self._withheld.add(lease.token)
                     continue
                 if self._kinds.knows and envelope.task not in self._kinds.knows:
-                    waiter, verdict.outcome = None, Outcome.UNKNOWN
-                    verdict.error = f"no worker knows task {envelope.task!r}"
+                    waiter, verdict = None, given_back(lease.token, envelope)
                 else:
                     waiter = self._waiters.hand_out(ReservedJob(lease, envelope, commit))
             except msgspec.DecodeError as error:

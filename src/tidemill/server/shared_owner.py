@@ -30,8 +30,8 @@ class SharedOwner:
     Args:
         owner: the owner as the store lists it.
         tasks: also lease tasks, not only raw messages.
-        knows: lease only tasks of these names, and no messages. Other tasks of the queues wait in
-            the store for a worker that knows them.
+        knows: lease tasks for these names, and no messages. Other tasks of the queues are given
+            back, and tried again later.
         stays: detach the owner at the end only if its clients hold nothing, so that clients keep
             their jobs when the server ends.
         on_commands: receives the store's commands for reserved jobs, in the loop.

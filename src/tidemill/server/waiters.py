@@ -39,7 +39,7 @@ class PendingCommit:
 
 
 class JobKinds(NamedTuple):
-    """The kinds of jobs to lease. With ``knows``, only tasks with these names."""
+    """The kinds of jobs to lease. With ``knows``, other tasks are given back."""
 
     tasks: bool = False
     messages: bool = True
@@ -151,7 +151,7 @@ class Waiters:
         """True when the first look of some client is still to come."""
         return bool(self._new)
 
-    def want(self, merged: Mode, kinds: JobKinds, told: int) -> tuple[Want, list[Waiter]]:
+    def want(self, merged: Mode, kinds: JobKinds) -> tuple[Want, list[Waiter]]:
         """The next request to the store, and the clients for which it is the first look.
 
         The request never leases more jobs than clients can take, even if all jobs come from one
@@ -178,8 +178,6 @@ class Waiters:
             kinds.tasks,
             messages=kinds.messages,
             sleep=sleep,
-            knows=kinds.knows,
-            told=told,
         )
         return want, list(self._first)
 

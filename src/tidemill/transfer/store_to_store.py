@@ -19,7 +19,6 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import as_adopted
 from tidemill.brokers.generic.topics import bind, bindings
 from tidemill.core.crash_points import point
 from tidemill.core.errors import InvalidOption, StoreMoved
@@ -211,7 +210,7 @@ def _copy(
             point("move.adopting")
             ids = [record.envelope.id for record in page.records if goes(record)]
             found = source.wait_for(ids, 0) if ids else []  # a list lacks results and bodies
-            records = [as_adopted(record) for record in found if record is not None]
+            records = [record for record in found if record is not None]
             if any(record.envelope.links for record in records):
                 need(target, Feature.FLOWS, "a job that waits for others")
             taken = target.adopt(departure, records, mark)

@@ -18,7 +18,6 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import as_adopted
 from tidemill.brokers.generic.topics import bindings
 from tidemill.core.crash_points import point
 from tidemill.core.errors import InvalidOption
@@ -77,7 +76,7 @@ def fill_carrier(
         ids = [job_id for *_, job_id in fitting[start : start + PAGE]]
         found = source.wait_for(ids, 0)
         point("move.adopting")
-        records = [as_adopted(record) for record in found if record is not None]
+        records = [record for record in found if record is not None]
         target.adopt(departure, records, str(start + len(ids)))
         point("move.adopted")
         progress.done += len(ids)

@@ -44,7 +44,7 @@ TRACEBACK_MOST = 2_000
 _HOST = socket.gethostname()
 _encode = msgspec.msgpack.Encoder().encode
 _SUCCESS = int(Outcome.SUCCESS)
-_UNCOUNTED = frozenset(map(int, (Outcome.RELEASE, Outcome.SNOOZE, Outcome.UNKNOWN)))
+_UNCOUNTED = frozenset(map(int, (Outcome.RELEASE, Outcome.SNOOZE)))
 _PLACES = {
     int(Outcome.RETRY): RETRIED,
     int(Outcome.FAIL): FAILED,
@@ -112,7 +112,7 @@ class Counting:
 
     def _count(self, verdict: Verdict, attempt: int, envelope: Envelope, sign: int) -> None:
         outcome = verdict.outcome
-        if outcome in _UNCOUNTED and not (verdict.started or outcome == Outcome.SNOOZE):
+        if outcome in _UNCOUNTED and not verdict.started:
             return  # the job has not run
         row = self._row(envelope.queue, envelope.task)
         if outcome == _SUCCESS:

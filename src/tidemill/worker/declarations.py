@@ -4,6 +4,9 @@ A worker declares the options when it starts and when it has loaded new code. Th
 of a task counts. A worker whose declarations are unchanged only reads them, in one call. Once a day
 a worker renews its declarations. A declaration that no worker has renewed for :data:`KEEP` comes
 due, and a worker removes it.
+
+Jobs of a task that no worker knew wait for their next try (:mod:`tidemill.core.verdicts`). A
+worker that declares a task for the first time makes these jobs ready at once.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import logging
 from collections.abc import Sequence
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import DECLARATION, LAST_OWN, Change, Schedule
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
-from tidemill.core.errors import StoreFull, StoreMoved
+from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreMoved, TidemillError
+from tidemill.core.job import State
+from tidemill.core.verdicts import waits_for_its_task
 from tidemill.worker.child_protocol import Hello
 
 log = logging.getLogger("tidemill.worker")
@@ -30,6 +36,9 @@ RENEW = 86_400.0
 AT_ONCE = 1000
 """Declarations stored in one call."""
 
+PIECE = 500
+"""Jobs that a worker looks at in one turn, to find those that wait for a new task."""
+
 WITHOUT_ROOM = 30.0
 """Seconds until a worker tries again to store declarations that found no room."""
 
@@ -42,6 +51,8 @@ class TaskDeclarations:
         self._ours: list[tuple[str, bytes]] = []
         self._stored: list[tuple[str, bytes]] | None = None
         self._again = 0.0  # machine time of the next ``declare``
+        self._new: set[str] = set()  # tasks whose waiting jobs are still to be made ready
+        self._cursor = ""  # of the search for these jobs
 
     def declare(self, broker: Store, hello: Hello) -> None:
         """Store the options of the app's tasks, if they are new or a day has passed.
@@ -57,12 +68,42 @@ class TaskDeclarations:
         self._again = 0.0
         try:
             for first in range(0, len(ours), AT_ONCE):
-                _store(broker, ours[first : first + AT_ONCE], change=ours != self._stored)
+                part = ours[first : first + AT_ONCE]
+                self._new |= _store(broker, part, change=ours != self._stored)
+                self._cursor = ""
         except StoreFull as error:
             log.error("the options of the app's tasks are not stored: %s", error)
             self._again = now + WITHOUT_ROOM
             return
         self._stored, self._again = ours, now + RENEW
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until the next ``retry_waiting``; infinity if no job is to be made ready."""
+        return 0.0 if self._new else float("inf")
+
+    def retry_waiting(self, broker: Store) -> None:
+        """Make some of the jobs ready that wait for a task declared for the first time.
+
+        Raises:
+            BrokerUnavailable: the next call tries again.
+        """
+        if not self._new:
+            return
+        what = Filter(states=frozenset({State.SCHEDULED}), look=PIECE)
+        try:
+            page = broker.find(what, PIECE, self._cursor)
+            waiting = [it.envelope for it in page.records if waits_for_its_task(it)]
+            if ids := [envelope.id for envelope in waiting if envelope.task in self._new]:
+                broker.kick(ids)
+        except BrokerUnavailable:
+            raise
+        except TidemillError:  # such as missing rights: the jobs wait for their next try
+            self._new.clear()
+            return
+        self._cursor = page.cursor
+        if not page.cursor:
+            self._new.clear()
 
     def forget(self) -> None:
         """Have the next ``declare`` read the store, which may have lost the declarations."""
@@ -92,19 +133,26 @@ class TaskDeclarations:
         return [record for record in due if record not in expired]
 
 
-def _store(broker: Store, declared: list[tuple[str, bytes]], *, change: bool) -> None:
-    """Store some declarations. Without ``change``, renew stored ones but keep their content."""
+def _store(broker: Store, declared: list[tuple[str, bytes]], *, change: bool) -> set[str]:
+    """Store some declarations; return the tasks that had none.
+
+    Without ``change``, renew stored declarations but keep their content.
+    """
+    new: set[str] = set()
     while declared:
         records = broker.schedules([f"{DECLARATION}{name}" for name, _ in declared])
         due = clock.wall() + KEEP
         tried: list[tuple[str, bytes]] = []
         changes: list[Change] = []
         for (name, body), old in zip(declared, records, strict=True):
-            new = body if old is None or change else old.body
-            if old is None or old.body != new or old.due < due - RENEW / 2:
+            kept = body if old is None or change else old.body
+            if old is None or old.body != kept or old.due < due - RENEW / 2:
                 tried.append((name, body))
                 version = old.version if old is not None else 0
-                changes.append(Change(f"{DECLARATION}{name}", version, due, new))
+                changes.append(Change(f"{DECLARATION}{name}", version, due, kept))
+            if old is None:
+                new.add(name)
         answers = broker.change_schedules(changes) if changes else []
         # Another worker has changed the remaining declarations: read them again.
         declared = [one for one, changed in zip(tried, answers, strict=True) if not changed.done]
+    return new

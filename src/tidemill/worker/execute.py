@@ -26,6 +26,7 @@ from tidemill.core.errors import CodecError
 from tidemill.core.job import Lease, Verdict
 from tidemill.core.retry import Fail
 from tidemill.core.signatures import hands_on, sign_handed_on
+from tidemill.core.verdicts import given_back
 from tidemill.worker import verdicts
 from tidemill.worker.run import Run
 from tidemill.worker.run_awaitable import run_awaitable
@@ -70,7 +71,7 @@ class Executor:
             reason = f"the job cannot be prepared: {describe(error)[0]}"
             return verdicts.refused(lease, reason)
         if task is None:
-            return verdicts.unknown(lease, envelope)
+            return given_back(lease.token, envelope)
         envelope.rank = lease.rank  # somebody may have changed the rank since the put
         place = self._places.get(envelope.queue, 0)
         return WaitingJob(place, lease.rank, lease.seq, lease.token, lease, envelope, task)

@@ -15,6 +15,7 @@ from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.job import Note, Outcome, Verdict
 from tidemill.core.owner import Command
+from tidemill.core.verdicts import is_given_back
 from tidemill.worker.child_protocol import Closed, Up
 from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
@@ -26,11 +27,14 @@ from tidemill.worker.recycling import ProcessStarter
 from tidemill.worker.reports import Reports
 from tidemill.worker.settings import Settings
 from tidemill.worker.suspects import set_aside
-from tidemill.worker.unknown_tasks import UNKNOWN, KnownTasks
+from tidemill.worker.unknown_tasks import UnknownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
 from tidemill.worker.worker_process import WorkerProcess
 
 log = logging.getLogger("tidemill.worker")
+
+_SNOOZE = int(Outcome.SNOOZE)
+"""A plain int: every verdict is compared with this value, and an int is faster than an enum."""
 
 STUCK_MOST = 3
 """The largest number of stuck processes that may run on for their other jobs, for each process of
@@ -53,7 +57,7 @@ class ProcessPool(ProcessStarter):
 
     def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
         super().__init__(settings, name, folder, machine)
-        self.known = KnownTasks(settings.unknown_grace)
+        self._unknown = UnknownTasks()
         self.verdicts: list[Verdict] = []
         self.notes: list[Note] = []
         self.interrupted = False  # True when the worker ended and killed a running job
@@ -123,9 +127,8 @@ class ProcessPool(ProcessStarter):
             if lease is None:
                 whole = False
                 continue
-            if verdict.outcome == UNKNOWN:
-                verdict = self.known.judge(lease, verdict)
-                whole = whole and verdict.outcome != Outcome.FAIL
+            if verdict.outcome == _SNOOZE and is_given_back(verdict):
+                self._unknown.log(lease, verdict.error, process.hello)
             taken.append(verdict)
             leases.append(lease)
         self.verdicts += taken

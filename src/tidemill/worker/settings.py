@@ -30,12 +30,6 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     refused: float = 30.0
 
 
-def _grace() -> float | None:
-    """The value of $TIDEMILL_UNKNOWN_GRACE, if set."""
-    text = os.environ.get("TIDEMILL_UNKNOWN_GRACE", "")
-    return float(text) if text else None
-
-
 def _waits() -> Waits:
     """The waits in $TIDEMILL_WAITS, a JSON object that only tests set; else the usual waits."""
     return msgspec.json.decode(os.environ.get("TIDEMILL_WAITS") or "{}", type=Waits)
@@ -50,9 +44,8 @@ def _release() -> str:
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a worker. Durations are seconds, ``max_memory`` is bytes.
 
-    A job of an unknown task fails after ``unknown_grace``; with None it waits for ever. A run that
-    takes longer than ``slow`` is logged as slow; 0 turns this off. ``release`` names the version of
-    the app's code in the history of the store. No option shows the ``waits``.
+    A run that takes longer than ``slow`` is logged as slow; 0 turns this off. ``release`` names the
+    version of the app's code in the history of the store. No option shows the ``waits``.
     """
 
     app: str = ""
@@ -68,5 +61,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     slow: float = 0.0
     release: str = msgspec.field(default_factory=_release)
-    unknown_grace: float | None = msgspec.field(default_factory=_grace)
     waits: Waits = msgspec.field(default_factory=_waits)

@@ -52,7 +52,7 @@ class StoreSteps:
 
     def exchange(self, broker: Store, *, fires: int, takes: bool) -> Reply:
         """Hand in verdicts and notes; ask for leases (``takes``) and due schedules (``fires``)."""
-        pool, known = self._pool, self._pool.known
+        pool = self._pool
         with self._lock:
             want = self._want(takes)
             pool.verdicts += pool.dispatch.place_spare()
@@ -87,26 +87,23 @@ class StoreSteps:
             pool.settled(verdicts, shares)
             pool.history.answered(self._numbers, verdicts, reply)
             pool.verdicts += again
-        if known.hear(reply) or reply.behind or again:
+        if reply.behind or again:
             reply.next_due = 0.0
         self._no_trouble()
         return reply
 
     def _want(self, takes: bool) -> Want:
         """The want of the next step."""
-        pool, known = self._pool, self._pool.known
+        pool = self._pool
         self.asked = pool.dispatch.room() if takes else 0
         # A lease takes up room in a full store, and the verdicts may need this room.
         if clock.machine() < self._short_until:
             self.asked = max(0, min(self.asked, pool.slots - pool.held))
-        known.load([it.hello for it in pool.processes if it.serving and it.hello])
         return Want(
             self.asked,
             self._settings.queues,
             self._settings.mode,
             alone=pool.dispatch.can_isolate,
-            knows=known.names,
-            told=known.told,
         )
 
     def lend(self, reply: Reply) -> None:

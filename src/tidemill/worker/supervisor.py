@@ -163,8 +163,6 @@ class Supervisor:
             self.owner.ahead = clock_ahead(broker)
         broker.attach(self.owner)
         note_release(broker, self.settings.release)
-        if Feature.UNKNOWN in broker.features:
-            self.pool.known.begin()
         hellos = [process.hello for process in self.pool.processes if process.hello is not None]
         hello = hellos[0] if hellos else Hello()  # the first process may have died
         self.announce(Start(self.owner.name, broker.url, self.settings, hello))
@@ -241,7 +239,7 @@ class Supervisor:
                 self._stop_softly()
         self._keep_reports(broker)
         due = self._snapshots.due_in(), self.pool.reports.due_in, self._scheduling.due_in
-        self._collect(broker, min(reply.next_due, *due))
+        self._collect(broker, min(reply.next_due, *due, self._declarations.due_in))
         point("worker.collected")
 
     def _look(self) -> float:
@@ -279,6 +277,7 @@ class Supervisor:
             self._scheduling.look_at_clock(broker)
             if hellos and not hellos[-1].error and not self._stopping:
                 self._declarations.declare(broker, hellos[-1])
+                self._declarations.retry_waiting(broker)
                 self._scheduling.declare(broker, hellos[-1])
         except (BrokerUnavailable, OSError) as error:
             self._steps.trouble(error)
@@ -384,7 +383,6 @@ class Supervisor:
         self._scheduling.forget()
         self._declarations.forget()
         self._steps.forget()
-        self.pool.known.forget()
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""

@@ -49,13 +49,6 @@ def refused(lease: Lease, reason: str) -> Verdict:
     return Verdict(lease.token, Outcome.FAIL, error=reason, started=now, ended=now)
 
 
-def unknown(lease: Lease, envelope: Envelope) -> Verdict:
-    """The verdict on a job whose task this app lacks; the supervisor completes the verdict."""
-    schedule = f" of schedule {envelope.planned.schedule!r}" if envelope.planned else ""
-    error = f"no worker knows task {envelope.task!r}{schedule}"
-    return Verdict(lease.token, Outcome.UNKNOWN, error=error)
-
-
 def success(run: Run, value: Any) -> Verdict:
     """The verdict on a job whose task returned ``value``."""
     now = clock.wall()
@@ -79,7 +72,10 @@ def failure(run: Run, error: BaseException) -> Verdict:
 def _failure(run: Run, error: BaseException) -> Verdict:
     lease, envelope, started = run.lease, run.envelope, run.started
     if isinstance(error, Snooze):
-        return Verdict(lease.token, Outcome.SNOOZE, delay=error.delay, error=describe(error)[0])
+        reason = describe(error)[0]
+        return Verdict(
+            lease.token, Outcome.SNOOZE, delay=error.delay, error=reason, started=started
+        )
     if isinstance(error, Skip):
         run.context.log(f"skipped: {error}" if str(error) else "skipped")
         return success(run, None)

@@ -183,9 +183,7 @@ def test_a_retry_by_a_person_begins_after_a_rest() -> None:
     assert ("rest", 2, 60) in story(record("succeeded", attempts=attempts))
 
 
-def test_a_job_set_aside_and_a_stuck_run_are_told() -> None:
-    aside = record("scheduled", unknown=True, error="no worker knows its task")
-    assert story(aside) == [("aside", 0, 100)]
+def test_a_stuck_run_is_shown() -> None:
     held = attempt(1, 1, 1, 31)
     stuck = record("running", attempts=[held], leased=held.leased, worker="w1")
     assert story(stuck)[-1] == ("stop", 31, 100)

@@ -20,8 +20,10 @@ from tidemill.cli import main
 from tidemill.cli.top.rates import Meter
 from tidemill.cli.top.snapshot import take
 from tidemill.cli.top.tables import headline
+from tidemill.client.explain import explain_in
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner
+from tidemill.core.verdicts import given_back
 from tidemill.doctor import queues
 from tidemill.doctor.examine import examine, problems
 from tidemill.testing import run_all
@@ -105,6 +107,19 @@ def test_holds_hide_no_running_job(mill: Tidemill) -> None:  # case M17
     with mill.limits.hold(db), mill.limits.hold(db):
         assert job.id in [one.id for one in take(mill, Meter()).jobs]
         assert "1 of 4 slots busy" in words(Visitor(mill).get("/workers"))
+
+
+def test_a_task_that_no_worker_knows_is_named(mill: Tidemill) -> None:  # case T2, law 7
+    # given two jobs that a worker has given back
+    attach(mill)
+    ids = [mill.enqueue(mill.call("other.report").using(queue="default")).id for _ in range(2)]
+    leases = mill.broker.exchange(Step("w1", want=Want(2))).leases
+    mill.broker.exchange(Step("w1", [given_back(it.token, it.open()) for it in leases]))
+    # then the doctor names the task, and explain says what to do
+    [told] = found(mill)
+    assert told.startswith("no worker knows task other.report: 2 job(s) of queue default are tried")
+    sentence = explain_in(mill.broker, mill.job(ids[0]).refresh())
+    assert sentence.endswith("start a worker whose app has 'other.report'")
 
 
 def test_ready_jobs_of_a_paused_queue_are_ready(mill: Tidemill) -> None:  # case M17

@@ -84,7 +84,7 @@ def test_each_end_of_a_run_has_its_place(outcome: Outcome, attempt: int, place: 
     assert [row[one] for one in places] == [int(one == place) for one in places]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.RELEASE, Outcome.UNKNOWN])
+@pytest.mark.parametrize("outcome", [Outcome.RELEASE, Outcome.SNOOZE])
 def test_a_job_that_did_not_run_counts_nowhere(outcome: Outcome) -> None:
     assert counts_of(concluded(outcome, started=0.0)) == {}
 

@@ -37,11 +37,6 @@ class Want(msgspec.Struct, frozen=True):
         alone: True to take a lost task: a task whose worker died (``Lease.losses``). A lost task
             may have killed its worker, so it must run alone (law 6). The first lost task of the
             queues comes before all other jobs. A reply has at most one lost task.
-        knows: tasks that the owner knows and that have jobs set aside (``Outcome.UNKNOWN``). The
-            owner gets these jobs as if they were ready. If ``tasks`` is False, the owner gets no
-            other tasks, and no job that has a limit: a job with a limit becomes ready instead.
-        told: the highest number of a task that the owner has got in ``Reply.unknown``; -1 when the
-            reply needs no ``unknown``.
     """
 
     count: int
@@ -51,8 +46,6 @@ class Want(msgspec.Struct, frozen=True):
     messages: bool = False
     sleep: bool = True
     alone: bool = True
-    knows: tuple[str, ...] = ()
-    told: int = -1
 
 
 class Step(msgspec.Struct):
@@ -99,10 +92,6 @@ class Reply(msgspec.Struct):
         next_due: seconds until something in the store becomes due; infinity when nothing will.
         schedules: due schedules, claimed for :data:`~.schedules.CLAIM` seconds.
         more: True when jobs may be on their way to the owner, although the reply has no leases.
-        unknown: tasks with jobs set aside. Each task has a number; only tasks with numbers above
-            ``Want.told`` are listed.
-        told: the highest number of the tasks in ``unknown``; ``Want.told`` when ``unknown`` is
-            empty. A long list comes in parts: ``next_due`` is 0 while more parts follow.
         behind: True when the store may have lost steps that it had answered: a replica took over,
             or a backup was restored. The owner then asks for ``strays``.
         strays: tokens of leases that the owner does not know. For the store these leases belong to
@@ -116,8 +105,6 @@ class Reply(msgspec.Struct):
     next_due: float = float("inf")
     schedules: list[Schedule] = []
     more: bool = False
-    unknown: list[str] = []
-    told: int = 0
     behind: bool = False
     strays: list[int] = []
 

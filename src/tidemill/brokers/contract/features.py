@@ -34,7 +34,6 @@ class Feature(enum.StrEnum):
     SCHEDULES = "schedules"  # schedules, each of which fires exactly once for each due time
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
     NAMED = "named"  # a job can be leased by its id; the first jobs of a state can be listed
-    UNKNOWN = "unknown"  # jobs of unknown tasks are set aside until a worker knows the task
     TOPICS = "topics"  # queues bound to patterns; one publish puts a copy into each
     HISTORY = "history"  # rows of numbers by period, which workers add to
     RESTORE = "restore"  # a purge can keep its jobs, and the jobs of a purge can be restored

@@ -28,7 +28,6 @@ from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
-from tidemill.brokers.contract.unknown_tasks import UnknownTasks
 from tidemill.core import errors
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
@@ -193,7 +192,7 @@ _READ: tuple[Callable[..., Any], ...] = (
     *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.ahead),
     Inspection.stats,
     *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
-    *(Schedules.wall, LimitCalls.limits, LimitCalls.held, UnknownTasks.unknown_tasks),
+    *(Schedules.wall, LimitCalls.limits, LimitCalls.held),
     *(History.history, History.history_kinds),
 )
 _SHOW = frozenset(

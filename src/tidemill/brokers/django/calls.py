@@ -17,7 +17,6 @@ from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.django import history as history_rows
 from tidemill.brokers.django import inspect as queries
 from tidemill.brokers.django import schedules as schedule_rows
@@ -77,10 +76,6 @@ class InspectionCalls(ServerCalls):
     def owners(self) -> list[Owner]:
         self._check_open()
         return [one.owner for one in self._read(listed)]
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        self._check_open()
-        return self._read(queries.unknown_tasks)
 
     def info(self) -> dict[str, Any]:
         self._check_open()

@@ -30,16 +30,6 @@ WITH RECURSIVE names AS (
 SELECT name FROM names WHERE name IS NOT NULL
 """
 _NO_QUEUES = "SELECT name FROM tidemill_queue WHERE 1 = 0"
-_QUEUES_OF_TASK = """
-WITH RECURSIVE names AS (
-  SELECT min(queue) AS name FROM tidemill_job WHERE unknown = 1 AND task = %s
-  UNION ALL
-  SELECT (SELECT min(queue) FROM tidemill_job
-    WHERE unknown = 1 AND task = %s AND queue > names.name)
-  FROM names WHERE names.name IS NOT NULL
-)
-SELECT name FROM names WHERE name IS NOT NULL
-"""
 _LINES = """
 WITH RECURSIVE lines (share, queue) AS (
   SELECT (SELECT min(share) FROM tidemill_job WHERE state = 2 AND share <> ''), CAST('' AS text)
@@ -110,40 +100,28 @@ def read_ahead(
 
 def _is_plain(jobs: StoredJobs, want: Want) -> bool:
     """True when the next jobs are simply the first jobs of the ready lists."""
-    known = any(task in jobs.unknown_numbers for task in want.knows)
-    return want.tasks and not known and not jobs.facts.has_limits
+    return want.tasks and not jobs.facts.has_limits
 
 
 def lease(
     rows: Rows, jobs: StoredJobs, owner: Owner, want: Want, stored: list[str] | None = None
 ) -> list[Lease]:
-    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows.
+    """Lease up to ``want.count`` jobs.
 
     ``stored`` are the names of queues with ready jobs in the table, if they are known.
     """
     if not want.count:
-        return rules.lease(jobs, owner, want)[0]
+        return list(rules.lease(jobs, owner, want))
     queues = want.queues or _queues_with_jobs(rows, jobs, stored)
     jobs.rows_of.queues.need(queues)
     jobs.reserve(want.count)
     if not _is_plain(jobs, want):
-        _read_set_aside(rows, jobs, want)
         for queue in queues:
             _read(rows, jobs, queue, want)
         if jobs.facts.has_limits:
             need_limited(rows, jobs, want.count)
-        return rules.lease(jobs, owner, want)[0]
+        return list(rules.lease(jobs, owner, want))
     return _lease_plainly(rows, jobs, owner, msgspec.structs.replace(want, queues=tuple(queues)))
-
-
-def _read_set_aside(rows: Rows, jobs: StoredJobs, want: Want) -> None:
-    """Read the first set-aside jobs of each task that the owner knows, in each queue."""
-    text = f"{SELECT}unknown = 1 AND task = %s AND queue = %s {_ORDER}"
-    for task in [task for task in want.knows if task in jobs.unknown_numbers]:
-        queues = want.queues or [row[0] for row in rows.execute(_QUEUES_OF_TASK, [task, task])]
-        jobs.rows_of.queues.need(queues)
-        for queue in queues:
-            jobs.load(text, [task, queue, want.count])
 
 
 def _queues_with_jobs(rows: Rows, jobs: StoredJobs, stored: list[str] | None) -> list[str]:

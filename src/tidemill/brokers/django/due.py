@@ -29,14 +29,14 @@ def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
         return False
     jobs.alarm_passed = True
     text = (
-        "SELECT seq, state, unknown, due, expires FROM tidemill_job WHERE alarm <= %s "
+        "SELECT seq, state, due, expires FROM tidemill_job WHERE alarm <= %s "
         "ORDER BY alarm LIMIT %s"
     )
     found = rows.execute(text, [now, PIECE])
     plain: list[int] = []
     others: list[int] = []
-    for seq, state, unknown, due, expires in found:
-        is_plain = state == 1 and not unknown and due <= now and not 0 < expires <= now
+    for seq, state, due, expires in found:
+        is_plain = state == 1 and due <= now and not 0 < expires <= now
         (plain if is_plain else others).append(seq)
     if plain:
         _make_ready(rows, plain)

@@ -13,12 +13,11 @@ from tidemill.brokers.django import history
 from tidemill.brokers.django.claim import asking_queues, lease, next_opening, read_ahead
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.due import next_due, prune
-from tidemill.brokers.django.jobs import Facts, StoredJobs, decode_facts
+from tidemill.brokers.django.jobs import StoredJobs, decode_facts
 from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.schedules import NEXT_SCHEDULE, StoredSchedules, seconds_until
 from tidemill.brokers.django.tables import Rows, select_in
 from tidemill.brokers.django.transaction import Transaction, time_of
-from tidemill.brokers.memory import unknown_tasks as unknown
 from tidemill.brokers.memory.settle import note, settle, touch
 from tidemill.brokers.memory.workflows import inputs_of
 from tidemill.core.envelope import encode_envelope
@@ -101,14 +100,11 @@ def exchange(
     reply.commands = row.commands
     if jobs.departure is not None and want is not None and want.count:
         reply.commands = [*row.commands, Command("quiet")]
-    jobs.forget_tasks()
-    unknown.tell(jobs, want, reply)
-    jobs.news |= unknown.came(step)
     if transaction.prune is not None and transaction.prune <= jobs.now:
         prune(rows, jobs)
     opening = next_opening(rows, jobs)
     jobs.flush()
-    reply.next_due = min(reply.next_due, next_due(rows, jobs), max(0.0, opening))
+    reply.next_due = min(next_due(rows, jobs), max(0.0, opening))
     _hand_out_schedules(transaction, step.fires, schedule, reply)
     _keep(rows, owner, serial, reply, jobs.now + alive)
     return reply
@@ -194,7 +190,7 @@ def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
     row, facts, now = _owner_of(owner), decode_facts(bytes(raw)), time_of(rows.dialect, now)
     if row is None or row.commands or row.until - now < alive * 2 / 3:
         return None
-    if facts.departure is not None or _has_unknown(step.want, facts):
+    if facts.departure is not None:
         return None
     if any(found) or (ready and facts.has_limits):
         return None
@@ -202,15 +198,7 @@ def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
     due = min(alarm - now, seconds_until(schedule, now)) if step.fires else alarm - now
     if min(due, pruned - now) <= 0:
         return None
-    told = step.want.told if step.want is not None else -1
-    return Reply(next_due=due, told=max(0, told))
-
-
-def _has_unknown(want: Want | None, facts: Facts) -> bool:
-    if want is None or not facts.unknown_numbers:
-        return False
-    new = want.told >= 0 and max(facts.unknown_numbers.values()) > want.told
-    return new or bool(want.knows)
+    return Reply(next_due=due)
 
 
 def _asking_ready(want: Want | None) -> list[Statement]:

@@ -15,7 +15,6 @@ from tidemill.brokers.contract.inspection import (
     matches,
     number_of,
 )
-from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.django.rows import (
     SELECT,
     SELECT_LISTED,
@@ -170,7 +169,7 @@ def stats(rows: Rows) -> list[QueueStats]:
 
 _ORDER = {
     State.READY: "state = 2 ORDER BY rank, seq",
-    State.SCHEDULED: "state = 1 AND unknown = 0 ORDER BY due, seq",
+    State.SCHEDULED: "state = 1 ORDER BY due, seq",
     State.FAILED: "state = 5 ORDER BY finished, seq",
 }
 
@@ -192,23 +191,3 @@ def waiting(rows: Rows, queue: str, after: int, last: int, most: int) -> list[in
         "ORDER BY seq LIMIT %s"
     )
     return [row[0] for row in rows.execute(text, [queue, after, last, most])]
-
-
-def unknown_tasks(rows: Rows) -> list[UnknownTask]:
-    """The tasks that have jobs set aside, by name."""
-    found = rows.execute(
-        "SELECT task, queue, count(*), min(seq) FROM tidemill_job WHERE unknown = 1 "
-        "AND state = 1 GROUP BY task, queue",
-        [],
-    )
-    shown: dict[str, tuple[list[str], int, int]] = {}
-    for task, queue, count, first in found:
-        queues, many, oldest = shown.get(task, ([], 0, first))
-        shown[task] = [*queues, queue], many + count, min(oldest, first)
-    text = "SELECT seq, envelope FROM tidemill_job WHERE seq IN"
-    firsts = rows.select_in(text, [oldest for _, _, oldest in shown.values()])
-    created = {seq: decode_envelope(bytes(envelope)).created for seq, envelope in firsts}
-    return [
-        UnknownTask(task, sorted(queues), min(many, MOST_COUNTED), created[oldest])
-        for task, (queues, many, oldest) in sorted(shown.items())
-    ]

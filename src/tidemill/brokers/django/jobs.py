@@ -44,7 +44,6 @@ class Facts(msgspec.Struct):
     born: float = 0.0
     departure: Departure | None = None
     arrivals: dict[str, tuple[str, int]] = {}
-    unknown_numbers: dict[str, int] = {}
     numbered: int = 0
     history_pruned: float = 0.0
     has_limits: bool = False
@@ -143,13 +142,12 @@ class StoredJobs(Jobs):
         self.stats = self.rows_of.queues
         self.queue_limits, self.limits = self.rows_of.queue_limits, self.rows_of.limits
         self.partitions = self.rows_of.partitions
-        self._left: set[str] = set()  # tasks that lost a set-aside job here
         self._take_over_facts()
 
     def _take_over_facts(self) -> None:
         facts = self.facts
         self.born, self.departure = facts.born, facts.departure
-        self.arrivals, self.unknown_numbers = facts.arrivals, facts.unknown_numbers
+        self.arrivals = facts.arrivals
         self.numbered, self.history_pruned = facts.numbered, facts.history_pruned
         if facts.has_limits:
             self.rows_of.load_limits(self._rows)
@@ -277,8 +275,6 @@ class StoredJobs(Jobs):
             bisect.insort(self.ready.setdefault(ready_list_of(record), []), item.ready)
         elif record.state is State.RUNNING:
             self.leases[item.holder, item.token] = item
-        elif record.unknown:
-            self.unknown.setdefault(record.envelope.task, []).append(item)
         return item
 
     # -- changing ---------------------------------------------------------------------
@@ -318,27 +314,6 @@ class StoredJobs(Jobs):
         stored = self._stored[item.record.envelope.id]
         stored.linked, stored.prune = False, None
 
-    def number_unknown(self, task: str) -> None:
-        self.unknown.setdefault(task, [])  # lists only the jobs that were read here
-        if task not in self.unknown_numbers:
-            self.unknown_numbers[task] = self.next_number()
-            self.news = True
-
-    def forget_task(self, task: str) -> None:
-        self._left.add(task)
-
-    def forget_tasks(self) -> None:
-        """Forget the numbers of tasks without jobs set aside."""
-        if self._left:
-            self.flush()
-
-    def _forget_tasks(self) -> None:
-        for task in self._left:
-            text = "SELECT seq FROM tidemill_job WHERE unknown = 1 AND task = %s LIMIT 1"
-            if not self._rows.execute(text, [task]):
-                self.unknown_numbers.pop(task, None)
-        self._left.clear()
-
     def alter(self, item: Item, rank: int, queue: str) -> None:
         old = item.record.envelope
         super().alter(item, rank, queue)
@@ -371,7 +346,6 @@ class StoredJobs(Jobs):
         self._rows.insert("tidemill_job", COLUMNS, new)
         self._update(changed)
         self._move()
-        self._forget_tasks()
         self.facts.has_limits |= bool(self.limits or self.queue_limits)
         self.rows_of.flush()
         self._flush_facts()

@@ -30,13 +30,13 @@ _ROWS = 500
 
 _INSERT = (
     "INSERT INTO tidemill_job (id, queue, kind, state, rank, due, expires, alarm, token, holder, "
-    'task, "key", share, unknown, linked, fresh, finished, envelope, facts, large{seq})'
+    'task, "key", share, linked, fresh, finished, envelope, facts, large{seq})'
 )
 _SELECT = """
 SELECT id, queue, kind, CASE WHEN due > t THEN 1 ELSE 2 END, rank, due, lapse,
   CASE WHEN due > t THEN (CASE WHEN lapse > 0 AND lapse < due THEN lapse ELSE due END)
        WHEN lapse > 0 THEN lapse ELSE NULL END,
-  0, '', task, '', '', 0, 0, 1, 0, envelope, {empty}, {empty}{seq}
+  0, '', task, '', '', 0, 1, 0, envelope, {empty}, {empty}{seq}
 FROM (
   SELECT column1 AS id, column2 AS queue, column3 AS kind, column4 AS rank,
     CASE WHEN column5 > 0 THEN t + column5 ELSE column6 END AS due,

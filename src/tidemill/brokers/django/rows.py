@@ -26,7 +26,7 @@ _NUMBERS = {state: number for number, state in enumerate(STATES)}
 
 CHANGING = (
     *("kind", "state", "rank", "due", "expires", "alarm", "prune", "token", "holder"),
-    *("unknown", "linked", "fresh", "finished", "facts", "large"),
+    *("linked", "fresh", "finished", "facts", "large"),
 )
 """The columns that change, in the order of :func:`values_of`."""
 
@@ -91,13 +91,12 @@ class Stored:
 def item_of(row: Sequence[Any]) -> Stored:
     """The item of a row."""
     (_, state, rank, due, expires, _, prune, token, holder) = row[:9]
-    (unknown, linked, fresh, finished, facts, large, seq, encoded) = row[9:]
+    (linked, fresh, finished, facts, large, seq, encoded) = row[9:]
     encoded = bytes(encoded)
     envelope = decode_envelope(encoded)
     item = Item(envelope, seq)
     record = item.record
     record.state, record.rank, record.due, record.expires = STATES[state], rank, due, expires
-    record.unknown = bool(unknown)
     record.finished = item.finished_machine = finished
     item.due_machine, item.expires_machine = due, expires
     item.token, item.holder = token, holder
@@ -106,7 +105,7 @@ def item_of(row: Sequence[Any]) -> Stored:
         _apply(item, _decode(raw))
     if raw_large:
         record.raw_result, record.log = _decode_large(raw_large)
-    stored = Stored(item, encoded, (*row[:13], raw, raw_large))
+    stored = Stored(item, encoded, (*row[:12], raw, raw_large))
     stored.prune, stored.linked, stored.fresh = prune, linked == IN_FLOW, fresh
     return stored
 
@@ -195,7 +194,6 @@ def values_of(stored: Stored) -> tuple[Any, ...]:
         stored.prune if state.finished else None,
         item.token,
         item.holder,
-        int(record.unknown),
         _linked(stored) if state.finished else 0,
         stored.fresh,
         record.finished,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.http.server_calls import ServerCalls
 from tidemill.core.job import Record
 from tidemill.core.owner import Owner
@@ -42,7 +41,3 @@ class Inspection(ServerCalls):
         facts: dict[str, Any] = self._call("info")
         kept = {"store": facts.get("broker", ""), "kept_at": facts.get("url", "")}
         return {**facts, "broker": "http", "url": self.url, **kept}
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        found: list[UnknownTask] = self._call("unknown_tasks")
-        return found

@@ -21,8 +21,7 @@ from tidemill.brokers.lmdb.settle import drop_lease, log
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
-from tidemill.brokers.lmdb.unknown_tasks import put_aside
-from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, UNKNOWN, bloom
+from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, bloom
 from tidemill.brokers.lmdb.workflows import (
     finish_falls,
     flow,
@@ -170,8 +169,6 @@ def _alter(commit: Transitions, stored: Stored | None, rank: int | None, queue: 
     if state == WAITING:
         commit.count(target, WAITING, +1)
         commit.save(stored)
-    elif flags & Flag.UNKNOWN:
-        put_aside(commit, stored, stored.tail, due)
     else:
         commit.place(stored, due if state == SCHEDULED else 0, flags & Flag.WALL)
     if moves and source.max_size:
@@ -187,7 +184,7 @@ def set_queue(
     row.paused = row.paused if paused is None else int(paused)
     row.max_size = row.max_size if max_size is None else max_size
     row.forgotten, row.dirty = 0, True
-    commit.store.wakeups.ring(TASKS | MESSAGES | SPACE | UNKNOWN, ALL)
+    commit.store.wakeups.ring(TASKS | MESSAGES | SPACE, ALL)
 
 
 def set_limit(

@@ -10,7 +10,6 @@ from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.base import StoreCalls
@@ -63,10 +62,6 @@ class InspectionCalls(StoreCalls):
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         self._check_open()
         return self._inspection.head(queue, state, count)
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        self._check_open()
-        return self._inspection.unknown_tasks()
 
     def backup(self, target: str) -> None:
         self._check_open()

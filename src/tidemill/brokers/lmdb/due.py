@@ -10,7 +10,6 @@ from tidemill.brokers.lmdb.layout import (
     DUE_LEASE,
     DUE_LIMITER,
     DUE_PARTITION,
-    DUE_UNKNOWN,
     FIN_KEY,
     MICRO,
     NUMBER,
@@ -18,7 +17,6 @@ from tidemill.brokers.lmdb.layout import (
 from tidemill.brokers.lmdb.leases import expire_lease
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
-    FAILED,
     READY,
     SUCCEEDED,
     TOO_LATE,
@@ -53,7 +51,7 @@ def come_due(commit: Transitions) -> bool:
                 break
             if done >= _PROMOTE_MOST or (kind == DUE_FALL and commit.fallen >= FALL_MOST):
                 return True
-            done += _END if kind in (DUE_LEASE, DUE_EXPIRY, DUE_UNKNOWN) else 1
+            done += _END if kind in (DUE_LEASE, DUE_EXPIRY) else 1
             reference = cursor.value()
             cursor.delete()
             _handle_due(commit, kind, reference, number)
@@ -77,7 +75,7 @@ def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -
 
 
 def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
-    """Make a scheduled job ready, end an expired job, or fail a job of an unknown task.
+    """Make a scheduled job ready, or end an expired job.
 
     An entry that is no longer right for its job changes nothing.
     """
@@ -87,9 +85,6 @@ def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
     if kind == DUE_JOB:
         commit.count(commit.row_of(stored.head.line), stored.head.state, -1)
         commit.place(stored, stored.head.due, stored.head.flags & Flag.WALL)
-    elif kind == DUE_UNKNOWN:
-        commit.unplace(stored)
-        commit.end(stored, FAILED, stored.tail, stored.tail.error)
     elif not commit.is_running(stored):
         commit.unplace(stored)
         commit.end(stored, EXPIRED, stored.tail, TOO_LATE)

@@ -25,8 +25,7 @@ from tidemill.brokers.lmdb.reply_cache import (
 from tidemill.brokers.lmdb.settle import note, settle, touch
 from tidemill.brokers.lmdb.transfer import departure_of, gone
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unknown_tasks import bring_back, lend, tell, undo
-from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, TASKS, UNKNOWN, bloom, digest
+from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, TASKS, bloom, digest
 from tidemill.brokers.lmdb.workflows import flow
 from tidemill.core.job import Verdict
 from tidemill.core.owner import Command
@@ -111,8 +110,6 @@ def _exchange(
     reply.commands += take_commands(commit, number)
     if departure is None or not departure.sealed:
         reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, commit.next_due()))
-    if step.want:
-        tell(commit, step.want, reply)
     _hand_out(commit, step.fires if departure is None else 0, reply)
     if step.want:
         _mark(commit, local_owner, step.want, reply)
@@ -159,13 +156,8 @@ def _claim(
 def _lease(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply) -> None:
     deadlines = local_owner.owner.kind == "consumer"
     leasing = Leasing(commit, local_owner.number, deadlines=deadlines, leases=reply.leases)
-    back = bring_back(commit, want, want.count - len(reply.leases)) if want.knows else []
-    if back and not want.tasks:
-        lend(commit, leasing, back, want.count)
     if want.tasks or want.messages:
         leasing.take(want, local_owner.last_queue)
-    if back:
-        undo(commit, want, back)
     if want.mode is Mode.FAIR:
         local_owner.last_queue = leasing.last_queue
     if len(reply.leases) == want.count:
@@ -184,8 +176,6 @@ def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply
     wakeups = commit.store.wakeups
     if want.sleep and len(reply.leases) < want.count:  # the owner could take more jobs
         kinds = (TASKS if want.tasks else 0) | (MESSAGES if want.messages else 0)
-        if want.told >= 0 and (want.knows or not want.tasks):
-            kinds |= UNKNOWN
         bits = bloom(want.queues) if want.queues else ALL
         endless = reply.next_due == float("inf")
         until = ALL if endless else commit.now + int(reply.next_due * MICRO)

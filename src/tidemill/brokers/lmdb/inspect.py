@@ -15,8 +15,6 @@ from tidemill.brokers.contract.inspection import (
     QueueStats,
     matches,
 )
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
-from tidemill.brokers.lmdb import unknown_tasks as unknown
 from tidemill.brokers.lmdb.files import make_copy
 from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
@@ -113,7 +111,6 @@ class Inspection:
             error=tail.error,
             cancelling=bool(head.flags & Flag.CANCELLING),
             attempts=tail.attempts,
-            unknown=bool(head.flags & Flag.UNKNOWN),
         )
         if record.state is State.READY and not self._is_ready(txn, stored):
             record.state = State.RUNNING
@@ -163,11 +160,6 @@ class Inspection:
                     return Page(found)
                 total += looked
         return Page(found, finding.cursor)
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        """The tasks that have jobs set aside."""
-        with self._store.reading_txn() as txn:
-            return unknown.show(self._store, txn)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
         """The first jobs of a queue in a state."""

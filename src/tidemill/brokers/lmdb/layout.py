@@ -20,7 +20,6 @@
     park   partition·line·rank·seq → cost, id      the ready jobs of a partition
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
     said   o·owner → last reply to a remote owner; n·time·nonce → the answer to a put;
-                                              j, t, u: unknown tasks, see unknown_task_index.py;
                                               i: ids out of order, see acceptance_order.py
 
 A lease does not rewrite the header of its job, which still says ready. A job runs if it has a lease
@@ -47,7 +46,7 @@ LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
-DUE_PARTITION, DUE_FALL, DUE_UNKNOWN = range(5, 8)
+DUE_PARTITION, DUE_FALL = range(5, 7)
 HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq

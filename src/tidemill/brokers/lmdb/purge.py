@@ -16,7 +16,6 @@ from tidemill.brokers.lmdb.record import SCHEDULED, WAITING, Stored
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key
-from tidemill.brokers.lmdb.unknown_task_index import ASIDE
 
 LOOK_MOST = 2000
 """The most entries that one read transaction looks at. A long read transaction makes the file grow,
@@ -39,15 +38,14 @@ def unready_ids(store: Store, queue: str) -> list[bytes]:
         row = Row(queue, 0, data)
     if not row.scheduled + row.waiting:
         return []
-    places: tuple[tuple[lmdb._Database, bytes, _Name], ...] = (
-        (tables.due, b"", _scheduled),
-        (tables.key, b"", _successor),
-        (tables.wait, b"", lambda key, data: key),
-        (tables.said, ASIDE, lambda key, data: data),
+    places: tuple[tuple[lmdb._Database, _Name], ...] = (
+        (tables.due, _scheduled),
+        (tables.key, _successor),
+        (tables.wait, lambda key, data: key),
     )
     found: set[tuple[int, bytes]] = set()
-    for table, prefix, name in places:
-        for txn, entries in _pieces(store, table, prefix):
+    for table, name in places:
+        for txn, entries in _pieces(store, table):
             ids = (name(key, data) for key, data in entries)
             jobs = (_load(txn, store, job_id) for job_id in ids if job_id)
             found.update((j.head.seq, j.id) for j in jobs if j and _is_unready(j, row.lines))
@@ -97,17 +95,17 @@ def _load(txn: lmdb.Transaction[bytes], store: Store, job_id: bytes) -> Stored |
 
 
 def _pieces(
-    store: Store, table: lmdb._Database, prefix: bytes
+    store: Store, table: lmdb._Database
 ) -> Iterator[tuple[lmdb.Transaction[bytes], list[tuple[bytes, bytes]]]]:
     """The entries of a table, in pieces, each from a read transaction of its own."""
-    last = prefix
+    last = b""
     while True:
         with store.reading_txn() as txn:
             cursor, entries = txn.cursor(table), list[tuple[bytes, bytes]]()
             found = cursor.set_range(last) if last else cursor.first()
             if found and cursor.key() == last:
                 found = cursor.next()
-            while found and cursor.key().startswith(prefix) and len(entries) < LOOK_MOST:
+            while found and len(entries) < LOOK_MOST:
                 entries.append(cursor.item())
                 found = cursor.next()
             yield txn, entries

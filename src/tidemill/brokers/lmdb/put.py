@@ -148,9 +148,7 @@ def _merge(commit: Transitions, stored: Stored, job: Envelope) -> None:
     """Merge a put into a job: the higher priority and the earlier time win, the body stays."""
     head = stored.head
     due, wall = head.due, head.flags & Flag.WALL
-    if head.flags & Flag.UNKNOWN:
-        due = 0  # ready at once: a worker that does not know the task sets the job aside again
-    elif head.state == SCHEDULED:
+    if head.state == SCHEDULED:
         mine = _due_of(commit, job)
         if commit.left(*mine) < commit.left(due, wall):
             due, wall = mine

@@ -41,8 +41,7 @@ class Flag:
     LINKED = 64  # the job waits for other jobs, or other jobs wait for this job
     DROPPED = 128  # the job ended because of how its parents ended
     LIMITED = 256  # the job is under a limit, and in a partition
-    UNKNOWN = 512  # the job is set aside: scheduled, and in the index by task
-    APART = 1024  # the job has an entry of its own in the order of acceptance
+    APART = 512  # the job has an entry of its own in the order of acceptance
 
 
 class Header(msgspec.Struct, gc=False):
@@ -236,11 +235,6 @@ def number_in(data: bytes | memoryview) -> int:
 def envelope_of(stored: Stored) -> Envelope:
     """The envelope, decoded."""
     return decode_envelope(stored.envelope)
-
-
-def task_of(stored: Stored) -> str:
-    """The name of a job's task."""
-    return _PART.decode(stored.envelope).task
 
 
 def key_of(stored: Stored) -> bytes:

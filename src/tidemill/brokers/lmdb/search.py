@@ -38,7 +38,6 @@ from tidemill.brokers.lmdb.retention import (
 )
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.unique import successors
-from tidemill.brokers.lmdb.unknown_task_index import jobs_aside
 from tidemill.core.job import State
 
 _FEW = 5000  # up to this many ids are gathered at once, without a walk
@@ -71,7 +70,6 @@ class Finding:
         self._states = {READY if s is State.RUNNING else STATES.index(s) for s in what.states}
         rows = _row_of(store, txn, what.queue) if what.queue else list(queue_rows(store, txn))
         self._row = rows[0] if what.queue and rows else None
-        self._scheduled = sum(row.scheduled for row in rows)
         # The rows of queues count unfinished jobs by state, and count all jobs that ever finished.
         self._tables = [s for s in what.states if any(_has(row, s) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
@@ -108,8 +106,7 @@ class Finding:
             State.READY: [self._t.park],
         }
         more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
-        aside = self._scheduled if state is State.SCHEDULED else 0
-        return txn.stat(table)["entries"] + more + aside
+        return txn.stat(table)["entries"] + more
 
     def rows(self, txn: Txn, views: Txn, most: int) -> Rows:
         """(id, view) of up to ``most`` jobs. A job that cannot match has empty data."""
@@ -182,8 +179,7 @@ class Finding:
             return (value[LEASE_VALUE.size :] for _, value in txn.cursor(self._t.lease))
         if state is State.SCHEDULED:
             due = txn.cursor(self._t.due)
-            timed = (value for key, value in due if DUE_KEY.unpack(key)[2] == DUE_JOB)
-            return itertools.chain(timed, (job_id for *_, job_id in jobs_aside(txn, self._t.said)))
+            return (value for key, value in due if DUE_KEY.unpack(key)[2] == DUE_JOB)
         if state is State.WAITING:
             return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
         if self._row is None:

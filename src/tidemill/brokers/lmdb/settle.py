@@ -31,7 +31,6 @@ from tidemill.brokers.lmdb.record import (
     notes_of,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unknown_tasks import put_aside
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
 from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
@@ -53,9 +52,8 @@ _END: dict[int, int] = {
     Outcome.EXPIRED: EXPIRED,
 }
 _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.FAIL)
-_RELEASE, _SNOOZE, _UNKNOWN = int(Outcome.RELEASE), int(Outcome.SNOOZE), int(Outcome.UNKNOWN)
-_BACK = (_RELEASE, _SNOOZE, _UNKNOWN)
-_UNSTARTED = (_RELEASE, _UNKNOWN)
+_RELEASE, _SNOOZE = int(Outcome.RELEASE), int(Outcome.SNOOZE)
+_BACK = (_RELEASE, _SNOOZE)
 _LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
 _LOG_MOST = 100
 
@@ -103,14 +101,10 @@ def _close_attempt(
     elif outcome in _END:
         commit.end(stored, _END[outcome], tail, verdict.error)
     elif head.flags & _CANCELLING:
-        reason = {_RELEASE: verdict.error, _UNKNOWN: NOT_STARTED}.get(outcome, "")
+        reason = verdict.error if outcome == _RELEASE else ""
         commit.end(stored, CANCELLED, tail, reason or WHILE_RUNNING)
     elif head.expires and head.expires <= commit.now:
         commit.end(stored, EXPIRED, tail, TOO_LATE)
-    elif outcome == _UNKNOWN:
-        tail.error = verdict.error
-        until = commit.now + int(verdict.delay * MICRO) if verdict.delay > 0 else 0
-        put_aside(commit, stored, tail, until)
     else:
         if outcome == _RETRY:
             row.retried += 1
@@ -129,7 +123,7 @@ def _leave_limits(
     """Free the job's places in its limits; return the tokens of a job that never ran."""
     outcome, row = verdict.outcome, commit.row_of(stored.head.line)
     back = 0  # the time of the lease if the job never ran, else 0
-    if outcome in _UNSTARTED and not verdict.started and not was_held(tail.attempts, leased):
+    if outcome in _BACK and not verdict.started and not was_held(tail.attempts, leased):
         back = commit.now - commit.wall + round(leased * MICRO)
     if row.has_limit:
         commit.limiters.ended(row, outcome, back)

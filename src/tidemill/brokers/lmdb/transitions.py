@@ -19,6 +19,7 @@ from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.history import write_history
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
+    DUE_JOB,
     DUE_KEY,
     FIN_KEY,
     MICRO,
@@ -49,7 +50,6 @@ from tidemill.brokers.lmdb.retention import (
 )
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.unique import give_up
-from tidemill.brokers.lmdb.unknown_task_index import unschedule
 from tidemill.brokers.lmdb.wakeup import (
     MESSAGES,
     RESULT,
@@ -160,7 +160,8 @@ class Transitions(CommitState):
         elif head.state == READY:
             self.txn.delete(head.ready_key, db=self.t.ready)
         elif head.state == SCHEDULED:
-            unschedule(self, stored)
+            clock = 1 if head.flags & Flag.WALL else 0
+            self.txn.delete(DUE_KEY.pack(clock, head.due, DUE_JOB, head.seq), db=self.t.due)
         self.count(row, head.state, -1)
 
     def sync(self) -> None:

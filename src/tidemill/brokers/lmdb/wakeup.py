@@ -33,8 +33,8 @@ from tidemill.core.files import Folder
 from tidemill.core.scoreboard import allocate
 from tidemill.core.signals import InterruptibleWait, write_unkilled
 
-TASKS, MESSAGES, RESULT, SPACE, UNKNOWN = 1, 2, 4, 8, 16
-"""Kinds of waits. ``UNKNOWN``: a wait for jobs set aside whose tasks the sleeper may know."""
+TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
+"""Kinds of waits."""
 ALL = 2**64 - 1
 
 _SLOTS = 2048

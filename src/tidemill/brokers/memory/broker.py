@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tidemill.brokers.contract.exchange import Reply, Step, Want, check_nonce, lost
+from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, lost
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.memory import limits
-from tidemill.brokers.memory import unknown_tasks as unknown
 from tidemill.brokers.memory.admin import Admin
 from tidemill.brokers.memory.claim import lease
 from tidemill.brokers.memory.due import come_due, prune
@@ -24,7 +23,6 @@ from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.settle import note, release_owner, settle, touch
 from tidemill.brokers.memory.transfer import Transfer
 from tidemill.brokers.memory.transitions import Jobs, store_moved
-from tidemill.brokers.memory.unknown_tasks import UnknownTasks
 from tidemill.brokers.memory.waits import Waits
 from tidemill.brokers.memory.workflows import ended
 from tidemill.brokers.shared.remote_owners import Silence
@@ -44,9 +42,7 @@ def open_url(url: Url) -> MemoryBroker:
     return MemoryBroker(url.text, check_url(url))
 
 
-class MemoryBroker(
-    Inspection, JobNumbers, UnknownTasks, Admin, Limits, Schedules, History, Transfer
-):
+class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Transfer):
     """A broker in this process's memory: its core calls, and the parts that it inherits."""
 
     boards = ""
@@ -138,7 +134,8 @@ class MemoryBroker(
         come_due(jobs)
         first_due = jobs.first_due()
         self._hand_in(owner, step, reply)
-        left = self._lease(owner, step.want, reply) if step.want else False
+        if step.want and jobs.departure is None:
+            reply.leases = list(lease(jobs, owner, step.want))
         if not step.behalf:
             reply.commands, self._commands[owner.id] = self._commands[owner.id], []
         if jobs.departure is not None and step.want and step.want.count:
@@ -146,11 +143,9 @@ class MemoryBroker(
                 raise store_moved(jobs.departure)
             reply.commands.append(Command("quiet"))
         reply.next_due = max(0.0, min(jobs.next_due(), limits.next_opening(jobs)))
-        unknown.tell(jobs, step.want, reply)
         self._hand_out_schedules(step.fires, reply)
-        if jobs.first_due() != first_due or unknown.came(step) or left:
-            # Wake the other owners: this owner may return too late for the new due time, or does
-            # not take a job that it made ready.
+        if jobs.first_due() != first_due:
+            # Wake the other owners: this owner may return too late for the new due time.
             self._wake_all()
         prune(jobs)
         return reply
@@ -163,12 +158,6 @@ class MemoryBroker(
         reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
         add_history(jobs, step.history)
         reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
-
-    def _lease(self, owner: Owner, want: Want, reply: Reply) -> bool:
-        if self._jobs.departure is not None:
-            return False
-        reply.leases, left = lease(self._jobs, owner, want)
-        return left
 
     def _hand_out_schedules(self, most: int, reply: Reply) -> None:
         if most and self._jobs.departure is None:

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
 from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
-from tidemill.brokers.memory.unknown_tasks import bring_back, limited, undo
 from tidemill.brokers.memory.workflows import inputs_of
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import DEFAULT_TTR, Lease
 from tidemill.core.owner import Owner
 
 
-def lease(jobs: Jobs, owner: Owner, want: Want) -> tuple[list[Lease], bool]:
-    """Lease up to ``want.count`` jobs, including set-aside jobs of tasks that the owner knows.
-
-    Also return True if such a job is ready now and was not leased: another owner may take the job.
-    """
-    back = bring_back(jobs, want)
-    leases: list[Lease] = []
-    if not want.tasks:
-        leases += _lease_alone(jobs, owner, want, [item for item, _ in back])
-    want = msgspec.structs.replace(want, count=want.count - len(leases))
-    leases += _lease(jobs, owner, want)
-    return leases, undo(jobs, want, back)
-
-
-def _lease_alone(jobs: Jobs, owner: Owner, want: Want, items: list[Item]) -> list[Lease]:
-    """Lease set-aside jobs without a limit, for an owner that takes no other tasks."""
-    mine = [item for item in items if not item.record.losses and not limited(jobs, item)]
-    return [start_lease(jobs, item, owner) for item in mine[: want.count]]
-
-
-def _lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
+def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
+    """Lease up to ``want.count`` jobs."""
     for number in range(want.count):
         item = _choose_lost(jobs, owner, want) if number == 0 else None
         item = item or _choose(jobs, owner, want)

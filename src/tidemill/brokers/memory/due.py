@@ -37,9 +37,6 @@ def check_due(jobs: Jobs, item: Item) -> None:
         return
     elif item.expires_machine and item.expires_machine <= now:
         jobs.finish(item, State.EXPIRED, TOO_LATE)
-    elif record.unknown:
-        if record.due and jobs.left(record.due, item.due_machine) <= 0:
-            jobs.finish(item, State.FAILED, record.error)
     elif record.state is State.SCHEDULED and jobs.left(record.due, item.due_machine) <= 0:
         jobs.move(item, record.due, item.due_machine)
 

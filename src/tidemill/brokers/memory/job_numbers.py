@@ -45,7 +45,7 @@ def head(jobs: Jobs, queue: str, state: State, count: int) -> list[Record]:
 
 def _in_state(jobs: Jobs, queue: str, state: State) -> list[Record]:
     records = (item.record for item in jobs.items.values())
-    return [r for r in records if r.state is state and not r.unknown and r.envelope.queue == queue]
+    return [r for r in records if r.state is state and r.envelope.queue == queue]
 
 
 class JobNumbers(Part):

@@ -119,9 +119,7 @@ def _merge(jobs: Jobs, item: Item, job: Envelope) -> None:
     record = item.record
     record.rank = min(record.rank, job.rank)
     due = record.due, item.due_machine
-    if record.unknown:
-        due = 0.0, 0.0  # a worker that does not know the task sets the job aside again
-    elif record.state is State.SCHEDULED:
+    if record.state is State.SCHEDULED:
         due = min(due, jobs.due_of(job), key=lambda times: jobs.left(*times))
     jobs.move(item, *due)
 

@@ -9,7 +9,6 @@ from tidemill.brokers.memory.claim import ttr_of
 from tidemill.brokers.memory.limits import attempted, unstart
 from tidemill.brokers.memory.put import follow
 from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.unknown_tasks import set_aside as set_unknown_aside
 from tidemill.brokers.shared.lost_jobs import lost_line
 from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.job import CONSUMER_DIED, NOT_STARTED, Note, Outcome, State, Verdict, delay_of
@@ -46,9 +45,6 @@ def close_attempt(jobs: Jobs, item: Item, verdict: Verdict) -> None:
     if end is not None:
         record.raw_result = verdict.result if outcome is Outcome.SUCCESS else record.raw_result
         jobs.finish(item, *end)
-    elif outcome is Outcome.UNKNOWN:
-        record.error = verdict.error
-        set_unknown_aside(jobs, item, verdict.delay)
     else:
         _go_on(jobs, item, verdict)
 

@@ -1,7 +1,7 @@
 """The stored jobs and their state transitions.
 
-A new job gets its state in :mod:`.put` or :mod:`.transfer`, and :mod:`.unknown_tasks` sets jobs
-aside. This module makes all other changes of states. It alone reads the clocks for due times.
+A new job gets its state in :mod:`.put` or :mod:`.transfer`. This module makes all other changes of
+states. It alone reads the clocks for due times.
 """
 
 from __future__ import annotations
@@ -114,8 +114,6 @@ class Jobs:
         self.queue_limits: dict[str, Limit] = {}
         self.limits: dict[str, Limit] = {}
         self.partitions: dict[tuple[str, str], Partition] = {}  # by name of the limit, and key
-        self.unknown: dict[str, list[Item]] = {}  # by task: jobs that are set aside
-        self.unknown_numbers: dict[str, int] = {}  # numbers of these tasks, in order of arrival
         self.finished: list[tuple[float, str]] = []  # (machine time to prune at, id), in order
         self.ended: list[Item] = []  # ended jobs; their dependents wait to be counted down
         self.flowing = False  # True while a caller counts the dependents down
@@ -244,33 +242,12 @@ class Jobs:
         if item.ready:
             self.ready[ready_list_of(item.record)].remove(item.ready)
             item.ready = None
-        if item.record.unknown:
-            self._forget_unknown(item)
         if item.token:
             del self.leases[item.holder, item.token]
             item.token, item.holder, item.deadline = 0, "", 0.0
             item.record.worker, item.record.leased = "", 0.0
             if item.record.envelope.limit:
                 self.partition(item.record.envelope.limit).running -= 1
-
-    def number_unknown(self, task: str) -> None:
-        """Number a task whose first job is set aside."""
-        if task not in self.unknown:
-            self.unknown[task] = []
-            self.unknown_numbers[task] = self.next_number()
-
-    def _forget_unknown(self, item: Item) -> None:
-        """Take a job off the list of jobs set aside."""
-        task = item.record.envelope.task
-        item.record.unknown = False
-        item.record.due = item.due_machine = 0.0
-        self.unknown[task].remove(item)
-        if not self.unknown[task]:
-            self.forget_task(task)
-
-    def forget_task(self, task: str) -> None:
-        """Forget a task whose last job is no longer set aside."""
-        del self.unknown[task], self.unknown_numbers[task]
 
     def run(self, item: Item, owner: Owner) -> None:
         """Make a job running, under a lease."""

@@ -11,7 +11,6 @@ from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.postgres import inspect, limits, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
@@ -49,10 +48,6 @@ class InspectionCalls(ServerCalls):
     def ahead(self, job_id: str, most: int) -> int:
         self._check_open()
         return inspect.ahead(self._session, job_id, most)
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        self._check_open()
-        return inspect.unknown_tasks(self._session)
 
     def stats(self) -> list[QueueStats]:
         self._check_open()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want, late, left, lost, outgrown
-from tidemill.brokers.contract.unknown_tasks import MOST_NAMED
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of
 from tidemill.brokers.postgres.errors import Unfit
 from tidemill.brokers.postgres.history import pack_history
@@ -40,8 +39,6 @@ class _Answer(msgspec.Struct):
     firing: float | None = None  # seconds until the next schedule is due
     leaves: str | None = None  # URL of the target when all jobs move to another store
     turn: int = 0
-    unknown: Sequence[str] = ()
-    told: int = 0
     behind: bool = False  # True when the store has lost steps
     strays: Sequence[int] = ()
 
@@ -139,8 +136,6 @@ def _want(attached: AttachedOwner, asked: Want | None, queues: Mapping[str, int]
         None if asked is None else str(want.mode),
         *(want.tasks, want.messages, want.sleep, want.alone),
         _may_be_handed(attached.owner) and attached.hand_off.may_come(want),
-        list(want.knows) or None,
-        want.told,
     ]
 
 
@@ -228,20 +223,15 @@ def _reply(step: Step, parts: _Parts, answer: _Answer, leases: bytes) -> Reply:
         return lost(step)
     missed = iter(_settled(len(parts.plain), answer.missed))
     others = iter(_settled(len(parts.others), answer.lost))
-    reply = Reply(
+    return Reply(
         settled=[next(missed if _is_plain(v) else others) for v in step.verdicts],
         touched=_settled(len(step.touch), answer.late),
         leases=leases_of(leases),
         commands=[Command(verb, token) for verb, token in answer.commands],
         next_due=float("inf") if answer.due is None else max(0.0, answer.due),
-        unknown=list(answer.unknown),
-        told=answer.told,
         behind=answer.behind,
         strays=list(answer.strays),
     )
-    if len(reply.unknown) == MOST_NAMED:
-        reply.next_due = 0.0  # more tasks with jobs set aside follow
-    return reply
 
 
 def _settled(count: int, without: Sequence[int]) -> list[bool]:

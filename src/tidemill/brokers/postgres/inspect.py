@@ -16,7 +16,6 @@ from tidemill.brokers.contract.inspection import (
     matches,
     number_of,
 )
-from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.statements import Session
@@ -34,7 +33,7 @@ _COLUMNS = (
     *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
     *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
     *("last_worker", "leased", "worker", "progress", "total", "progress_text", "log"),
-    *("pending", "failures", "unknown"),
+    *("pending", "failures"),
 )
 _COUNTS = (
     *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
@@ -72,7 +71,6 @@ class _Row(msgspec.Struct):
     log: list[list[Any]] | None
     pending: int
     failures: int
-    unknown: bool
     token: int | None
     deadline: float | None
 
@@ -108,7 +106,6 @@ class _Row(msgspec.Struct):
             progress=None if done is None else whole_progress(done, total),
             progress_text=self.progress_text or "",
             log=[(float(when), line) for when, line in self.log or ()],
-            unknown=self.unknown,
             token=self.token or 0 if self.worker else 0,
             lease_ends=self.deadline or 0.0 if self.worker else 0.0,
         )
@@ -214,7 +211,7 @@ def head(session: Session, queue: str, state: State, count: int) -> list[Record]
         WHERE j.line / 4 = (SELECT number FROM "{schema}".queue WHERE name = %s)
           AND {{}} ORDER BY {order.format("x")} LIMIT %s)"""
     condition = {
-        State.SCHEDULED: "NOT x.waiting AND x.task IS NULL",
+        State.SCHEDULED: "NOT x.waiting",
         State.FAILED: "x.state = 5",
     }.get(state, "true")
     text = _select(session, listed=True) + where.format(condition)
@@ -261,15 +258,6 @@ def stats(session: Session) -> list[QueueStats]:
             **dict(zip(_COUNTS, (count or 0 for count in counts), strict=True)),
         )
         for name, paused, max_size, counts, oldest in rows
-    ]
-
-
-def unknown_tasks(session: Session) -> list[UnknownTask]:
-    """Return the tasks that have jobs set aside, by name."""
-    rows = session.query(f'SELECT * FROM "{session.address.schema}".unknown_tasks()')
-    return [
-        UnknownTask(task, queues, min(many, MOST_COUNTED), decode_envelope(oldest).created)
-        for task, queues, many, oldest in rows
     ]
 
 

@@ -53,8 +53,8 @@ class Statements:
         )
         followers = batch.replace("%b", "%s")
         want = (
-            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, %s::bool, "
-            f'%s::text[], %s::bigint)::"{schema}".want'
+            "ROW(%s::int, %s::int[], %s::text, %s::bool, %s::bool, %s::bool, %s::bool, "
+            f'%s::bool)::"{schema}".want'
         )
         exchange = (
             f'CALL "{schema}".exchange({request}, {followers}, {want}, {prefs}, %s::int, '

@@ -10,7 +10,6 @@ from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.contract.unknown_tasks import UnknownTask
 from tidemill.brokers.redis.base import ServerCalls
 from tidemill.brokers.redis.limits import change
 from tidemill.brokers.redis.record import MICRO, pack_record
@@ -61,10 +60,6 @@ class InspectionCalls(ServerCalls):
     def ahead(self, job_id: str, most: int) -> int:
         self._check_open()
         return self._inspection.ahead(job_id, most)
-
-    def unknown_tasks(self) -> list[UnknownTask]:
-        self._check_open()
-        return self._inspection.unknown_tasks()
 
     def stats(self) -> list[QueueStats]:
         self._check_open()

@@ -13,7 +13,6 @@ from tidemill.brokers.contract.inspection import (
     matches,
     number_of,
 )
-from tidemill.brokers.contract.unknown_tasks import MOST_COUNTED, UnknownTask
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.record import STATES, read_record
@@ -104,11 +103,6 @@ class Inspection:
                 return found
             behind = rows[-3]
 
-    def unknown_tasks(self) -> list[UnknownTask]:
-        """The tasks with jobs that are set aside, by name."""
-        rows = self._lines.call("inspect", b"unknown")
-        return sorted((_unknown(*row) for row in rows), key=lambda task: task.task)
-
     def info(self, replicas: int) -> dict[str, Any]:
         """Facts about the store; ``replicas`` is the number that the URL asks for."""
         jobs = int(self._lines.ask(b"HLEN", self._lines.key + b":job"))
@@ -118,12 +112,6 @@ class Inspection:
             name, value = self._lines.ask(b"CONFIG", b"GET", b"appendfsync")
             settings[name.decode()] = value.decode()
         return {"jobs": jobs, **server_facts(info, settings, replicas)}
-
-
-def _unknown(task: bytes, queues: Sequence[bytes], count: int, oldest: bytes) -> UnknownTask:
-    created = decode_envelope(oldest).created if oldest else 0.0
-    names = sorted(queue.decode() for queue in queues)
-    return UnknownTask(task.decode(), names, min(count, MOST_COUNTED), created)
 
 
 def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:

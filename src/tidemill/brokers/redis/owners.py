@@ -108,7 +108,7 @@ class LocalOwner:
         self.owners_state = state or self.owners_state
         trusted_at = self._deaths.heard(now)
         self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
-        unknown, behind, strays = last
+        behind, strays = last
         leased = read_leases(leases, inputs)
         self.told = max(self.told, *[lease.token for lease in leased], 0)
         return Reply(
@@ -118,8 +118,6 @@ class LocalOwner:
             [_read_command(packed) for packed in commands],
             due / MICRO if due >= 0 else float("inf"),
             read_schedules(schedules),
-            unknown=[name.decode() for name in unknown[1:]],
-            told=int(unknown[0]) if unknown else 0,
             behind=bool(behind),
             strays=[int(token) for token in strays],
         )
@@ -407,8 +405,6 @@ def _pack(step: Step) -> list[bytes]:
     args += [_TOUCH(token, seconds) for token, seconds in step.touch]
     args.append(b"%d" % len(step.notes))
     args += map(_packed_note, step.notes)
-    told, knows = (step.want.told, step.want.knows) if step.want is not None else (-1, ())
-    args += [b"%d" % told, b"%d" % len(knows), *[name.encode() for name in knows]]
     return [*args, _pack_held(step.held), *pack_history(step.history)]
 
 

@@ -20,7 +20,7 @@ from tidemill.core.progress import whole_progress
 MICRO = 1_000_000
 
 STATES = tuple(State)
-_SCHEDULED, _READY, _RUNNING, _SUCCEEDED = 1, 2, 3, 4
+_READY, _RUNNING, _SUCCEEDED = 2, 3, 4
 _CANCELLING, _MESSAGE, _NOTED, _TIMED, _TAIL, _LINKED, _LIMITED = 1, 2, 4, 8, 16, 64, 128
 
 _HEAD = struct.Struct(">BBIIIII")  # state, flags, attempt, losses, limit, policy, rank
@@ -222,14 +222,13 @@ def _read_input(job_id: bytes, state: int | bytes, result: bytes, error: bytes) 
 
 def read_record(shown: Sequence[bytes | list[bytes]], *, listed: bool = False) -> Record:
     """Read the record that ``inspect.lua`` returns for one job."""
-    _, data, envelope, worker, progress, lines, result, wait, until = shown
+    _, data, envelope, worker, progress, lines, result, wait = shown
     assert isinstance(data, bytes)
     assert isinstance(envelope, bytes)
     assert isinstance(worker, bytes)
     assert isinstance(progress, bytes)
     assert isinstance(result, bytes)
     assert isinstance(wait, bytes)
-    assert isinstance(until, bytes)
     state, flags, attempt, losses, limit, _, rank = _HEAD.unpack_from(data, _SEQ.size)
     record = Record(
         envelope=decode_envelope(envelope),
@@ -255,8 +254,6 @@ def read_record(shown: Sequence[bytes | list[bytes]], *, listed: bool = False) -
         due, expires, _, _, _ = _TIMES.unpack_from(data, at)
         record.due, record.expires = due / MICRO, expires / MICRO
         at += _TIMES.size
-    if state == _SCHEDULED and not record.due:
-        record.unknown, record.due = True, float(until or 0) / MICRO
     _read_end(record, data, at, state, flags)
     return record
 

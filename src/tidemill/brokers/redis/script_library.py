@@ -24,7 +24,7 @@ _YOUNG = 86400.0
 _PARTS = (
     *("layout", "limiter", "transitions", "out_of_memory", "unique", "limits", "partitions"),
     *("limit_changes", "partition_claim", "workflows", "wakeup", "put_accept"),
-    *("backoff", "unknown_tasks", "settle", "leases", "due", "schedules"),
+    *("backoff", "settle", "leases", "due", "schedules"),
 )
 """Files that all verbs use, in the order of loading."""
 

@@ -16,14 +16,12 @@ _INDEXES = {
     "token": ("token", "token > 0"),
     "alarm": ("alarm", "alarm IS NOT NULL"),
     "prune": ("prune", "prune IS NOT NULL"),
-    "aside": ("task, queue, rank, seq", "unknown = 1"),
     "limited": ("share, queue, rank, seq", "state = 2 AND share <> ''"),
 }
 _MARIADB = {
-    "aside": "unknown, task, queue, rank, seq",
     "limited": "share, state, rank, seq",
 }
-"""The columns of two indexes on MariaDB, which has no partial indexes, and short keys."""
+"""The columns of an index on MariaDB, which has no partial indexes, and short keys."""
 
 
 def make_indexes(apps: Any, editor: Any) -> None:
@@ -66,7 +64,6 @@ class Migration(migrations.Migration):
                 ("task", models.CharField(default="", max_length=255)),
                 ("key", models.CharField(default="", max_length=255)),
                 ("share", models.CharField(default="", max_length=600)),
-                ("unknown", models.SmallIntegerField(default=0)),
                 ("linked", models.SmallIntegerField(default=0)),
                 ("fresh", models.SmallIntegerField(default=0)),
                 ("finished", models.FloatField(default=0)),

@@ -341,7 +341,6 @@ class BrokerRpc:
         with_history(self._broker, "keep_history").keep_history(rows)
 
 
-
 class ReplyCache:
     """The answers to the latest calls, for calls that are repeated."""
 

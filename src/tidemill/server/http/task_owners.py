@@ -1,9 +1,8 @@
 """Shared owners of workers that speak HTTP: one for each set of tasks that workers know.
 
 All clients of such an owner know the same tasks, so each client may get any task that the owner
-leases. A task of another name waits in the store until a worker that knows this task attaches. A
-shared owner is closed when it had no requests for a while. Its clients keep the jobs that they
-hold.
+leases. A task of another name is given back, and tried again later. A shared owner is closed when
+it had no requests for a while. Its clients keep the jobs that they hold.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from broker_driver import LiveOwner, job
 from moved_clock import MovedClock
 from servers import django_on_sqlite
 
-from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django import inspect
 from tidemill.brokers.django.broker import DjangoBroker
@@ -165,48 +164,6 @@ def jobs_that_expire(store: Store, count: int) -> Act:
     return act
 
 
-def jobs_whose_grace_is_over(store: Store, count: int) -> Act:
-    store.put(count)
-    store.end(count, Outcome.UNKNOWN, delay=10.0)
-    store.advance(20)
-
-    def act(store: Store) -> None:
-        assert store.owner.take(10) == []
-        assert store.count(State.FAILED) == count
-        assert store.broker.unknown_tasks() == []
-
-    return act
-
-
-def one_more_job_set_aside(store: Store, count: int) -> Act:
-    store.put(count)
-    store.end(count, Outcome.UNKNOWN)
-    store.put(10)
-    leases = store.owner.take(10)
-
-    def act(store: Store) -> None:
-        store.owner.exchange(verdicts=[Verdict(one.token, Outcome.UNKNOWN) for one in leases])
-        [shown] = store.broker.unknown_tasks()
-        assert shown.count == count + 10
-
-    return act
-
-
-def jobs_brought_back(store: Store, count: int) -> Act:
-    store.put(count)
-    store.put(1, queue=OTHER)
-    store.end(count + 1, Outcome.UNKNOWN)
-
-    def act(store: Store) -> None:
-        want = Want(10, knows=("app.work",))
-        queues = [lease.open().queue for lease in store.owner.take_all(want)]
-        assert sorted(queues) == ["default"] * 9 + [OTHER]
-        [shown] = store.broker.unknown_tasks()
-        assert (shown.count, shown.queues) == (count - 9, ["default"])
-
-    return act
-
-
 def a_purge(store: Store, count: int) -> Act:
     store.put(count)
     store.put(5, queue=OTHER)
@@ -309,9 +266,6 @@ def a_queue_with_a_bound(store: Store, count: int) -> Act:
 FILLS: list[Fill] = [
     jobs_that_come_due,
     jobs_that_expire,
-    jobs_whose_grace_is_over,
-    one_more_job_set_aside,
-    jobs_brought_back,
     a_purge,
     a_purge_of_a_queue_with_one_job,
     jobs_to_delete,

@@ -123,7 +123,7 @@ BEGIN
     IF NOT is_limited() THEN
         RETURN;
     END IF;
-    IF outcome IN (3, 8) AND started = 0 AND NOT EXISTS (
+    IF outcome IN (3, 4) AND started = 0 AND NOT EXISTS (
         SELECT FROM job WHERE seq = l.seq AND (trail -> -1 ->> 2)::float8 = l.leased)
     THEN
         taken := floor(l.leased * 1e6);

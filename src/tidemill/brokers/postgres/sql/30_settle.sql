@@ -110,7 +110,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Count and record the attempt, and move the job on. Outcomes: 0 success, 1 retry, 2 fail, 3 release,
--- 4 snooze, 5 cancelled, 6 expired, 8 unknown.
+-- 4 snooze, 5 cancelled, 6 expired.
 CREATE OR REPLACE FUNCTION tidemill.close_attempt(
     l tidemill.lease, worker text, v tidemill.verdict, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -118,7 +118,7 @@ DECLARE
     j    record;
     does int := v.outcome;
 BEGIN
-    IF v.outcome NOT IN (3, 4, 8) THEN
+    IF v.outcome NOT IN (3, 4) THEN
         UPDATE job SET
             attempt = attempt + 1,
             trail = (SELECT jsonb_agg(a ORDER BY n) FROM (
@@ -132,7 +132,7 @@ BEGIN
     IF does = 1 AND j.tries > 0 AND j.attempt >= j.tries THEN
         does := 2;
     END IF;
-    IF does IN (1, 3, 4, 8) AND NOT j.cancelling AND NOT (j.expires > 0 AND j.expires <= t) THEN
+    IF does IN (1, 3, 4) AND NOT j.cancelling AND NOT (j.expires > 0 AND j.expires <= t) THEN
         IF does = 1 THEN
             PERFORM count(j.line, 'retried');
             IF v.hold THEN
@@ -144,18 +144,14 @@ BEGIN
                 v.delay := backoff(j.envelope, j.attempt);
             END IF;
         END IF;
-        UPDATE job SET due = CASE WHEN v.delay > 0 AND does <> 8 THEN t + v.delay ELSE 0 END,
-                       error = CASE WHEN does IN (4, 8) THEN v.error ELSE '' END,
+        UPDATE job SET due = CASE WHEN v.delay > 0 THEN t + v.delay ELSE 0 END,
+                       error = CASE WHEN does = 4 THEN v.error ELSE '' END,
                        returns = returns + 1
         WHERE seq = l.seq;
         DELETE FROM lease WHERE seq = l.seq;
         PERFORM leave_gates(l, true, v.outcome, v.started);
         PERFORM count(j.line, 'running', -1);
-        IF does = 8 THEN
-            PERFORM put_aside(l.seq, v.delay, t);
-        ELSE
-            PERFORM place(l.seq, t);
-        END IF;
+        PERFORM place(l.seq, t);
         RETURN;
     END IF;
     DELETE FROM lease WHERE seq = l.seq;
@@ -168,7 +164,6 @@ BEGIN
                                         ELSE 'expired' END, v.error, NULL, t, p);
     ELSIF j.cancelling THEN
         PERFORM finish(l.seq, 'cancelled', CASE WHEN does = 3 AND v.error <> '' THEN v.error
-                                           WHEN does = 8 THEN 'cancelled before it started'
                                            ELSE 'cancelled while it was running' END, NULL, t, p);
     ELSE
         PERFORM finish(l.seq, 'expired', 'not started before it expired', NULL, t, p);

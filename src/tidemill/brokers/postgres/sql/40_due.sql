@@ -45,7 +45,7 @@ CREATE OR REPLACE FUNCTION tidemill.next_job_due(t float8) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
     first float8 := CASE WHEN NOT EXISTS (SELECT FROM departure WHERE sealed) THEN
-        least((SELECT nullif(min(due), 'infinity') FROM later WHERE NOT waiting),
+        least((SELECT min(due) FROM later WHERE NOT waiting),
               (SELECT min(due) FROM expiry),
               (SELECT min(deadline) FROM lease WHERE deadline IS NOT NULL)) END;
 BEGIN
@@ -88,9 +88,7 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN ARRAY (SELECT seq FROM expiry WHERE due <= t ORDER BY due LIMIT 5000)
-        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000)
-        || ARRAY (SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NOT NULL
-                  ORDER BY due LIMIT 5000);
+        || ARRAY (SELECT seq FROM lease WHERE deadline <= t ORDER BY deadline LIMIT 5000);
 END $$;
 
 -- Move jobs whose time has come, up to a few thousand; true when anything has come due. Jobs that another
@@ -126,18 +124,10 @@ BEGIN
             PERFORM finish(which, 'expired', 'not started before it expired', NULL, t, p);
         END IF;
     END LOOP;
-    FOR which IN  -- no worker came that knows its task
-        SELECT seq FROM later WHERE seq = ANY (seen) AND due <= t AND task IS NOT NULL
-        ORDER BY due FOR UPDATE SKIP LOCKED
-    LOOP
-        IF unplace(which, false) = 'scheduled' THEN
-            PERFORM finish(which, 'failed', (SELECT error FROM job WHERE seq = which), NULL, t, p);
-        END IF;
-    END LOOP;
     PERFORM flow(ends, t, p);
     WITH gone AS (
         DELETE FROM later WHERE seq = ANY (ARRAY (
-            SELECT seq FROM later WHERE due <= t AND NOT waiting AND task IS NULL
+            SELECT seq FROM later WHERE due <= t AND NOT waiting
             ORDER BY due LIMIT most FOR UPDATE SKIP LOCKED))
         RETURNING seq
     )
@@ -236,7 +226,6 @@ BEGIN
     PERFORM prune(most, clock(p), p);
     PERFORM sweep_keys(most, clock(p));
     PERFORM sweep_gates(most, clock(p));
-    PERFORM sweep_unknown();
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'chores are put off: %', SQLERRM;
 END $$;

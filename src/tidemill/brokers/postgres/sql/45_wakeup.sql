@@ -41,18 +41,6 @@ BEGIN
                 PERFORM pg_notify(s.channel, s.owner::text);
             END LOOP;
         END LOOP;
-        IF EXISTS (SELECT FROM later WHERE task IS NOT NULL) THEN
-            FOR s IN
-                SELECT pulse.owner, owner.channel FROM pulse JOIN owner ON owner.number = pulse.owner
-                WHERE pulse.asleep AND pulse.owner <> me AND NOT pulse.owner = ANY (hinted)
-                  AND owner.channel <> '' AND pulse.told >= 0
-                  AND (has_unknown(pulse.knows, pulse.queues)
-                       OR unknown_since(pulse.told) -> 'unknown' <> '[]')
-            LOOP
-                hinted := hinted || s.owner;
-                PERFORM pg_notify(s.channel, s.owner::text);
-            END LOOP;
-        END IF;
         d := next_step(limits, clock(p));
         IF d IS NOT NULL AND NOT EXISTS (
             SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))

@@ -110,7 +110,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared('meta'::regclass::oid::int, 0);
     SELECT moves_to INTO leaves FROM departure;
     IF leaves IS NULL THEN
-        taken := take(w, limited, req.me, req.serial, consumes, t, p, last_queue);
+        taken := take_ready(w, limited, req.me, req.serial, consumes, t, p, last_queue);
         last_queue := taken.last_queue;
         got := taken.got;
         leases := taken.leases;
@@ -186,9 +186,6 @@ BEGIN
     IF strays <> '{}' THEN
         r.answer := r.answer || jsonb_build_object('strays', strays);
     END IF;
-    IF w.told >= 0 THEN
-        r.answer := r.answer || unknown_since(w.told);
-    END IF;
     IF NOT coalesce(w.sleep, false) THEN
         r.hungry := 0;
     END IF;
@@ -202,8 +199,7 @@ BEGIN
     IF w.mode IS NOT NULL THEN  -- a step without a want leaves the owner asleep for the same jobs
         UPDATE pulse SET asleep = r.hungry > 0,
                          room = CASE WHEN w.hand THEN r.hungry ELSE 0 END, tasks = w.tasks, messages = w.messages,
-                         alone = w.alone, queues = w.queues, knows = w.knows,
-                         told = coalesce((r.answer -> 'told')::bigint, -1)
+                         alone = w.alone, queues = w.queues
         WHERE owner = mine.owner;
     END IF;
     r.answer := r.answer || jsonb_build_object('due', opens - t, 'turn', r.turn, 'firing', next_firing() - t);

@@ -52,7 +52,6 @@ BEGIN
     -- Leases handed to this owner while it slept, which it has not heard of.
     unheard := ARRAY (SELECT x FROM unnest(mine.handed) AS x WHERE NOT x = ANY (req.heard));
     IF NOT again THEN
-        PERFORM lock_unknown(req.verdicts);
         seen := end_by_time(t);
         flows := lock_step(req, followers.shapes, req.touch_tokens || unheard, seen);
     END IF;
@@ -101,7 +100,7 @@ DECLARE
 BEGIN
     leases := '';
     -- Mostly there is no job: then write nothing.
-    IF (cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0 OR has_unknown(w.knows, w.queues))
+    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0
        AND NOT EXISTS (SELECT FROM departure) THEN
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- Take no jobs if the client has repeated this step on another connection: nobody would
@@ -110,7 +109,7 @@ BEGIN
         IF FOUND AND mine.turn = this_turn AND mine.handed = '{}' THEN
             t := clock(p);
             SELECT kind = 'consumer' AS consumes INTO who FROM owner WHERE number = me;
-            taken := take(w, limited, me, this, who.consumes, t, p, mine.last_queue);
+            taken := take_ready(w, limited, me, this, who.consumes, t, p, mine.last_queue);
             leases := taken.leases;
             IF taken.got > 0 THEN
                 UPDATE pulse SET last_queue = taken.last_queue, asleep = taken.got < w.count, room = 0
@@ -123,10 +122,6 @@ BEGIN
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;
     due := d - clock(p);
-    IF w.told >= 0 AND EXISTS (SELECT FROM unknown)
-       AND unknown_since((SELECT told FROM pulse WHERE owner = me)) -> 'unknown' <> '[]' THEN
-        due := 0;
-    END IF;
 END $$;
 
 -- A step: two transactions, one round trip. The second commit need not reach the disk unless it leases

@@ -73,9 +73,7 @@ BEGIN
     IF stood = 'ready' OR l.seq IS NULL THEN
         PERFORM place(which, t);
     ELSE
-        INSERT INTO later (seq, due, waiting, task, queue, rank)
-        VALUES (which, l.due, l.waiting, l.task, CASE WHEN l.task IS NOT NULL THEN other / 4 END,
-                CASE WHEN l.task IS NOT NULL THEN new_rank END);
+        INSERT INTO later (seq, due, waiting) VALUES (which, l.due, l.waiting);
         PERFORM count(other, stood);
     END IF;
     RETURN true;

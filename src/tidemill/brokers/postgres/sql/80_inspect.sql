@@ -17,8 +17,7 @@ END $$;
 
 CREATE OR REPLACE VIEW tidemill.shown AS
 SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
-       CASE WHEN later.task IS NULL THEN job.due ELSE coalesce(nullif(later.due, 'infinity'), 0) END AS due, job.expires,
-       job.cancelling, job.trail, job.envelope,
+       job.due, job.expires, job.cancelling, job.trail, job.envelope,
        coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.seq IS NOT NULL THEN 3
                                  WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
                                  ELSE 2 END) AS state,  -- else the job is parked
@@ -28,7 +27,6 @@ SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
        done.ended, done.worker AS last_worker,
        lease.leased, owner.name AS worker, note.done AS progress, note.total, note.log,
        coalesce(behind.pending, 0) AS pending, coalesce(behind.failures, 0) AS failures,
-       later.task IS NOT NULL AS unknown,
        note.text AS progress_text
 FROM tidemill.job
 LEFT JOIN tidemill.ready ON ready.line = job.line AND ready.rank = job.rank AND ready.seq = job.seq
@@ -70,17 +68,6 @@ BEGIN
     END LOOP;
     RETURN oldest;
 END $$;
-
--- The tasks that have jobs set aside: their queues, how many jobs, and the oldest job.
-CREATE OR REPLACE FUNCTION tidemill.unknown_tasks()
-RETURNS TABLE (task text, queues text[], many bigint, oldest bytea)
-LANGUAGE sql STABLE SET search_path = tidemill, pg_temp AS $$
-    SELECT x.task, x.queues, x.many, (SELECT envelope FROM job WHERE seq = x.first) FROM (
-        SELECT l.task, array_agg(DISTINCT q.name ORDER BY q.name) AS queues, count(*) AS many, min(l.seq) AS first
-        FROM later AS l JOIN queue AS q ON q.number = l.queue
-        WHERE l.task IS NOT NULL GROUP BY l.task) AS x
-    ORDER BY x.task
-$$;
 
 -- The figures of all queues that were ever used.
 CREATE OR REPLACE FUNCTION tidemill.queue_stats()

@@ -54,7 +54,6 @@ local function set_queue(queue, paused, max_size)
       rings[line] = call('ZCARD', B .. ':r:' .. line)
     end
   end
-  if not row.paused then Unknown.wake() end
   shrunk[queue] = true
 end
 

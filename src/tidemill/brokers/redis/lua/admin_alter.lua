@@ -28,15 +28,12 @@ local function is_full(queue)
   return size_of(queue) >= row.max_size
 end
 
--- Put a job back into the table of its former state. The job is in no table now. `until_` is the time
--- at which a job set aside fails.
-local function place_again(j, state, due, until_)
+-- Put a job back into the table of its former state. The job is in no table now.
+local function place_again(j, state, due)
   if state == WAITING then
     if flagged(j.flags, LINKED) then hold(j, true) end
     count(j.queue, 'waiting', 1)
     save(j)
-  elseif state == SCHEDULED and due == 0 then
-    Unknown.put_aside(j, until_ or nil)
   else
     place(j, state == SCHEDULED and due or 0)
   end
@@ -62,7 +59,7 @@ function alter(j)
   local moves = queue ~= j.queue
   if moves and j.state ~= WAITING and is_full(queue) then return false end
   if not moves and rank == j.rank then return true end
-  local state, due, until_ = j.state, j.due, Unknown.is_aside(j) and call('ZSCORE', K_DUE, 'u' .. j.id)
+  local state, due = j.state, j.due
   unplace(j)
   log(j, text, now / 1000000)
   j.rank = rank
@@ -71,7 +68,7 @@ function alter(j)
     envs[j.id] = with_queue(call('HGET', K_ENV, j.id), queue)
     j.queue = queue
   end
-  place_again(j, state, due, until_)
+  place_again(j, state, due)
   return true
 end
 

@@ -2,8 +2,8 @@
 --
 -- A purge goes through these places in turn. Each call returns the place at which the next call goes on:
 --   own            the tables of the queue itself, until they are empty
---   due, aside, key, each with a cursor of SCAN   the tables of all scheduled jobs, jobs set aside, and keys: they have
---                  the scheduled and waiting jobs of all queues
+--   due, key, each with a cursor of SCAN   the tables of all scheduled jobs, and keys: they have the scheduled and
+--                  waiting jobs of all queues
 --   last           the tables of the queue once more, for jobs that came due meanwhile
 --   end
 
@@ -12,7 +12,7 @@ local to_purge
 do
 
 local PARTITIONS_AT_ONCE = 50
-local SCANS = {due = {'ZSCAN', 'aside'}, aside = {'HSCAN', 'key'}, key = {'HSCAN', nil}}
+local SCANS = {due = {'ZSCAN', 'key'}, key = {'HSCAN', nil}}
 
 -- Add ready jobs of a line that are in partitions. `ids` may have some already, since they also stand in the line.
 local function parked(line, ids, most)

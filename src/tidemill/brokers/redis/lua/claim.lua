@@ -1,6 +1,6 @@
 -- Lease jobs to an owner from one line (the ready set of a queue).
 
-local take_line, lease_unknown
+local take_line
 
 do
 
@@ -203,19 +203,6 @@ function take_line(x, line, many)
   local empty = (in_turn and take_in_turn or take_at_once)(x, line, many)
   if row and row.limiter and #x.leases > before then QueueLimits.take(row, (#x.leases - before) / 2) end
   return empty
-end
-
--- Lease jobs of unknown tasks to an owner that takes no other tasks. Jobs under a limit, and suspects, stay ready for
--- other owners.
-function lease_unknown(x, back)
-  for _, entry in ipairs(back) do
-    if #x.leases / 2 >= x.wanted then return end
-    local j, tokens = Unknown.take_out(entry[1]), {}
-    if j then
-      lease_job(x, j, draw_tokens(x, 1) + 1, call('HGET', K_ENV, j.id), tokens)
-      add_leases(x, 'T' .. j.queue, tokens)
-    end
-  end
 end
 
 end

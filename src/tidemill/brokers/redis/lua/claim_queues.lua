@@ -132,18 +132,6 @@ local function flat(groups)
   return lines
 end
 
--- Make jobs ready that were set aside and whose tasks the owner knows.
-local function bring_back_unknown(x)
-  if #x.known_tasks == 0 or x.wanted == 0 then return {} end
-  local back = Unknown.bring_back(x.known_tasks, x.queues, x.wanted)
-  if #back > 0 then
-    Limits.sync()
-    flush()
-    if not flagged(x.kind_bits, 1) then lease_unknown(x, back) end
-  end
-  return back
-end
-
 -- Take from all groups in the order of the mode.
 local function take_by_mode(x, groups)
   local wanted = x.wanted
@@ -165,7 +153,6 @@ function claim(x)
   if not x.has_want or x.moved then return end
   if flagged(x.kind_bits, 1) then kinds[#kinds + 1] = 'T' end
   if flagged(x.kind_bits, 2) then kinds[#kinds + 1] = 'M' end
-  local back = bring_back_unknown(x)
   if x.wanted > 0 and flagged(x.kind_bits, 4) then take_lost(x) end
   local only = x.mode == 0 and #x.queues == 0 and #kinds == 1 and kinds[1]
   if not only then groups = #x.queues > 0 and named_lines(x, kinds) or listed_lines(kinds) end
@@ -178,7 +165,6 @@ function claim(x)
     for _, queue in ipairs(x.queues) do rest[#rest + 1] = 'L' .. queue end
     ring_rest(#x.queues > 0 and rest or nil)
   end
-  Unknown.undo(back, flagged(x.kind_bits, 1))
 end
 
 -- Prune up to two jobs for each verdict of this step, and two more: so pruning keeps up with the jobs that end.

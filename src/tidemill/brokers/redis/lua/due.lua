@@ -18,12 +18,7 @@ local function look_at(kind, j)
   elseif kind == 'x' then
     unplace(j)
     finish(j, EXPIRED, TOO_LATE)
-  elseif kind == 'u' then
-    if Unknown.is_aside(j) then
-      unplace(j)
-      finish(j, FAILED, j.error)
-    end
-  elseif j.state == SCHEDULED and j.due > 0 then
+  elseif j.state == SCHEDULED then
     count(j.queue, 'scheduled', -1)
     place(j, j.due)
   end
@@ -40,7 +35,7 @@ function come_due(is_step)
   due_moved = true
   local ids = {}
   for _, member in ipairs(due) do
-    if string.find(member, '^[jxlu]') then ids[#ids + 1] = sub(member, 2) end
+    if string.find(member, '^[jxl]') then ids[#ids + 1] = sub(member, 2) end
   end
   read_ahead(ids)
   for _, member in ipairs(due) do

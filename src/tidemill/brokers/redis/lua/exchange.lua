@@ -9,15 +9,14 @@
 --         rank or -1), then error, traceback and result; after each verdict its followers, four arguments each
 --       n touches: (token, seconds)
 --       n notes: (token, done, total, time), then the line of the log
---       the highest number of an unknown task that the owner has heard of, -1 if it does not ask; n of these
---         tasks that the owner knows
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
 --       n rows of history
 -- Returns 0 when the owner is not listed, or is listed anew; {'moved', where}; {'late', serial} when a later step was
 --       done. Else {settled and touched ('0' and '1'; '2' when there was no room for the result), leases (fixed part,
 --       envelope, …), commands, microseconds until something is due (-1 never), microseconds until the next other owner
 --       is given up (-1 never), inputs (place of a lease, {id, state, result, error, …}, …), schedules (now, name,
---       record, …), state of the list of owners or '', unknown tasks (highest number heard of, new names), 1 when the step before this one is not known here or this one is a repetition, tokens of strays}
+--       record, …), state of the list of owners or '', 1 when the step before this one is not known here or this one is a
+--       repetition, tokens of strays}
 
 -- The reply to a caller on behalf of a remote owner: only the outcome of the report.
 local function reply_on_behalf(x)

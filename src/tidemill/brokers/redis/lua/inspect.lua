@@ -5,18 +5,16 @@
 --       find    6 seq to go on below, or '', 7 number of jobs, 8 states wanted as digits, or '' for all,
 --               9 beginning of the ids, 10 ending of the ids
 --       stats   6 queue to go on behind, 7 number of queues
---       unknown
 --       limits
 --       partitions   6 limit by name, 7 partition to go on behind or '', 8 number of partitions
 --       held    6 id
 --       ahead   6 id, 7 most
 --       head    6 queue, 7 state, 8 number of jobs, 9 '' or the place that the last call returned
 --       schedules  names        schedules_after  6 name, 7 number of schedules
--- A job is shown as {id, record, envelope, name of its worker, progress, log, result, counts of B:wait or '', time at
---       which it fails if it is set aside or ''}, or 0 when there is none. The jobs of find and head have no log, no
---       result, and an empty body in the envelope.
+-- A job is shown as {id, record, envelope, name of its worker, progress, log, result, counts of B:wait or ''}, or 0
+--       when there is none. The jobs of find and head have no log, no result, and an empty body in the envelope.
 -- Returns for get a job for each id; for find {seq to go on below or '', {jobs}}; for head {place to go on from or '',
---       jobs}; for stats {queue, its row, envelope of its oldest ready job or '', …}; for unknown see Unknown.show; for
+--       jobs}; for stats {queue, its row, envelope of its oldest ready job or '', …}; for
 --       limits {q or n, name, settings, declared, running, failures, microseconds until it opens (-1: not by time),
 --       1 if set by hand, …}; for partitions {number of running jobs, number of keys in use, partition to go on behind
 --       or ''}; for held 0, or {name, key, 1 if it is the queue's limit, until, running, settings, 1 if the breaker
@@ -42,8 +40,7 @@ local function shown(id, data, listed)
   end
   if flagged(flags, RESULT) and not listed then result = call('HGET', K_RESULT, id) end
   local wait = flagged(flags, LINKED) and call('HGET', K_WAIT, id) or ''
-  local until_ = state == SCHEDULED and call('ZSCORE', K_DUE, 'u' .. id) or ''
-  return {id, data, envelope, worker, progress, lines, result, wait, until_}
+  return {id, data, envelope, worker, progress, lines, result, wait}
 end
 
 -- Ids of leased jobs, newest first, so that a search for running jobs does not walk over all other jobs.
@@ -257,7 +254,6 @@ local INSPECT = {
   ahead = function() return ahead(ARGV[6], tonumber(ARGV[7])) end,
   find = function() return find(ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]) end,
   stats = function() return stats(ARGV[6], ARGV[7]) end,
-  unknown = Unknown.show,
   schedules = schedules_named,
   schedules_after = function() return schedules_after(ARGV[6], ARGV[7]) end,
 }

@@ -12,7 +12,7 @@
 --                                        (L suspects: tasks that were lost and run alone, M messages, T tasks)
 --   B:lines    zset    LINE, all 0           lines that are not paused and may have ready jobs
 --   B:due      zset    by time: j·id a scheduled job is due, x·id a job expires, l·id a message's lease ends,
---                      u·id a job set aside fails, f B:flow goes on, a·PARTITION or g·QUEUE a limit opens,
+--                      f B:flow goes on, a·PARTITION or g·QUEUE a limit opens,
 --                      w·NAME the change of a limit goes on
 --   B:l:OWNER  hash    token → id            leases; the token in the record decides which lease is valid
 --   B:key      hash    key → its holder      see unique.lua; B:held zset, key by the end of its hold
@@ -35,7 +35,6 @@
 --   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry whose owner is awake is outdated
 --   B:waits    hash    id → channels of the sleepers that wait for its end; B:space:QUEUE set, for room
 --   B:said:S   string  serial and reply of the last call of session S, kept 10 minutes
---   B:aside, B:unknown, B:a:…   jobs of unknown tasks, see unknown_tasks.lua
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, partitions.lua
 --   B:schedule hash    name → record         see schedules.lua; B:schedules zset, all 0, has the names in order
 --   B:firing, B:claimed  zset  version8·schedule by the time to hand it out, for the first time or again
@@ -56,7 +55,7 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Unique, Unknown, Memory = {}, {}, {} -- see unique, unknown_tasks and out_of_memory.lua
+local Unique, Memory = {}, {} -- see unique and out_of_memory.lua
 local Verbs = {} -- verb → the Lua function behind the server's function
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow

@@ -49,7 +49,7 @@ local function replay(x)
       if flagged(j.flags, LINKED) then show_inputs(x, j.id) end
     end
   end
-  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', {}, 1, {}}
+  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', 1, {}}
 end
 
 -- The earlier reply to a repeated step, or {'late', serial} for a step that comes too late; nil for a new step.
@@ -81,14 +81,6 @@ local function show_schedules(x)
   if firing >= 0 and (x.due < 0 or firing < x.due) then x.due = firing end
 end
 
-local function show_unknown_tasks(x)
-  x.unknown = {}
-  if x.asked < 0 then return end
-  local more
-  x.unknown, more = Unknown.tell(text_of(x.asked))
-  if more then x.due = 0 end
-end
-
 -- List the owner as asleep if it has room for more jobs, else take it off that list.
 local function note_sleep(x)
   if not x.has_want then return end
@@ -97,7 +89,6 @@ local function note_sleep(x)
     return
   end
   call('ZADD', K_ASLEEP, x.due < 0 and '+inf' or now + x.due, x.owner)
-  if x.asked >= 0 and (#x.known_tasks > 0 or not flagged(x.kind_bits, 1)) then call('ZADD', B .. ':z:U', now, x.owner) end
   for _, kind in ipairs(x.kinds) do
     if #x.queues == 0 then call('ZADD', B .. ':z:' .. kind, now, x.owner) end
     for _, queue in ipairs(x.queues) do call('ZADD', B .. ':z:' .. kind .. queue, now, x.owner) end
@@ -109,12 +100,11 @@ function reply(x)
   keep_reply(x)
   x.due = x.more and 0 or next_due()
   show_schedules(x)
-  show_unknown_tasks(x)
   note_sleep(x)
   finish_step()
   local behind = x.last_serial < x.serial - 1 and 1 or 0
-  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, x.unknown,
-    behind, x.strays}
+  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, behind,
+    x.strays}
 end
 
 end

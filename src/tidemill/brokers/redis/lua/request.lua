@@ -74,7 +74,7 @@ end
 
 -- Read everything behind the want.
 function read_request(x)
-  local tokens, queues, named, known_tasks = {}, {}, {}, {}
+  local tokens, queues, named = {}, {}, {}
   local first, last, at = range_at(10)
   for i = first, last do
     queues[#queues + 1] = ARGV[i]
@@ -85,10 +85,7 @@ function read_request(x)
   x.touches = read_touches(first, last, tokens)
   first, last, at = range_at(at)
   x.notes = read_notes(first, last, tokens)
-  x.asked, at = tonumber(ARGV[at]), at + 1
-  first, last, at = range_at(at)
-  for i = first, last do known_tasks[#known_tasks + 1] = ARGV[i] end
-  x.tokens, x.queues, x.named, x.known_tasks, x.told_held = tokens, queues, named, known_tasks, ARGV[at]
+  x.tokens, x.queues, x.named, x.told_held = tokens, queues, named, ARGV[at]
   first, last = range_at(at + 1)
   x.history = {}
   for i = first, last do x.history[#x.history + 1] = ARGV[i] end

@@ -82,8 +82,8 @@ end
 -- Close the lease of a running job: count the attempt, and place the job or end it.
 function close_attempt(j, worker, v)
   local outcome, row = v.outcome, row_of(j.queue)
-  local unknown = outcome == Unknown.OUTCOME
-  local back = (outcome == Outcome.RELEASE or unknown) and v.started == 0 and not Limits.was_held(j)
+  local uncounted = outcome == Outcome.RELEASE or outcome == Outcome.SNOOZE
+  local back = uncounted and v.started == 0 and not Limits.was_held(j)
   if row.limiter then
     local well = nil
     if outcome == Outcome.SUCCESS then well = true elseif outcome == Outcome.RETRY or outcome == Outcome.FAIL then well = false end
@@ -91,7 +91,7 @@ function close_attempt(j, worker, v)
   end
   if j.partition and back then Partitions.give_back(j) end
   if v.rank and v.rank >= 0 then j.rank = v.rank end
-  if outcome ~= Outcome.RELEASE and outcome ~= Outcome.SNOOZE and not unknown then
+  if not uncounted then
     j.attempt = j.attempt + 1
     add_attempt(j, worker, v)
     if outcome == Outcome.RETRY and j.limit > 0 and j.attempt >= j.limit then outcome = Outcome.FAIL end
@@ -108,13 +108,10 @@ function close_attempt(j, worker, v)
   elseif END[outcome] then
     finish(j, END[outcome], v.error)
   elseif flagged(j.flags, CANCELLING) then
-    local said = outcome == Outcome.RELEASE and v.error or unknown and NOT_STARTED or ''
+    local said = outcome == Outcome.RELEASE and v.error or ''
     finish(j, CANCELLED, said ~= '' and said or 'cancelled while it was running')
   elseif j.expires > 0 and j.expires <= now then
     finish(j, EXPIRED, TOO_LATE)
-  elseif unknown then
-    j.error = v.error
-    Unknown.put_aside(j, v.delay > 0 and now + math.floor(v.delay * 1000000))
   else
     local delay = v.delay
     if outcome == Outcome.RETRY then

@@ -108,8 +108,6 @@ local function unplace(j)
   elseif j.state == READY then
     flush_lines()
     call('ZREM', B .. ':r:' .. line_of(j), pack('>I8', j.seq) .. j.id)
-  elseif Unknown.is_aside(j) then
-    Unknown.leave(j)
   elseif j.state == SCHEDULED then
     call('ZREM', K_DUE, 'j' .. j.id)
   end

@@ -43,10 +43,10 @@ async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
     """Reserve calls of tasks; wait up to ``timeout`` seconds for the first call.
 
     Each call is reserved until its ttr is over. Send heartbeats meanwhile, then complete or fail
-    it. Calls of other tasks in these queues wait for workers that know these tasks.
+    it. Calls of other tasks in these queues go back, and are tried again later.
     """
     backend = call.backend
-    backend.mill.features.need(Feature.UNKNOWN, "reserving tasks")
+    backend.mill.features.need(Feature.RESULTS, "reserving tasks")
     if Mode(body.order) is Mode.MERGED:
         backend.mill.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)

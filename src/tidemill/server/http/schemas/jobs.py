@@ -100,9 +100,7 @@ class AttemptOut(Struct):
     leased: float | None
     started: float | None
     ended: float | None
-    outcome: Literal[
-        "success", "retry", "fail", "release", "snooze", "cancelled", "expired", "unknown"
-    ]
+    outcome: Literal["success", "retry", "fail", "release", "snooze", "cancelled", "expired"]
     error: str | None
     traceback: str | None
 
@@ -127,7 +125,7 @@ class JobFacts(Struct, kw_only=True):
     """A job without its log. A message has no task. ``max_attempts`` 0 means no limit.
 
     ``progress`` is the amount done and the total, which is 0 when unknown; ``progress_text`` is
-    the text of that report. A job that is ``unknown`` waits until a worker knows its task.
+    the text of that report.
     """
 
     id: str
@@ -158,7 +156,6 @@ class JobFacts(Struct, kw_only=True):
     worker: str | None
     error: str | None
     cancelling: bool
-    unknown: bool
     progress: list[int] | None
     progress_text: str | None
     attempts: list[AttemptOut]

@@ -63,21 +63,10 @@ CREATE TABLE tidemill.ready (
 CREATE TABLE tidemill.later (
     seq     bigint  PRIMARY KEY,
     due     float8  NOT NULL,
-    waiting boolean NOT NULL,
-    task    text    COLLATE "C",             -- of an unknown task, see 31_unknown_tasks.sql; the job then
-    queue   int,                             -- fails at "due", or never
-    rank    bigint
+    waiting boolean NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX later_due ON tidemill.later (due) WHERE NOT waiting;
-CREATE INDEX later_unknown ON tidemill.later (task, queue, rank, seq) WHERE task IS NOT NULL;
-
--- The unknown tasks that have such jobs, or had some; numbers are committed in their order.
-CREATE TABLE tidemill.unknown (
-    task   text   COLLATE "C" PRIMARY KEY,
-    number bigint NOT NULL
-);
-CREATE INDEX unknown_number ON tidemill.unknown (number);
 
 CREATE TABLE tidemill.lease (
     seq        bigint  PRIMARY KEY,
@@ -185,9 +174,7 @@ CREATE TABLE tidemill.pulse (
     queues     int[],                        -- none means all
     missed     jsonb   NOT NULL DEFAULT '{}', -- what the last step could not settle and touch
     room       int     NOT NULL DEFAULT 0,   -- the jobs that puts may lease to it; 0 unless it is asleep
-    handed     bigint[] NOT NULL DEFAULT '{}', -- the tokens of these leases that it has not heard of
-    knows      text[],                       -- the unknown tasks that the owner knows
-    told       bigint  NOT NULL DEFAULT -1   -- the highest number of an unknown task that it has heard of
+    handed     bigint[] NOT NULL DEFAULT '{}' -- the tokens of these leases that it has not heard of
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -245,8 +232,7 @@ CREATE TYPE tidemill.given AS (
 -- What an owner wants of a step; "queues" NULL means all.
 CREATE TYPE tidemill.want AS (
     count int, queues int[], mode text, tasks boolean, messages boolean, sleep boolean, alone boolean,
-    hand boolean,                            -- a put may lease to it while it sleeps
-    knows text[], told bigint
+    hand boolean                             -- a put may lease to it while it sleeps
 );
 
 -- Moving: whether this store moves to another store, and how far other stores were taken in.
