@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -17,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import eventually
 from servers.http import InHand, JobServer
 
 from tidemill.server import tokens
@@ -83,14 +83,14 @@ def test_a_flood_of_pipelined_requests_takes_little_memory(
     server = start("--quiet", *options)
     assert server.get("/health").status == 200
     least = memory(server)
-    # when 40 clients without a token send requests of 31 bytes and read no answer
-    socks = [connect(server) for _ in range(40)]
+    # when 200 clients without a token send requests of 31 bytes and read no answer
+    socks = [connect(server) for _ in range(200)]
     for sock in socks:
         sock.sendall(before)
     fill(socks, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60_000, 3.0)
     # then the server serves others, and has grown by little
     assert server.get("/health").status == 200
-    assert memory(server) - least < 60 * MB
+    assert memory(server) - least < 150 * MB
     for sock in socks:
         sock.close()
 
@@ -121,18 +121,10 @@ def test_pipelined_requests_are_answered_in_order(start: Callable[..., JobServer
     assert [job["body"] for job in got] == list(range(200))
 
 
-@pytest.mark.parametrize("size", [70_000, 100_000, 300_000])
-def test_a_head_that_is_too_long_is_a_431(start: Callable[..., JobServer], size: int) -> None:
-    server = start("--quiet")
-    with connect(server) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * size + b"\r\n\r\n")
-        assert sock.recv(100).startswith(b"HTTP/1.1 431")
-
-
-def test_stalled_tls_handshakes_are_counted_and_closed(
+def test_stalled_tls_handshakes_take_little_memory(
     start: Callable[..., JobServer], tmp_path: Path
 ) -> None:
-    # given a server with room for ten connections, that gives a client a second for its head
+    # given a server with a certificate
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
@@ -143,44 +135,26 @@ def test_stalled_tls_handshakes_are_counted_and_closed(
         check=True,
         capture_output=True,
     )
-    bounds = ("--max-connections", "10", "--header-timeout", "1")
-    server = start("--quiet", "--tls-cert", str(cert), "--tls-key", str(key), *bounds)
+    server = start("--quiet", "--tls-cert", str(cert), "--tls-key", str(key))
     context = ssl.create_default_context(cafile=str(cert))
 
     def is_served() -> bool:
         with (
-            contextlib.suppress(OSError),
             connect(server) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as sock,
         ):
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return sock.recv(100).startswith(b"HTTP/1.1 200")
-        return False
 
-    eventually(is_served, "the server")
-    # when thirty clients connect and do not go on with TLS
-    stalled = [connect(server) for _ in range(30)]
-    # then those beyond the bound are closed at once, the others after their second
-    eventually(lambda: len(closed(stalled)) >= 20, "the bound")
-    eventually(lambda: len(closed(stalled)) == 30, "the end of their time")
-    eventually(is_served, "the server again")
+    assert is_served()
+    least = memory(server)
+    # when 900 clients connect and do not go on with TLS
+    stalled = [connect(server) for _ in range(900)]
+    # then another is served, and the server has grown by little
+    assert is_served()
+    assert memory(server) - least < 150 * MB
     for sock in stalled:
         sock.close()
-
-
-def closed(socks: list[socket.socket]) -> list[socket.socket]:
-    """Return the connections that the other side has closed."""
-    found = []
-    for sock in socks:
-        sock.setblocking(False)
-        try:
-            if sock.recv(1, socket.MSG_PEEK) == b"":
-                found.append(sock)
-        except BlockingIOError:
-            pass
-        except OSError:
-            found.append(sock)
-    return found
 
 
 @pytest.mark.parametrize("name", ["Upgrade", "upgrade", "UPGRADE", "uPgRaDe"])
@@ -199,7 +173,9 @@ def test_a_request_that_offers_an_upgrade_keeps_its_body(
     with connect(server) as sock:
         for _ in range(2):
             sock.sendall(head + body)
-            assert sock.recv(4096).startswith(b"HTTP/1.1 201")
+            response = http.client.HTTPResponse(sock)
+            response.begin()
+            assert (response.status, response.read()[:5]) == (201, b'{"id"')
     # then both messages have their bodies
     assert bodies(server) == [body, body]
 
@@ -308,49 +284,6 @@ def test_refused_requests_count_for_the_rate(
     statuses = [server.get("/v1/queues").status for _ in range(6)]
     assert statuses[0] == 401
     assert 429 in statuses
-
-
-def test_the_unparsed_bytes_of_one_address_have_a_bound(start: Callable[..., JobServer]) -> None:
-    # given 320 connections that send most of a head, 19 MB together
-    server = start("--quiet", "--header-timeout", "60")
-    part = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Much: " + b"x" * 60_000
-    socks = [connect(server) for _ in range(320)]
-    for sock in socks:
-        with contextlib.suppress(OSError):
-            sock.sendall(part)
-        sock.setblocking(False)
-
-    def refused() -> int:
-        closed = 0
-        for sock in socks:
-            try:
-                said = sock.recv(12, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            except ConnectionError:  # it was closed while bytes were on their way
-                said = b""
-            assert said in (b"HTTP/1.1 503", b"")
-            closed += 1
-        return closed
-
-    # then those beyond 16 MiB are refused, and whole requests are served
-    eventually(lambda: refused() >= 20)
-    assert refused() <= 60
-    assert server.get("/health").status == 200
-    # and once they have gone, there is room again
-    for sock in socks:
-        sock.close()
-
-    def is_served() -> bool:
-        with connect(server) as sock:
-            sock.sendall(part)
-            time.sleep(0.1)
-            with contextlib.suppress(OSError):
-                sock.sendall(b"\r\n\r\n")
-                return sock.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
-        return False
-
-    eventually(is_served)
 
 
 def test_health_is_answered_beside_large_bodies_in_flight(start: Any) -> None:

@@ -210,28 +210,39 @@ def raw(server: JobServer, data: bytes) -> Answer:
         return Answer(response.status, headers, response.read())
 
 
-@pytest.mark.parametrize("method", ["FOO", "GETX", "get", "CONNECT"])
-def test_an_unknown_method_is_501(server: JobServer, method: str) -> None:
+@pytest.mark.parametrize("method", ["FOO", "GETX", "get"])
+def test_an_unknown_method_is_400(server: JobServer, method: str) -> None:
     answer = raw(server, f"{method} /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    assert "GET, HEAD, POST, PUT, PATCH and DELETE" in refused(answer, 501, "unknown-method")
-    assert answer.headers["connection"] == "close"
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+
+
+HEAD = "POST /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
-    "data",
+    "head",
     [
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: a\r\n\r\n",
+        f"{HEAD}Content-Length: a\r\n",
+        f"{HEAD}Content-Length: 1\r\nContent-Length: 2\r\n",
+        f"{HEAD}Transfer-Encoding: x\r\n",
+        f"{HEAD}Transfer-Encoding : chunked\r\n",
+        f"{HEAD}Host: localhost\r\n",
     ],
 )
-def test_an_invalid_request_is_400(server: JobServer, data: bytes) -> None:
-    detail = refused(raw(server, data), 400, "invalid-request")
-    assert detail.startswith("not a valid HTTP/1.1 request")
+def test_a_request_of_unclear_length_or_host_is_refused(server: JobServer, head: str) -> None:
+    # case M12: a proxy in front may have read another request in the same bytes
+    assert raw(server, f"{head}\r\nGET /v1/jobs HTTP/1.1\r\n".encode()).status in (400, 501)
 
 
-def test_a_head_without_end_is_431(server: JobServer) -> None:
-    answer = raw(server, b"GET / HTTP/1.1\r\nX: " + b"x" * 65_530)
-    assert "65,536 bytes" in refused(answer, 431, "head-too-large")
+def test_the_chunks_count_and_not_the_content_length(server: JobServer) -> None:  # case M12
+    other = "1\r\nGET /v1/nix HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"{HEAD}Connection: close\r\nContent-Length: {len(other)}\r\n"
+    whole = f"{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{other}"
+    with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+        sock.sendall(whole.encode())
+        said = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert b"/v1/nix" not in said
 
 
 def test_an_answer_that_has_begun_is_not_mixed_with_another(server: JobServer) -> None:

@@ -87,13 +87,6 @@ _ROLES = ["viewer", "operator", "admin"]
     help="The most open connections at a time.",
 )
 @click.option(
-    "--header-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=10.0,
-    show_default=True,
-    help="Seconds that the head of a request may take.",
-)
-@click.option(
     "--body-timeout",
     type=click.FloatRange(0, min_open=True),
     default=60.0,

@@ -27,9 +27,9 @@ from tidemill.server.embedded_worker import EmbeddedWorker
 from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.connection import Connection, connection_class, sweep
+from tidemill.server.http.connection import Connection
 from tidemill.server.http.request_pipeline import RequestPipeline
-from tidemill.server.http.tls import TlsListener, tls_context
+from tidemill.server.http.tls import tls_context
 from tidemill.server.minutes import Minutes
 from tidemill.server.settings import Settings, check, is_loopback
 from tidemill.server.tokens import read
@@ -107,7 +107,6 @@ class _Server:
     ) -> None:
         self._mill = mill
         self._tls = tls
-        self._listener: asyncio.Task[None] | None = None
         self._settings = settings
         self._embedded_worker = EmbeddedWorker(worker, self._end_with) if worker else None
         self._code = 0
@@ -126,9 +125,8 @@ class _Server:
             if settings.access_log:
                 form = {"as_json": settings.log_json, "steps": settings.log_steps}
                 access_log = AccessLog(sys.stderr, **form)
-            self.connections = connection_class(settings)
             self.app = make_app(backend, access_log)
-            self.uvicorn = _Uvicorn(_config(self.app, settings, self.connections))
+            self.uvicorn = _Uvicorn(_config(self.app, settings, self._tls))
             self.backend = backend
             await self._serve()
             if access_log is not None:
@@ -161,37 +159,17 @@ class _Server:
             self._embedded_worker.start()
         minutes = Minutes(self._mill)
         helpers = [loop.create_task(self._sweep()), loop.create_task(minutes.run())]
-        if self._tls is not None:
-            self._listener = loop.create_task(self._listen_with_tls(sock))
-            self._listener.add_done_callback(self._on_listener_end)
         try:
-            await self.uvicorn.serve([sock] if self._listener is None else [])
+            await self.uvicorn.serve([sock])
         finally:
             for helper in helpers:
                 helper.cancel()
             with contextlib.suppress(TimeoutError):  # an unreachable store must not delay the end
                 await asyncio.wait_for(minutes.keep(ending=True), LAST_SNAPSHOT)
 
-    async def _listen_with_tls(self, sock: socket.socket) -> None:
-        assert self._tls is not None
-        server = self.uvicorn
-
-        def protocol() -> Connection:
-            return self.connections(server.config, server.server_state, {})
-
-        established = server.server_state.connections
-        await TlsListener(sock, self._tls, protocol, established, self._settings).run()
-
-    def _on_listener_end(self, listener: asyncio.Task[None]) -> None:
-        """Shut down when the TLS listener has failed."""
-        if not listener.cancelled():
-            log.error("the TLS listener failed", exc_info=listener.exception())
-            self._end_with(1)
-
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            sweep(self.connections, self._settings)
             self.app.sweep()
 
     def _on_signal(self, signum: int) -> None:
@@ -216,18 +194,15 @@ class _Server:
             self.beanstalk.end()
         if self._embedded_worker is not None:
             self._embedded_worker.stop()
-        if self._listener is not None:
-            self._listener.cancel()
         self.uvicorn.end()
 
 
-def _config(
-    app: RequestPipeline, settings: Settings, connections: type[Connection]
-) -> uvicorn.Config:
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn warns of each bad request
-    return uvicorn.Config(
+def _config(app: RequestPipeline, settings: Settings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # errors are logged here
+    config = uvicorn.Config(
         app,
-        http=connections,
+        http=Connection,
+        limit_concurrency=settings.max_connections + 1,  # the new connection counts, too
         ws="none",
         lifespan="off",
         log_config=None,
@@ -237,6 +212,9 @@ def _config(
         timeout_keep_alive=int(settings.keep_alive),
         timeout_graceful_shutdown=int(settings.shutdown_timeout),
     )
+    config.load()
+    config.ssl = tls
+    return config
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -31,7 +31,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         rate: requests a second for each token or address; 0 for no bound.
         burst: requests that a client may send at once.
         max_connections: the most open connections.
-        header_timeout: the time for the head of a request, also on a new connection.
         body_timeout: the time for the body of a request, and for the client to read an answer.
         keep_alive: the time after which an idle connection is closed.
         longest_poll: the longest time of a long poll, even if the client requests more.
@@ -62,7 +61,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     burst: float = 0.0
     max_connections: int = 10_000
-    header_timeout: float = 10.0
     body_timeout: float = 60.0
     keep_alive: float = 75.0
     longest_poll: float = 300.0

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,6 @@ from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.exchange import CONNECTION
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role
 from tidemill.testing import run_all
@@ -109,11 +107,9 @@ class Server:
             said.append(message)
 
         plain, _, query = path.partition("?")
-        connection = SimpleNamespace(lost=False, watch=lambda when_lost: None)
         scope = {
             "type": "http", "method": method, "path": plain, "raw_path": plain.encode(),
             "query_string": query.encode(), "headers": lines, "root_path": "",
-            "extensions": {CONNECTION: {"connection": connection}},
         }  # fmt: skip
         await self._app(scope, receive, send)
         bodies = [it.get("body", b"") for it in said if it["type"] == "http.response.body"]

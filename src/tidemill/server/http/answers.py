@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill.server.http.call import Call
+from tidemill.server.http.exchange import ClientGone
 from tidemill.server.http.memory_budget import SMALL
 
 
@@ -50,7 +51,7 @@ async def _send_events(call: Call, stream: Stream) -> None:
     if exchange.scope["method"] == "HEAD":  # the client would wait for an end that never comes
         await exchange.send({"type": "http.response.body", "body": b""})
         return
-    gone = asyncio.ensure_future(exchange.gone())
+    leaving = exchange.leaving()
 
     async def send_all() -> None:
         async for event in stream.events:
@@ -61,13 +62,11 @@ async def _send_events(call: Call, stream: Stream) -> None:
 
     sending = asyncio.ensure_future(send_all())
     try:
-        await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([leaving, sending], return_when=asyncio.FIRST_COMPLETED)
         if sending.cancelled():  # the client reads too slowly
-            exchange.connection.hang_up()
-            await gone
-        elif sending.done():
+            raise ClientGone
+        if sending.done():
             sending.result()
             await exchange.send({"type": "http.response.body", "body": b""})
     finally:
-        gone.cancel()
         sending.cancel()

@@ -62,7 +62,7 @@ class Backend:
         self.queue = functools.lru_cache(1000)(mill.queue)
         self.stopping = asyncio.Event()
         self.large_body = asyncio.Lock()  # one large body is handled at a time
-        self.polls = LongPolls()
+        self.polls = LongPolls(self.stopping)
         self.settled = SettledReceipts()
         self._waits: JobEndWaits | None = None
         self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
@@ -169,7 +169,6 @@ class Backend:
     def stop(self) -> None:
         """Begin to shut down: answer all requests that wait."""
         self.stopping.set()
-        self.polls.end()
         self._last_events = asyncio.ensure_future(self.snapshots.wake())
 
     async def run(self, function: Callable[..., T], *args: object) -> T:

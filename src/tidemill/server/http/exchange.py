@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable
-from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -14,9 +12,6 @@ from tidemill.server.http.memory_budget import SMALL, MemoryBudget, MemoryShare
 from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token
-
-CONNECTION = "tidemill.connection"
-"""The extension of a request's scope that holds its connection, under the key ``connection``."""
 
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,100}")
 _HEADERS = frozenset(
@@ -28,20 +23,6 @@ _HEADERS = frozenset(
 )
 _LISTS = frozenset({b"accept", b"content-encoding", b"transfer-encoding"})
 """Headers that a request may repeat. All others of these headers have one value."""
-
-
-class ClientConnection(Protocol):
-    """The connection of a request."""
-
-    lost: bool
-
-    def watch(self, when_lost: Callable[[], None] | None) -> None:
-        """Call this function when the connection is lost; None ends the watch."""
-        ...
-
-    def hang_up(self) -> None:
-        """Close the connection."""
-        ...
 
 
 class ClientGone(Exception):
@@ -58,7 +39,8 @@ class Exchange:
     __slots__ = (
         *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
         "known",
-        *("_headers", "_receive", "_repeated", "_send", "_size", "started"),
+        *("_headers", "_leaving", "_read_until", "_receive", "_repeated", "_send", "_size"),
+        *("_is_read", "started"),
     )
 
     def __init__(
@@ -76,6 +58,9 @@ class Exchange:
         self.token: Token | None = None
         self.known = False
         self._size = 0
+        self._is_read = False  # the whole body was received
+        self._read_until = asyncio.get_running_loop().time() + settings.body_timeout
+        self._leaving: asyncio.Task[None] | None = None
         self._repeated = b""
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
@@ -103,12 +88,6 @@ class Exchange:
         """The address of the client."""
         client = self.scope.get("client")
         return client[0] if client else "-"
-
-    @property
-    def connection(self) -> ClientConnection:
-        """The connection of the request."""
-        connection: ClientConnection = self.scope["extensions"][CONNECTION]["connection"]
-        return connection
 
     # -- reading the body -------------------------------------------------------------------------
 
@@ -143,27 +122,30 @@ class Exchange:
             "too-large",
             f"the body has more than {self.settings.max_request:,} bytes, the maximum; "
             "send it in several requests, or start the server with a larger --max-request",
-            headers={"connection": "close"},
         )
 
     async def receive(self) -> Message:
         """The next part of the body, or the message that the client went away."""
-        message = await self._receive()
+        if self._is_read:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._read_until):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(
+                "timeout",
+                "the body did not come in time; send it again",
+                headers={"connection": "close"},
+            ) from None
         if message["type"] == "http.request":
+            self._is_read = not message.get("more_body")
             before = self._size
             self._size += len(message.get("body", b""))
             if self._size > self.settings.max_request:
                 raise self._too_large()
             if self._size > SMALL:
-                self._reserve_memory(self._size if before <= SMALL else self._size - before)
+                self.share.take(self._size if before <= SMALL else self._size - before)
         return message
-
-    def _reserve_memory(self, size: int) -> None:
-        try:
-            self.share.take(size)
-        except Problem as problem:
-            problem.headers["connection"] = "close"  # so the server need not read the rest
-            raise
 
     async def body(self) -> bytes:
         """The whole body.
@@ -183,10 +165,26 @@ class Exchange:
             message = await self.receive()
         raise ClientGone
 
-    async def gone(self) -> None:
-        """Return when the client has gone away. Call it only after the body was read."""
+    def leaving(self) -> asyncio.Task[None]:
+        """A task that ends when the client leaves. Call it only after the body was read."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._gone())
+        return self._leaving
+
+    async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client is known to have left, since a call of :meth:`leaving`."""
+        return self._leaving is not None and self._leaving.done()
+
+    def end(self) -> None:
+        """Free what the exchange holds."""
+        self.share.free()
+        if self._leaving is not None:
+            self._leaving.cancel()
 
     # -- sending the answer -----------------------------------------------------------------------
 
@@ -201,11 +199,18 @@ class Exchange:
             at = 0
             while len(body) - at > SMALL:
                 piece = body[at : at + SMALL]
-                await self._send({"type": message["type"], "body": piece, "more_body": True})
-                await asyncio.sleep(0)  # the connection writes its buffer in this turn
+                await self._send_in_time({**message, "body": piece, "more_body": True})
                 at += SMALL
             message = {**message, "body": body[at:]}
-        await self._send(message)
+        await self._send_in_time(message)
+
+    async def _send_in_time(self, message: Message) -> None:
+        """Send a message; end the exchange if the client takes no bytes for long."""
+        try:
+            async with asyncio.timeout(self.settings.body_timeout):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone from None
 
     async def answer(
         self, status: int, body: bytes, media: bytes, headers: dict[str, str] | None = None

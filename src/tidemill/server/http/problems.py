@@ -59,13 +59,10 @@ KINDS = {
     "unsupported-media-type": Kind(415, "The type of the body is not supported"),
     "queue-full": Kind(429, "The queue is full"),
     "too-many-requests": Kind(429, "Too many requests"),
-    "head-too-large": Kind(431, "The head of the request is too large"),
     "error": Kind(500, "The server failed"),
     "feature-missing": Kind(501, "The broker does not have this feature"),
-    "unknown-method": Kind(501, "The server does not know this method"),
     "unavailable": Kind(503, "The store is not available"),
     "busy": Kind(503, "The server is too busy"),
-    "too-many-connections": Kind(503, "Too many connections"),
     "store-full": Kind(507, "The store is full"),
 }
 """All kinds, by the last part of the problem's ``type``."""

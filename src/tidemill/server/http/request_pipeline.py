@@ -13,8 +13,10 @@ log            one line in the access log
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,7 +58,7 @@ class RequestPipeline:
         self._dashboard = dashboard
         self._budget = MemoryBudget(settings.max_memory)
         self._log = access_log
-        self._with_token: set[Exchange] = set()  # exchanges under way whose client has a token
+        self._with_token: dict[Exchange, asyncio.Task[Any]] = {}  # of clients with a token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,13 +70,17 @@ class RequestPipeline:
         scope["app"] = self  # makes Starlette raise its errors, so that they become problems
         try:
             await self._handle(exchange)
-        except ClientGone:
+        except ClientGone:  # uvicorn closes the connection of an incomplete answer
             exchange.status = 499
+        except asyncio.CancelledError:
+            if exchange.token is None or exchange in self._with_token:
+                raise
+            await self._answer_error(exchange, _token_ended())
         except Exception as error:
             await self._answer_error(exchange, error)
         finally:
-            exchange.share.free()
-            self._with_token.discard(exchange)
+            exchange.end()
+            self._with_token.pop(exchange, None)
             if self._log is not None:
                 self._log.add(exchange, time.perf_counter() - began)
 
@@ -133,8 +139,8 @@ class RequestPipeline:
     def _note_client(self, exchange: Exchange, client: Client) -> None:
         exchange.known = True
         exchange.name, exchange.role, exchange.token = client
-        if client.token is not None:
-            self._with_token.add(exchange)
+        if client.token is not None and (task := asyncio.current_task()) is not None:
+            self._with_token[exchange] = task
 
     def _limit(self, exchange: Exchange) -> None:
         self._access.check_rate(exchange.name or exchange.address)
@@ -156,19 +162,24 @@ class RequestPipeline:
         )
 
     def sweep(self) -> None:
-        """Close connections whose token was revoked or has expired. Called once a second."""
+        """End exchanges whose token was revoked or has expired. Called once a second."""
         tokens = self._access.tokens
         if tokens is None:
             return
         tokens.refresh()
         for exchange in list(self._with_token):
             if exchange.token is not None and not tokens.is_good(exchange.token):
-                exchange.connection.hang_up()
+                self._with_token.pop(exchange).cancel()
 
 
 def nothing_at(path: str) -> Problem:
     """The problem of a path that the server does not have."""
     return Problem("not-found", f"there is nothing at {path[:200]!r}; /v1/docs lists all paths")
+
+
+def _token_ended() -> Problem:
+    ending = "the token was revoked or has expired; use another one"
+    return Problem("unauthorized", ending, headers={"connection": "close"})
 
 
 def _problem_of_starlette(exchange: Exchange, error: HTTPException) -> Problem | None:

@@ -81,6 +81,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     if mode is Mode.MERGED:
         backend.mill.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
+    call.exchange.leaving()  # a client that has left gets no messages
     work = backend.shared_owner.reserve(queues, int(body.count), timeout, mode)
     if timeout:
         found = await backend.polls.wait(call.exchange, work, [])
@@ -98,9 +99,9 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     for verdict in refused:
         backend.shared_owner.settle_later(verdict)
     usable = [job for job in found if job.lease.token in shown]
-    connection = call.exchange.connection
-    delivered = await deliver(backend.shared_owner, usable, lambda: connection.lost)
-    if connection.lost:
+    exchange = call.exchange
+    delivered = await deliver(backend.shared_owner, usable, lambda: exchange.has_left)
+    if exchange.has_left:
         raise ClientGone
     # ``shown`` holds encoded messages, which encode as Reserved does.
     return ReservedMany([shown[job.lease.token] for job in delivered])  # type: ignore[misc]

@@ -50,6 +50,7 @@ async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
     if Mode(body.order) is Mode.MERGED:
         backend.mill.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
+    call.exchange.leaving()  # a client that has left gets no calls
     for name in list(body.tasks):
         check_name("task", name)
     queues = [check_name("queue", name) for name in dict.fromkeys(body.queues)]
@@ -72,7 +73,7 @@ async def _hand_over(
             shown = await call.backend.run(_shown, call, shared_owner, found)
         else:
             shown = await call.compute(lambda: _shown(call, shared_owner, found), size)
-        if call.exchange.connection.lost:
+        if call.exchange.has_left:
             raise ClientGone
     except BaseException:
         shared_owner.give_all_back(found)
