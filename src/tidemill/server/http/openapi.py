@@ -12,7 +12,6 @@ from tidemill import __version__
 from tidemill.server.http.answers import Document, Stream
 from tidemill.server.http.endpoints import Endpoint, Raw
 from tidemill.server.http.problems import KINDS, PREFIX, ProblemBody
-from tidemill.server.http.schemas.descriptions import MEANINGS
 from tidemill.server.http.schemas.rules import RULES
 from tidemill.server.http.schemas.types import BINDING, NAME, TOPIC
 
@@ -36,9 +35,6 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     known = dict(zip(map(repr, types), schemas, strict=True))
     components = {name: _clear(component) for name, component in components.items()}
-    for name, meanings in MEANINGS.items():
-        for field, text in meanings.items():
-            components[name]["properties"][field]["description"] = text
     for name, rules in RULES.items():
         components[name]["allOf"] = rules
     components[ProblemBody.__name__]["properties"]["type"]["examples"] = [PREFIX + k for k in KINDS]

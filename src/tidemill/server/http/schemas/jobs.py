@@ -21,34 +21,93 @@ from tidemill.server.http.schemas.types import (
     Seconds,
     StateName,
     Thousand,
+    says,
 )
 
 
-class MessageOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PublishOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The options of each copy of a message. A missing option has the default of the queue."""
+
+    delay: Annotated[Seconds | None, says("seconds until the job is ready")] = None
+    at: Annotated[
+        Epoch | None,
+        says(
+            "the time at which the job is ready, instead of a delay: epoch seconds, up to the year "
+            "6325"
+        ),
+    ] = None
+    priority: Annotated[Priority | None, says("-100 to 100, higher first")] = None
+    ttr: Annotated[
+        Seconds | None,
+        says(
+            "for a message: seconds in which it must be settled; 0: acknowledged when it is "
+            "delivered"
+        ),
+    ] = None
+    expires: Annotated[
+        Seconds | None, says("seconds in which the job must start; after them it ends as expired")
+    ] = None
+    retries: Annotated[Retries | None, says("attempts after the first attempt")] = None
+    tags: Annotated[list[Name] | None, says("names by which the job can be found")] = None
+
+
+class MessageOptions(PublishOptions):
     """The options of a message. A missing option has the default of the queue."""
 
-    id: Name | None = None
-    delay: Seconds | None = None
-    at: Epoch | None = None
-    priority: Priority | None = None
-    ttr: Seconds | None = None
-    key: Name | None = None
-    on_conflict: Conflict | None = None
-    unique_for: Seconds | None = None
-    max_wait: Seconds | None = None
-    expires: Seconds | None = None
-    retries: Retries | None = None
-    limit: Rate | None = None
-    tags: list[Name] | None = None
+    id: Annotated[
+        Name | None, says("an id of your choice; an id that exists already is refused")
+    ] = None
+    key: Annotated[Name | None, says("a unique key: at most one unfinished job has it")] = None
+    on_conflict: Annotated[
+        Conflict | None,
+        says("with key: what a put does when another job has the key; default: keep"),
+    ] = None
+    unique_for: Annotated[
+        Seconds | None,
+        says(
+            "with key, unless on_conflict is replace or merge: seconds for which a succeeded job "
+            "also keeps the key"
+        ),
+    ] = None
+    max_wait: Annotated[
+        Seconds | None,
+        says(
+            "with on_conflict replace: the longest time that replacing may delay the job, in "
+            "seconds"
+        ),
+    ] = None
+    limit: Annotated[
+        Rate | None, says("a rate limit over all workers, such as 10/s, 100/m or 10/30s")
+    ] = None
+
+
+_At = Annotated[
+    Epoch | Moment | None,
+    says(
+        "the time at which the job is ready, instead of a delay: epoch seconds, or a time with "
+        "its zone; from 1970 to the year 6325"
+    ),
+]
 
 
 class JobOptions(MessageOptions):
     """The options of a job. ``at`` may also be a time with its zone (RFC 3339)."""
 
-    at: Epoch | Moment | None = None  # type: ignore[assignment]  # a wider type
-    timeout: Seconds | None = None
-    result_ttl: Seconds | None = None
-    headers: dict[str, str] | None = None
+    at: _At = None  # type: ignore[assignment]  # a wider type
+    key: Annotated[
+        Name | None,
+        says(
+            "a unique key: at most one unfinished job has it. A task may have a key of its own, "
+            "to which on_conflict, unique_for and max_wait apply, too"
+        ),
+    ] = None
+    timeout: Annotated[Seconds | None, says("for a call: seconds that one run may take")] = None
+    result_ttl: Annotated[
+        Seconds | None, says("for a call: seconds for which the result of a success is kept")
+    ] = None
+    headers: Annotated[
+        dict[str, str] | None, says("stored with the job, and delivered with it")
+    ] = None
 
 
 class JobIn(JobOptions):
@@ -57,7 +116,9 @@ class JobIn(JobOptions):
     ``body`` is any JSON; with ``encoding`` base64 it is bytes as a base64 text.
     """
 
-    queue: Name | None = None
+    queue: Annotated[
+        Name | None, says("the queue of the job; without it, the queue of the task, or default")
+    ] = None
     body: Any = UNSET
     encoding: Encoding = "json"
     task: Name | None = None
@@ -190,32 +251,35 @@ class Jobs(Struct):
     cursor: str | None
 
 
-class JobQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+class Conditions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Conditions for jobs; all must hold."""
+
+    queue: str = ""
+    task: str = ""
+    key: str = ""
+    tag: Annotated[str, says("a tag of the job")] = ""
+    group: Annotated[str, says("the id of a group, a chain or a flow, for all its jobs")] = ""
+    search: Annotated[str, says("a text in the summary of the arguments or the body")] = ""
+
+
+class JobQuery(Conditions, kw_only=True):
     """Conditions for jobs; all must hold. Of several ``state`` values, any one is enough."""
 
     state: list[StateName] = []
-    queue: str = ""
-    task: str = ""
-    key: str = ""
-    tag: str = ""
-    group: str = ""
-    search: str = ""
-    limit: Thousand = 100
-    cursor: str = ""
-    bodies: bool = False
+    limit: Annotated[Thousand, says("the most jobs; a shorter list may have a cursor for more")] = (
+        100
+    )
+    cursor: Annotated[str, says("the cursor of the previous list; it continues that list")] = ""
+    bodies: Annotated[
+        bool, says("include bodies or arguments; then a list has at most 16 jobs")
+    ] = False
 
 
-class Matching(Struct, kw_only=True, forbid_unknown_fields=True):
+class Matching(Conditions, kw_only=True):
     """Conditions for jobs: one of the states, and every other condition."""
 
     state: Annotated[list[StateName], Meta(min_length=1)]
-    queue: str = ""
-    task: str = ""
-    key: str = ""
-    tag: str = ""
-    group: str = ""
-    search: str = ""
-    limit: Count = 1000
+    limit: Annotated[Count, says("the most jobs, the newest first")] = 1000
 
 
 class CancelMatching(Matching):
@@ -314,6 +378,6 @@ class ResultOut(Struct, kw_only=True):
     state: StateName
     finished: float | None
     result: Any
-    encoding: OutEncoding
-    error: str | None
+    encoding: Annotated[OutEncoding, says("the encoding of result")]
+    error: Annotated[str | None, says("the last error, as one line")]
     traceback: str | None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tidemill.server.http.schemas.types import LONGEST_POLL, Name, OutEncoding, Seconds, Thousand
+from tidemill.server.http.schemas.types import (
+    FirstWait,
+    MostReserved,
+    Name,
+    Order,
+    OutEncoding,
+    Seconds,
+)
 
 
 class ReserveIn(Struct, forbid_unknown_fields=True):
     """Reserve messages of these queues, in this ``order``."""
 
     queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
-    count: Thousand = 1
-    timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
-    order: Literal["strict", "fair", "merged"] = "strict"
+    count: MostReserved = 1
+    timeout: FirstWait = 0.0
+    order: Order = "strict"
 
 
 class Reserved(Struct, kw_only=True):

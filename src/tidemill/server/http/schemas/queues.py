@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tidemill.server.http.schemas.types import Bound, Count, Positive, Rate, Seconds, Window
+from tidemill.server.http.schemas.types import Bound, Count, Positive, Rate, Seconds, Window, says
 
 
 class QueueOut(Struct, kw_only=True):
@@ -117,10 +117,21 @@ class LimitIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     Rates are texts such as ``10/s``, ``100/m`` or ``10/30s``.
     """
 
-    rate: Rate | UnsetType | None = UNSET
-    burst: Annotated[float, Meta(ge=1, le=1e9)] | UnsetType | None = UNSET
-    window: Window | UnsetType | None = UNSET
-    concurrency: Bound | UnsetType | None = UNSET
+    rate: Annotated[
+        Rate | UnsetType | None,
+        says("the rate at which jobs may start, such as 10/s, 100/m or 10/30s"),
+    ] = UNSET
+    burst: Annotated[
+        Annotated[float, Meta(ge=1, le=1e9)] | UnsetType | None,
+        says("jobs that may start at once; 409 if the limit has no rate and the request has none"),
+    ] = UNSET
+    window: Annotated[
+        Window | UnsetType | None,
+        says("jobs that may start in any period of this length, such as 100/m"),
+    ] = UNSET
+    concurrency: Annotated[Bound | UnsetType | None, says("jobs that may run at the same time")] = (
+        UNSET
+    )
 
 
 class QueueLimitIn(LimitIn):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ from tidemill.server.http.schemas.types import (
     Retries,
     Seconds,
     Zone,
+    says,
 )
 
 
@@ -29,15 +30,50 @@ class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
     task: Name
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    cron: Cron | None = None
-    every: Interval | Every | None = None
-    at: Epoch | LocalMoment | None = None
-    zone: Zone | None = None
-    start: Epoch | LocalMoment | None = None
-    end: Epoch | LocalEnd | None = None
-    repeats: Positive | None = None
-    jitter: Seconds | None = None
-    catch_up: bool = False
+    cron: Annotated[
+        Cron | None,
+        says(
+            "five fields, or six with seconds first; or @hourly, @daily and so on. An expression "
+            "that never fires, such as 30 February, is refused"
+        ),
+    ] = None
+    every: Annotated[
+        Interval | Every | None, says("seconds, or a text such as 15 minutes, day or 3 months")
+    ] = None
+    at: Annotated[
+        Epoch | LocalMoment | None,
+        says(
+            "a single time: epoch seconds, a time with an offset, or a local time in zone. A time "
+            "in the past gets 409"
+        ),
+    ] = None
+    zone: Annotated[
+        Zone | None,
+        says(
+            "the time zone of cron, and of days and longer periods, such as Europe/Berlin; "
+            "default: UTC. The server's machine must know the zone. A start with another offset, "
+            "and times without an offset, need a zone"
+        ),
+    ] = None
+    start: Annotated[
+        Epoch | LocalMoment | None,
+        says("the schedule does not fire before this time, and every counts from it"),
+    ] = None
+    end: Annotated[
+        Epoch | LocalEnd | None,
+        says(
+            "the schedule does not fire after this time; not before start. 409 when no time is "
+            "left. A time after the year 6325 means no end"
+        ),
+    ] = None
+    repeats: Annotated[
+        Positive | None, says("the number of jobs after which the schedule ends")
+    ] = None
+    jitter: Annotated[
+        Seconds | None,
+        says("the longest random delay of each time, in seconds; no longer than every"),
+    ] = None
+    catch_up: Annotated[bool, says("put a job for each missed time")] = False
     queue: Name | None = None
     priority: Priority | None = None
     key: Name | None = None
@@ -52,21 +88,29 @@ class ScheduleOut(Struct, kw_only=True):
     name: str
     task: str
     queue: str
-    arguments: str
-    when: str
+    arguments: Annotated[str, says("the arguments of its jobs, as text")]
+    when: Annotated[str, says("the rule of its times, as text")]
     next: float | None
-    last: float | None
-    fired: int
+    last: Annotated[float | None, says("the time of its latest job")]
+    fired: Annotated[int, says("the number of jobs that it has put")]
     repeats: int | None
     jitter: float
     catch_up: bool
     paused: bool
     ended: bool
-    code: bool
-    app: str
-    declared: bool | None
-    undeclared: float | None
-    known: bool | None
+    code: Annotated[bool, says("whether code declares the schedule")]
+    app: Annotated[str, says("the app that declares it, if a worker has reported it")]
+    declared: Annotated[
+        bool | None, says("whether a live worker declares it; null when no worker ever did")
+    ]
+    undeclared: Annotated[
+        float | None,
+        says("when the last live worker stopped declaring it; null while one declares it"),
+    ]
+    known: Annotated[
+        bool | None,
+        says("whether the app of this server has the task; null when the app has no tasks"),
+    ]
 
 
 class Schedules(Struct):

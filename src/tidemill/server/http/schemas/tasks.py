@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from tidemill.server.http.schemas.jobs import LimitOf
-from tidemill.server.http.schemas.types import LONGEST_POLL, Encoding, Name, Seconds, Thousand
+from tidemill.server.http.schemas.types import (
+    Encoding,
+    FirstWait,
+    MostReserved,
+    Name,
+    Order,
+    Seconds,
+    says,
+)
 
 MOST_NAMES = 100
 """The most tasks that one request may name."""
@@ -18,13 +26,17 @@ Amount = Annotated[float, Meta(ge=0, le=1e15)]
 class ReserveTasksIn(Struct, forbid_unknown_fields=True):
     """Reserve calls of these tasks, from these queues."""
 
-    tasks: Annotated[list[Name], Meta(min_length=1, max_length=MOST_NAMES)]
-    queues: Annotated[list[Name], Meta(min_length=1, max_length=1000)] = field(
-        default_factory=lambda: ["default"]
-    )
-    count: Thousand = 1
-    timeout: Annotated[float, Meta(ge=0, le=LONGEST_POLL)] = 0.0
-    order: Literal["strict", "fair", "merged"] = "strict"
+    tasks: Annotated[
+        Annotated[list[Name], Meta(min_length=1, max_length=MOST_NAMES)],
+        says("the names of the tasks that the worker knows"),
+    ]
+    queues: Annotated[
+        list[Name],
+        Meta(min_length=1, max_length=1000, description="the queues; default: the queue default"),
+    ] = field(default_factory=lambda: ["default"])
+    count: MostReserved = 1
+    timeout: FirstWait = 0.0
+    order: Order = "strict"
 
 
 class ReservedTask(Struct, kw_only=True):
@@ -36,11 +48,13 @@ class ReservedTask(Struct, kw_only=True):
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
-    attempt: int
+    attempt: Annotated[int, says("the number of the attempt in this run, from 1")]
     max_attempts: int
-    losses: int
-    ttr: float
-    timeout: float | None
+    losses: Annotated[
+        int, says("how often the job was lost with its worker; such a job should run alone")
+    ]
+    ttr: Annotated[float, says("seconds in which the next heartbeat must come")]
+    timeout: Annotated[float | None, says("seconds that one run may take")]
     created: float
     priority: float
     key: str | None
@@ -61,10 +75,17 @@ class HeartbeatIn(Struct, forbid_unknown_fields=True):
     """Start the ttr again, with ``ttr`` as the new value, and report progress and log lines."""
 
     ttr: Seconds | None = None
-    progress: Amount | None = None
+    progress: Annotated[
+        Amount | None, says("the work done, a whole number; total is all the work, if known")
+    ] = None
     total: Amount = 0.0
-    text: str = ""
-    log: Annotated[list[str], Meta(max_length=100)] = []
+    text: Annotated[
+        str, says("what the task does now; kept with progress, and replaced by its next report")
+    ] = ""
+    log: Annotated[
+        Annotated[list[str], Meta(max_length=100)],
+        says("lines for the log of the job, which keeps the last 100"),
+    ] = []
 
 
 class HeartbeatOut(Struct):
@@ -83,10 +104,12 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
 class FailIn(Struct, forbid_unknown_fields=True):
     """The error of this attempt. With ``retry`` false it is the last attempt."""
 
-    error: Annotated[str, Meta(min_length=1)]
+    error: Annotated[Annotated[str, Meta(min_length=1)], says("one line, such as Type: message")]
     traceback: str = ""
     retry: bool = True
-    delay: Seconds | None = None
+    delay: Annotated[
+        Seconds | None, says("seconds until the job runs again, instead of its backoff")
+    ] = None
 
 
 class StoppedIn(Struct, forbid_unknown_fields=True):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
 
-from tidemill.server.http.schemas.types import Epoch, Name, Priority, Retries, Seconds
+from tidemill.server.http.schemas.jobs import PublishOptions
+from tidemill.server.http.schemas.types import says
 
 
-class PublishQuery(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PublishQuery(PublishOptions):
     """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
 
-    delay: Seconds | None = None
-    at: Epoch | None = None
-    priority: Priority | None = None
-    ttr: Seconds | None = None
-    expires: Seconds | None = None
-    retries: Retries | None = None
-    tags: list[Name] | None = None
-    mandatory: bool = False
+    mandatory: Annotated[
+        bool, says("refuse the message with 404 when no queue is bound to the topic")
+    ] = False
 
     def options(self) -> dict[str, Any]:
         """The options that are given, except ``mandatory``."""

@@ -13,6 +13,12 @@ from msgspec import Meta
 
 from tidemill.core.config import LATEST, MAX_SECONDS
 
+
+def says(text: str) -> Meta:
+    """The description of a field, where name and type do not suffice."""
+    return Meta(description=text)
+
+
 # -- texts ----------------------------------------------------------------------------------------
 
 NOT_BLANK = r"\S"
@@ -102,6 +108,7 @@ Retries = Annotated[float, Meta(ge=0, le=65_000, multiple_of=1)]
 Bound = Annotated[float, Meta(ge=0, le=2**31 - 1, multiple_of=1)]
 Positive = Annotated[float, Meta(ge=1, le=2**31 - 1, multiple_of=1)]
 
+MostReserved = Annotated[Thousand, Meta(description="the most jobs to reserve")]
 Conflict = Literal["keep", "reject", "replace", "merge"]
 Encoding = Literal["json", "base64"]
 OutEncoding = Literal["json", "base64", "repr", "hidden"]
@@ -111,3 +118,14 @@ StateName = Literal[
 
 LONGEST_POLL = 300.0
 """The longest long poll, in seconds."""
+
+FirstWait = Annotated[
+    float, Meta(ge=0, le=LONGEST_POLL, description="seconds to wait for the first job")
+]
+Order = Annotated[
+    Literal["strict", "fair", "merged"],
+    Meta(
+        description="strict: all jobs of the first queue before the second; fair: the queues take "
+        "turns; merged: by priority and age over all queues"
+    ),
+]
