@@ -170,7 +170,7 @@ def test_looks_for_large_wishes_come_before_the_look_for_all() -> None:
         waiters.looked(new)
 
         def round_of(looks: int) -> list[tuple[int, int, bool]]:
-            wants = [waiters.want(Mode.MERGED, JobKinds(), -1)[0] for _ in range(looks)]
+            wants = [waiters.want(Mode.MERGED, JobKinds())[0] for _ in range(looks)]
             return [(want.count, len(want.queues), want.sleep) for want in wants]
 
         for _ in range(2):
@@ -312,16 +312,16 @@ def test_a_client_gets_no_job_from_another_look_before_its_own() -> None:
         other = Waiter(("a", "b"), 1, Mode.MERGED, loop.create_future())
         waiters.add(mine)
         waiters.add(other)
-        want, first = waiters.want(Mode.MERGED, JobKinds(), -1)
+        want, first = waiters.want(Mode.MERGED, JobKinds())
         assert (want.count, first) == (1, [mine])
         lease = Lease(1, 1, 0, 0, 1, 0.0, 0.0, 0.0, b"")
         assert waiters.hand_out(ReservedJob(lease, Envelope(id="1", queue="a"))) is mine
         assert waiters.hand_out(ReservedJob(lease, Envelope(id="2", queue="a"))) is None
         # once it has looked, it gets what comes
-        while not (first := waiters.want(Mode.MERGED, JobKinds(), -1)[1]):
+        while not (first := waiters.want(Mode.MERGED, JobKinds())[1]):
             pass
         waiters.looked(first)
-        assert waiters.want(Mode.MERGED, JobKinds(), -1)[0].count == 1
+        assert waiters.want(Mode.MERGED, JobKinds())[0].count == 1
         assert waiters.hand_out(ReservedJob(lease, Envelope(id="3", queue="a"))) is other
         assert not waiters
 
@@ -340,7 +340,7 @@ def test_new_clients_do_not_starve_waiting_clients() -> None:
         wants = []
         for _ in range(4):
             waiter("a")
-            wants.append(waiters.want(Mode.MERGED, JobKinds(), -1))
+            wants.append(waiters.want(Mode.MERGED, JobKinds()))
         assert [want.queues for want, _ in wants] == [("a",), ("b",), ("a",), ("b",)]
         assert [len(first) for _, first in wants] == [1, 0, 3, 0]
 
