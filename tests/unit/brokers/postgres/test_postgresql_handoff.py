@@ -96,6 +96,7 @@ def states(broker: PostgresBroker, *ids: str) -> list[State | None]:
 READY, RUNNING, SUCCEEDED = State.READY, State.RUNNING, State.SUCCEEDED
 
 
+@pytest.mark.everyday
 def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
     broker: PostgresBroker, count: Callable[[], int]
 ) -> None:
