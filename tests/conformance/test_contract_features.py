@@ -11,7 +11,7 @@ from tidemill.brokers.contract.features import Feature, need
 from tidemill.core.errors import FeatureMissing
 
 F = Feature
-EVERYTHING = frozenset(Feature) - {F.DRAIN}
+EVERYTHING = frozenset(Feature)
 DJANGO = EVERYTHING - {F.BACKUP, F.NAMED, F.REMOTE_OWNERS}
 FEATURES = {
     "memory": EVERYTHING - {F.DURABLE, F.PROCESSES, F.TRANSACTIONS, F.BACKUP},
@@ -22,7 +22,7 @@ FEATURES = {
     "django+postgresql": DJANGO,
     "django+mariadb": DJANGO,
     "http": EVERYTHING - {F.TRANSACTIONS, F.REMOTE_OWNERS, F.NAMED},
-    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED, F.DRAIN}),
+    "rabbitmq": frozenset({F.DURABLE, F.PROCESSES, F.DELAY, F.PRIORITY, F.FAILED}),
 }
 
 

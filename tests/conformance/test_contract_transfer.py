@@ -250,7 +250,6 @@ def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move
         lambda: broker.put([job()]),
         lambda: broker.kick([ready.id]),
         lambda: broker.cancel([ready.id]),
-        lambda: broker.delete([ready.id]),
         lambda: broker.purge("default"),
         lambda: broker.purge_kept("default", "p1"),
         lambda: broker.restore([ready.id], "p1"),
@@ -266,6 +265,11 @@ def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move
     assert worker.settle(lease, Outcome.RETRY, error="x", delay=0.0)
     assert state(broker, held.id) is State.READY
     assert state(broker, ready.id) is State.READY
+    # what has moved by a put is deleted, until the seal
+    assert broker.delete([soon.id]) == [True]
+    broker.depart(ELSEWHERE, seal=True)
+    with pytest.raises(StoreMoved, match=ELSEWHERE):
+        broker.delete([ready.id])
     # and when it is called off all goes on
     broker.stay()
     assert len(worker.take_ids(5)) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from tidemill.cli.console import print_json
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
-from tidemill.transfer.to_carrier import listed
+from tidemill.transfer.to_rabbitmq import listed
 
 _SHOWN = 10
 
@@ -24,14 +23,8 @@ _SHOWN = 10
 @click.argument("target", metavar="TO")
 @click.option("--cancel", "off", is_flag=True, help="Cancel a move that has copied nothing yet.")
 @click.option("--leave", is_flag=True, help="Leave jobs behind that TO cannot store.")
-@click.option(
-    "-Q",
-    "--queues",
-    default="",
-    help="Comma-separated queues of an amqp:// store that may not be listed there any more.",
-)
 @json_option
-def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json: bool) -> None:
+def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> None:
     """Move all jobs of the store FROM into the store TO.
 
     FROM and TO are broker URLs. FROM closes at once: puts there fail with an error that names TO,
@@ -39,14 +32,12 @@ def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json:
     move, with state, due time, priority, order, key, attempts and headers. If the command is
     killed, the same command continues. FROM keeps its copy and stays closed.
 
-    If TO only carries jobs (amqp://), it gets the ready and scheduled jobs in their order, and the
-    failed jobs, with attempts, last error, priority and remaining delay. Other finished jobs stay.
-    The move is refused for jobs with keys, limits or parents, for schedules, and for queues that
-    are paused or bounded; with --leave they stay in FROM.
+    RabbitMQ (amqp://) as TO gets the ready and scheduled jobs in their order, with priority and due
+    time. FROM deletes each page that RabbitMQ has, so a killed move may put a page twice. Finished
+    jobs stay. The move is refused for jobs with keys, limits or parents, for schedules, and for
+    queues that are paused or bounded; with --leave they stay in FROM.
 
-    If FROM only carries jobs, it is emptied and cannot be closed: first stop its workers, and have
-    producers use TO. Jobs that workers hold stay with them. The command lists the jobs that it
-    left; run it again to move them. It exits with 1 if a queue did not answer.
+    Jobs cannot move out of RabbitMQ: let its workers empty it, and put new jobs into TO.
 
     Start the workers of TO after the move. If they run during the move, newer jobs may run before
     older jobs.
@@ -74,11 +65,8 @@ def move(source: str, target: str, off: bool, leave: bool, queues: str, as_json:
                         total, done = moved.total or None, moved.done
                         bar.update(shown, description="moving", total=total, completed=done)
 
-                named = [name for name in queues.split(",") if name]
-                moved = move_all(here, there, tell, leave=leave, queues=named)
+                moved = move_all(here, there, tell, leave=leave)
             _report(moved, here.url, there.url, as_json)
-            if moved.unanswered:
-                sys.exit(1)
         finally:
             there.close()
 
@@ -87,8 +75,7 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if as_json:
         print_json(_document(moved, source, where))
         return
-    everything = moved.done + moved.schedules + moved.repeated + moved.remaining
-    if moved.total and not everything:
+    if moved.total and not (moved.done + moved.schedules):
         click.echo(f"all of {source} has already moved to {where}")
         return
     what = f"{moved.gone} jobs" + (f" and {moved.schedules} schedules" if moved.schedules else "")
@@ -106,18 +93,11 @@ def _document(moved: Moved, source: str, where: str) -> dict[str, Any]:
         "stayed": moved.stayed,
         "stayed_schedules": moved.stayed_schedules,
         "left": moved.left,
-        "repeated": moved.repeated,
-        "strange": moved.strange,
-        "remaining": moved.remaining,
-        "consumers": moved.consumers,
-        "unanswered": moved.unanswered,
     }
 
 
 def _left(moved: Moved, source: str) -> Iterator[str]:
     """The lines of output about the jobs that did not move."""
-    if moved.repeated:
-        yield f"{moved.repeated:,} jobs were in TO already, or arrived twice"
     if moved.left:
         yield f"left behind in {source}: {', '.join(listed(moved.left))}"
     if moved.stayed_schedules:
@@ -126,19 +106,6 @@ def _left(moved: Moved, source: str) -> Iterator[str]:
     if moved.stayed:
         names = _some(moved.stayed)
         yield f"{len(moved.stayed)} jobs stayed, because TO has their id or key: {names}"
-    if moved.strange:
-        yield f"{len(moved.strange)} messages stayed, as they are no jobs: {_some(moved.strange)}"
-    if moved.unanswered:
-        names = _some(moved.unanswered)
-        yield f"queues of {source} did not answer, so their jobs stayed: {names}; repair the"
-        yield "queues, and run the command again"
-    if moved.remaining:
-        yield f"{moved.remaining:,} jobs came to {source} meanwhile: run the command again"
-    if moved.consumers:
-        yield (
-            f"{moved.consumers} consumers still take jobs of {source} and hold some: "
-            "stop those workers, and run the command again"
-        )
 
 
 def _some(names: list[str]) -> str:

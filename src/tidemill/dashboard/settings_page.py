@@ -34,7 +34,6 @@ MEANING = {
     Feature.BACKUP: "a copy of the store while in use",
     Feature.FLOWS: "chains, groups and flows",
     Feature.MOVE: "jobs can move to another store",
-    Feature.DRAIN: "jobs can be taken out into a store",
     Feature.SCHEDULES: "jobs at planned times",
     Feature.LIMITS: "rates, windows, concurrency, breakers",
     Feature.NAMED: "a job can be taken by its id",

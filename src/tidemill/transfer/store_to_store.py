@@ -5,13 +5,13 @@ Then the source is sealed, so that nothing in it changes, and copied page by pag
 each page together with the cursor in one commit. After a kill, the next call continues at the
 stored cursor, and no job moves twice. The source keeps its copy and stays closed.
 
-See :mod:`.to_carrier` for moves into a message broker, and :mod:`.from_carrier` for moves out.
+See :mod:`.to_rabbitmq` for moves into a store that cannot adopt jobs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
@@ -21,12 +21,11 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.generic.topics import bind, bindings
 from tidemill.core.crash_points import point
-from tidemill.core.errors import InvalidOption, StoreMoved
+from tidemill.core.errors import FeatureMissing, InvalidOption, StoreMoved
 from tidemill.core.job import Record, State
-from tidemill.transfer.from_carrier import empty_carrier
 from tidemill.transfer.history import copy_history
 from tidemill.transfer.progress import Moved
-from tidemill.transfer.to_carrier import check_fits, fill_carrier
+from tidemill.transfer.to_rabbitmq import check_fits, put_all
 
 PAGE = 500
 """The most jobs that move in one commit."""
@@ -52,27 +51,19 @@ def move(
     tell: Callable[[Moved], None] = lambda _: None,
     *,
     leave: bool = False,
-    queues: Collection[str] = (),
 ) -> Moved:
     """Move everything, or continue an earlier call; ``tell`` receives the progress.
 
-    A message broker as the target gets ready, scheduled and failed jobs. Other jobs are refused
-    before anything moves, or stay behind with ``leave``. A message broker as the source gives all
-    its jobs. ``queues`` may name further queues, which the message broker does not list.
+    RabbitMQ as the target gets ready and scheduled jobs. Jobs that it cannot hold are refused
+    before anything moves, or stay behind with ``leave``.
 
     Raises:
         FeatureMissing, InvalidOption: a move between this source and this target is impossible.
         StoreMoved: the source already moves to another target, or the target moves itself.
     """
     _check(source, target)
-    if Feature.DRAIN in source.features:
-        progress = Moved()
-        empty_carrier(source, target, progress, tell, queues)
-        return progress
-    need(source, Feature.MOVE, "move")
-    if Feature.DRAIN in target.features:
-        return _move_to_carrier(source, target, tell, leave)
-    need(target, Feature.MOVE, "move")
+    if Feature.MOVE not in target.features:
+        return _move_by_puts(source, target, tell, leave)
     if _has_schedules(source):
         need(target, Feature.SCHEDULES, "a schedule")
     if Feature.LIMITS in source.features and with_limits(source, "limits").limits():
@@ -92,7 +83,12 @@ def move(
 
 
 def _check(source: Store, target: Store) -> None:
-    """Refuse a target that is unfit for this source."""
+    """Refuse a source that cannot move, or a target that is unfit for this source."""
+    if Feature.MOVE not in source.features:
+        raise FeatureMissing(
+            f"the jobs of {source.url} cannot move: let its workers empty it, and put new jobs "
+            f"into {target.url}"
+        )
     if source.identity == target.identity:
         raise InvalidOption(f"both urls name the same store, {source.url}")
     where = target.info().get("moves_to")
@@ -100,22 +96,21 @@ def _check(source: Store, target: Store) -> None:
         raise StoreMoved(f"{target.url} moves to {where} itself, and runs nothing; use that url")
 
 
-def _move_to_carrier(
+def _move_by_puts(
     source: Store, target: Store, tell: Callable[[Moved], None], leave: bool
 ) -> Moved:
+    progress = Moved()
     if not leave:
         check_fits(source, target)
     source.depart(target.url)
-    progress = Moved()
     _await_running(source, progress, tell)
-    departure = source.depart(target.url, seal=True)
-    if not leave and not target.adopted(departure.mark):
+    if not leave:
         try:
             check_fits(source, target)
         except InvalidOption:  # a job that the target cannot hold came after the first check
             source.stay()
             raise
-    fill_carrier(source, target, departure, progress, tell)
+    put_all(source, target, progress, tell)
     return progress
 
 
@@ -123,14 +118,12 @@ def cancel_move(source: Store, target: Store) -> None:
     """Let the source accept and lease jobs again, if the target has none of its jobs yet.
 
     Raises:
-        InvalidOption: the target has jobs of the source, so the move must be finished. Or the
-            source is a message broker, which a move does not close.
+        InvalidOption: the target has jobs of the source, so the move must be finished. A move into
+            RabbitMQ can always be cancelled: the jobs that have moved stay there.
     """
-    if Feature.DRAIN in source.features:
-        raise InvalidOption(f"a move from {source.url} closes nothing, so --cancel has no effect")
     need(source, Feature.MOVE, "move")
     departure = source.depart(target.url)
-    if target.adopted(departure.mark):
+    if Feature.MOVE in target.features and target.adopted(departure.mark):
         raise InvalidOption(
             f"jobs of {source.url} are in {target.url} already and may have run there; "
             "finish the move by giving the command again without --cancel"

@@ -57,7 +57,10 @@ class Admin(Protocol):
         ...
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        """Forget jobs in any state; a running job loses its lease."""
+        """Forget jobs in any state; a running job loses its lease.
+
+        A departed store still deletes, until it is sealed: a move by puts deletes what has moved.
+        """
         ...
 
     def alter(

@@ -30,7 +30,6 @@ class Feature(enum.StrEnum):
     BACKUP = "backup"
     FLOWS = "flows"  # jobs that wait for other jobs: chains, groups, callbacks
     MOVE = "move"  # all jobs can move to another store, or arrive from another store
-    DRAIN = "drain"  # a message broker, whose jobs can be moved into a store
     SCHEDULES = "schedules"  # schedules, each of which fires exactly once for each due time
     LIMITS = "limits"  # rates, windows, concurrency and breakers, of queues and of keys
     NAMED = "named"  # a job can be leased by its id; the first jobs of a state can be listed

@@ -33,8 +33,9 @@ class Transfer(Protocol):
     def depart(self, where: str, *, seal: bool = False) -> Departure:
         """Stop accepting, leasing and changing jobs, since all jobs move to ``where``.
 
-        Running jobs still end, and workers get the command ``quiet``. ``seal`` also stops timers
-        and pruning. A second call returns the ``Departure`` of the first call.
+        Running jobs still end, and workers get the command ``quiet``. ``delete`` works until the
+        seal. ``seal`` also stops timers and pruning. A second call returns the ``Departure`` of the
+        first call.
 
         Raises:
             StoreMoved: the store is on its way to another target.

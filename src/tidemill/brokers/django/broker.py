@@ -76,7 +76,6 @@ class DjangoBroker(
 
     features = frozenset(Feature) - {
         Feature.BACKUP,
-        Feature.DRAIN,
         Feature.NAMED,
         Feature.REMOTE_OWNERS,
     }

@@ -112,7 +112,7 @@ class AdminCalls(ServerCalls):
         return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, force=force))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        done = self._each(job_ids, lambda one, i: rules.delete(one.jobs, i))
+        done = self._each(job_ids, lambda one, i: rules.delete(one.jobs, i), deletes=True)
         self._ring(owners=True, waiters=True)
         return done
 
@@ -123,12 +123,18 @@ class AdminCalls(ServerCalls):
         self._ring(owners=any(done), waiters=True)
         return done
 
-    def _each(self, job_ids: Iterable[str], act: Callable[[Transaction, str], bool]) -> list[bool]:
+    def _each(
+        self,
+        job_ids: Iterable[str],
+        act: Callable[[Transaction, str], bool],
+        *,
+        deletes: bool = False,
+    ) -> list[bool]:
         """Act on jobs in pieces, each in one transaction."""
         self._check_open()
 
         def work(ids: Sequence[str], transaction: Transaction) -> list[bool]:
-            transaction.jobs.check_here()
+            transaction.jobs.check_here(deletes=deletes)
             transaction.jobs.need_ids_and_beside(ids)
             return [act(transaction, job_id) for job_id in ids]
 

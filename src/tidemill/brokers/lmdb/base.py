@@ -14,7 +14,7 @@ from tidemill.brokers.lmdb.inspect import Inspection
 from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.store import Store, close_store
 from tidemill.brokers.lmdb.store_clock import StoreTime
-from tidemill.brokers.lmdb.transfer import check_here
+from tidemill.brokers.lmdb.transfer import check_here, is_sealed
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.workflows import FALL_MOST, flow
@@ -89,13 +89,17 @@ class StoreCalls:
             log_lost(lost)
         return value
 
-    def _act(self, apply: Callable[[Transitions], T], /) -> T:
-        """Commit, then count down all dependents; refuse while the jobs move to another store."""
+    def _act(self, apply: Callable[[Transitions], T], /, *, deletes: bool = False) -> T:
+        """Commit, then count down all dependents; refuse while the jobs move to another store.
+
+        Deletes are refused only in a sealed store.
+        """
         last: list[Transitions] = []
 
         def here(commit: Transitions) -> T:
             last[:] = [commit]
-            check_here(commit)
+            if not deletes or is_sealed(commit):
+                check_here(commit)
             return apply(commit)
 
         def go_on(commit: Transitions) -> None:

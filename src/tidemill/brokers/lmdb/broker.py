@@ -59,7 +59,7 @@ class LmdbBroker(
 ):
     """A broker in an LMDB environment."""
 
-    features = frozenset(Feature) - {Feature.DRAIN}
+    features = frozenset(Feature)
 
     @classmethod
     def around(cls, env: lmdb.Environment, prefix: str = PREFIX) -> LmdbBroker:

@@ -81,7 +81,7 @@ class AdminCalls(StoreCalls):
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)
-        return self._act(lambda commit: admin.delete(commit, ids))
+        return self._act(lambda commit: admin.delete(commit, ids), deletes=True)
 
     def alter(
         self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None

@@ -207,7 +207,7 @@ class Admin(Part):
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         with self._lock:
-            self._jobs.check_here()
+            self._jobs.check_here(deletes=True)
             deleted = [delete(self._jobs, i) for i in job_ids]
             self._wake_all()
             return deleted

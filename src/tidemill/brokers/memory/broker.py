@@ -47,7 +47,6 @@ class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Tr
 
     boards = ""
     features = frozenset(Feature) - {
-        Feature.DRAIN,
         Feature.DURABLE,
         Feature.PROCESSES,
         Feature.TRANSACTIONS,

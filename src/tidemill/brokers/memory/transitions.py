@@ -130,9 +130,9 @@ class Jobs:
         self.seq += 1
         return self.seq
 
-    def check_here(self) -> None:
-        """Refuse to change a store whose jobs move to another store."""
-        if self.departure is not None:
+    def check_here(self, *, deletes: bool = False) -> None:
+        """Refuse to change a departed store; deletes are refused only in a sealed store."""
+        if self.departure is not None and not (deletes and not self.departure.sealed):
             raise store_moved(self.departure)
 
     @property

@@ -62,7 +62,7 @@ class PostgresBroker(
 ):
     """A broker in a PostgreSQL database."""
 
-    features = frozenset(Feature) - {Feature.BACKUP, Feature.DRAIN}
+    features = frozenset(Feature) - {Feature.BACKUP}
 
     @property
     def identity(self) -> str:

@@ -16,11 +16,7 @@ from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.base import FAREWELL, text_of
-from tidemill.brokers.rabbitmq.calls import (
-    AdminCalls,
-    InspectionCalls,
-    TransferCalls,
-)
+from tidemill.brokers.rabbitmq.calls import AdminCalls, InspectionCalls
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
@@ -35,10 +31,7 @@ _TICK = 3600.0
 
 
 _FEATURES = frozenset(
-    {
-        *(Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED),
-        Feature.DRAIN,
-    }
+    (Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED)
 )
 
 
@@ -47,7 +40,7 @@ def open_url(url: Url) -> RabbitBroker:
     return RabbitBroker(check_url(url))
 
 
-class RabbitBroker(InspectionCalls, AdminCalls, TransferCalls):
+class RabbitBroker(InspectionCalls, AdminCalls):
     """A broker on a RabbitMQ server."""
 
     features = _FEATURES

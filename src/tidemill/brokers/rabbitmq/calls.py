@@ -1,24 +1,19 @@
-"""The calls outside the core: inspection, administration and transfer."""
+"""The calls outside the core: inspection and administration."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from tidemill.brokers.contract.carried_jobs import CarriedJobs
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.policies import ServerPolicies
-from tidemill.brokers.contract.schedules import Schedule
-from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.base import ServerCalls, text_of
 from tidemill.brokers.rabbitmq.inspect import describe
 from tidemill.brokers.rabbitmq.policies import examine
-from tidemill.brokers.rabbitmq.transfer import TransferOut
-from tidemill.brokers.rabbitmq.transfer_in import arrivals, cursor_message, read_cursor
-from tidemill.brokers.rabbitmq.unsupported import check_job, refuse
-from tidemill.core.job import Record, State
+from tidemill.brokers.rabbitmq.unsupported import refuse
+from tidemill.core.job import State
 from tidemill.core.owner import Command, Owner
 
 
@@ -99,37 +94,3 @@ class AdminCalls(ServerCalls):
 
     def command(self, owner_id: str, command: Command) -> bool:
         return False
-
-
-class TransferCalls(ServerCalls):
-    """Calls that move jobs to another store: see :mod:`~tidemill.brokers.contract.transfer`."""
-
-    def adopt(
-        self,
-        departure: Departure,
-        records: Sequence[Record],
-        cursor: str,
-        schedules: Sequence[Schedule] = (),
-    ) -> list[bool]:
-        """Adopt jobs of a store, then store the cursor. After a kill only this page is repeated."""
-        self._check_open()
-        if schedules:
-            refuse("a schedule", Feature.SCHEDULES)
-        for record in records:
-            check_job(record.envelope)
-        items = arrivals(self._writer, records)
-        self._make_known([record.envelope.queue for record in records])
-        self._publish(items)
-        if cursor:
-            self._publish([cursor_message(self._settings.prefix, departure.mark, cursor)])
-        return [True] * len(records)
-
-    def adopted(self, mark: str) -> str:
-        self._check_open()
-        return read_cursor(self._settings, mark)
-
-    def contents(self, queues: Collection[str]) -> CarriedJobs:
-        """All jobs on the server, of the announced queues and of ``queues``."""
-        self._check_open()
-        known = [*self._all_queues(), *queues]
-        return TransferOut(self._settings, self._names, known, self._writer, self._publish)

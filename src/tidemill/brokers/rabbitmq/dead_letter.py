@@ -149,8 +149,7 @@ class DeadLetters:
         with short_connection(self._settings) as server:
             seen = server.walk(self._writer.failed, SHOWN_MOST)
             records = [
-                _record(self._writer, properties, body).for_list()
-                for _, properties, body, _ in seen
+                _record(self._writer, properties, body).for_list() for _, properties, body in seen
             ]
         return records[::-1]
 
@@ -193,7 +192,7 @@ class DeadLetters:
         for look in list(self._looks.values()):
             look.gone |= left
         with short_connection(self._settings) as server:
-            for tag, properties, body, _ in server.walk(self._writer.failed):
+            for tag, properties, body in server.walk(self._writer.failed):
                 job_id = _record(self._writer, properties, body).envelope.id
                 made = instead(properties, body) if job_id in left else None
                 if made is None:

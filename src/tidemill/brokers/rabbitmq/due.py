@@ -86,17 +86,6 @@ class DelayQueues:
             for digit in range(_TOP if level == LEVELS - 1 else DIGITS - 1, 0, -1)
         ]
 
-    def left(self, place: Place, key: str) -> tuple[float, float]:
-        """The least and the most seconds that a message with this key, in this queue, still waits.
-
-        Raises:
-            ValueError: the routing key lacks digits of the lower levels.
-        """
-        level, digit = map(int, place.name.rsplit(".", 2)[1:])
-        below = map(int, key.split(".", LEVELS)[LEVELS - level : LEVELS])
-        least = sum(d * _seconds(n) for d, n in zip(below, range(level - 1, -1, -1), strict=True))
-        return least, least + digit * _seconds(level)
-
     def _queue(self, level: int, digit: int) -> Place:
         milliseconds = round(digit * _seconds(level) * 1000)
         arguments: dict[str, Any] = {

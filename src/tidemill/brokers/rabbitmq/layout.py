@@ -6,7 +6,6 @@
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
     PREFIX.failed                  jobs that failed for good, for a human
     PREFIX.queues                  a stream: the names of all queues that were ever used
-    PREFIX.moved.MARK              the progress of a store that moves here (:mod:`.transfer_in`)
     PREFIX.delay.LEVEL.DIGIT       delayed jobs, if the server keeps time (:mod:`.due`)
     PREFIX.delay.LEVEL, PREFIX.due exchanges between the delay queues
     PREFIX.timer.LEVEL             delayed jobs, if workers keep time (:mod:`.timer_queues`)

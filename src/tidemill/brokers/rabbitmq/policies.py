@@ -120,7 +120,6 @@ _DROPS_OLDEST = "drops the oldest jobs without a trace"
 _FORGETS = "forgets failed jobs early"
 _HURRIES = "lets delayed jobs run early"
 _FAILS = "makes delayed jobs fail"
-_FORGETS_MOVE = "forgets how far a move came"
 
 
 def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str, str]]:
@@ -147,8 +146,6 @@ def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str
             yield "message-ttl", _HURRIES
     elif kind in ("timer", "timers"):
         yield from ((key, _FAILS) for key in _TAKES_OUT if key in policy)
-    elif kind == "moved":
-        yield from ((key, _FORGETS_MOVE) for key in _TAKES_OUT if key in policy)
 
 
 def _harm_to_jobs(

@@ -90,11 +90,6 @@ class TimerQueues:
         properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=f"timer {level}"))
         return Outgoing("", home.name, properties, level.encode(), home)
 
-    def level(self, name: str) -> int | None:
-        """The level of the queue with this name; None when it is no timer queue."""
-        start, _, number = name.rpartition(".")
-        return int(number) if start == f"{self._prefix}.timer" else None
-
 
 def level_of(seconds: float) -> int:
     """The level for a delay."""

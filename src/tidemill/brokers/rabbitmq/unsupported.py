@@ -30,19 +30,6 @@ def check_job(job: Envelope) -> None:
         refuse("a chain, a group, a flow or a hook", Feature.FLOWS)
 
 
-def unfit(job: Envelope) -> str:
-    """The reason why the server cannot carry a job of a store; empty when the server can."""
-    if job.links is not None:
-        return "that wait for other jobs or that other jobs wait for"
-    if job.key:
-        return "with a key"
-    if job.limit is not None:
-        return "with a limit"
-    if "*" in job.queue or "#" in job.queue:
-        return "of a queue with * or # in its name"
-    return ""
-
-
 class Lacking:
     """The refused calls."""
 
@@ -97,4 +84,16 @@ class Lacking:
         refuse("move", Feature.MOVE)
 
     def stay(self) -> None:
+        refuse("move", Feature.MOVE)
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        refuse("move", Feature.MOVE)
+
+    def adopted(self, mark: str) -> str:
         refuse("move", Feature.MOVE)

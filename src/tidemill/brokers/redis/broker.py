@@ -63,7 +63,7 @@ class RedisBroker(
 ):
     """A broker on a Redis server."""
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP, Feature.DRAIN}
+    features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
 
     @property
     def identity(self) -> str:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from harness import SLACK, eventually
 from rabbitmq_desk import (
     LiveOwner,
     Runner,
-    away,
     held,
     ids_of,
     job,
     open_rabbit,
     put_until,
-    suspended,
 )
 from servers import Proxy, RabbitMQ
 
-from tidemill.brokers.rabbitmq import RabbitBroker, transfer
-from tidemill.brokers.rabbitmq.amqp import short_connection
-from tidemill.brokers.registry import open_broker
+from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome
-from tidemill.transfer.store_to_store import move
 
 Open = Callable[..., RabbitBroker]
 
@@ -317,28 +310,3 @@ def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(
         broker.close()
     finally:
         server.close()
-
-
-def test_a_move_names_the_queues_that_do_not_answer(
-    server: RabbitMQ,
-    open_one: Open,
-    prefix: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # law 1: all three are counted as empty, or as none
-    monkeypatch.setattr(transfer, "_PAUSE", 0.1)
-    broker = open_one()
-    queues = ("deaf", "stopped", "down")
-    broker.put([job(queue) for queue in (*queues, "fine")])
-    deaf, stopped, down = names = [f"{prefix}.tasks.normal.{queue}" for queue in queues]
-    ra = f'{{list_to_atom("%2F_{stopped}"), node()}}'
-    with contextlib.closing(open_broker(f"lmdb://{tmp_path}/target")) as target:
-        server.eval(f"ra:stop_server(quorum_queues, {ra})")
-        with monkeypatch.context() as patch, suspended(server, deaf), away(server, down):
-            patch.setattr(short_connection, "ANSWER_WITHIN", 5.0)
-            moved = move(broker, target)
-        assert (moved.gone, moved.unanswered) == (1, sorted(names))
-        server.eval(f"ra:restart_server(quorum_queues, {ra})")
-        moved = move(broker, target)
-        assert (moved.gone, moved.unanswered) == (3, [])

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rabbitmq_desk import LiveOwner, ids_of, job, message, open_rabbit
 from servers import Proxy, rabbitmq_url
 
-from tidemill.brokers.contract.carried_jobs import carried_jobs
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, timekeeper
 from tidemill.brokers.rabbitmq.policies import of_delays, of_version
@@ -289,24 +288,7 @@ def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
     assert min(lateness(LiveOwner(open_one()), due).values()) >= 0
 
 
-# -- moves and looks ------------------------------------------------------------------------------
-
-
-def test_a_move_takes_jobs_out_of_timer_queues_with_their_times(open_one: Open) -> None:
-    broker = open_one()
-    jobs = {delay: job(delay=delay) for delay in (60.0, 700.0, 400_000.0)}
-    before = time.time()
-    broker.put(list(jobs.values()))
-    after = time.time()
-    source = carried_jobs(broker)
-    assert source.remains().jobs == 3
-    records = {}
-    for taken in source.take():
-        records |= {record.envelope.id: record for record in taken.records}
-        taken.stored = [True] * len(taken.records)
-    for delay, moved in jobs.items():
-        assert records[moved.id].state is State.SCHEDULED
-        assert before - 1 < records[moved.id].due - delay < after + 1
+# -- looks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

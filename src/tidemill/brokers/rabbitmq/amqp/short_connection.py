@@ -38,7 +38,7 @@ _QUIET = 0.2
 """Seconds without a message that end a walk, after all counted messages came."""
 
 _SILENT = 2.0
-"""Seconds without a message that end a walk before, or after which it counts the rest anew."""
+"""Seconds without a message after which a walk counts the rest anew."""
 
 ANSWER_WITHIN = 10.0
 """Seconds within which a place must answer. A place that lost its log never answers.
@@ -68,12 +68,11 @@ class _Silence(AMQPHeartbeatTimeout):
 
 
 class Seen(NamedTuple):
-    """A taken message, with its routing key."""
+    """A taken message."""
 
     tag: int
     properties: pika.BasicProperties
     body: bytes
-    key: str = ""
 
 
 class ShortConnection:
@@ -89,7 +88,6 @@ class ShortConnection:
         self._hear: Any = connection.process_data_events  # pika's types allow only whole seconds
         self.channel: BlockingChannel = connection.channel()
         self._questions: BlockingChannel = connection.channel()
-        self._prefetch = 0
 
     def count(self, place: Place) -> tuple[int, int]:
         """The numbers of ready messages and of consumers of a place; zeros for a missing place."""
@@ -115,47 +113,39 @@ class ShortConnection:
             return 0
         return int(purged.method.message_count)
 
-    def take(self, place: Place, most: int) -> list[Seen]:
-        """The ready messages of a place in their order, ``most`` at most."""
-        return list(self.walk(place, most))
-
-    def walk(self, place: Place, most: int = TAKE_MOST, ahead: int = TAKE_MOST) -> Iterator[Seen]:
+    def walk(self, place: Place, most: int = TAKE_MOST) -> Iterator[Seen]:
         """The messages of a place in their order, as they come, ``most`` at most.
 
         We hold the messages until their acknowledgement or the end of the connection. Messages that
         are not acknowledged then go back to their positions, if no message is under way. The
         server's count may be out of date, so the walk also waits a short while for messages beyond
-        this count. The walk ends early when another reader holds the rest, and after ``_SILENT``
-        seconds when the caller may hold ``ahead`` messages. Otherwise, if messages are ready and
-        none comes for ``ANSWER_WITHIN`` seconds, the connection ends with ``Unanswered``.
-
-        The walk reads about as many messages as the caller asks for, and never holds more than
-        ``ahead`` unacknowledged messages. The server counts 0 messages in a place without a leader.
-        A walk with ``most=0`` shows whether such a place answers.
+        this count. The walk ends early when another reader holds the rest. If messages are ready
+        and none comes for ``ANSWER_WITHIN`` seconds, the connection ends with ``Unanswered``.
         """
         came: deque[Seen] = deque()
 
         def push(_: Any, method: Any, properties: Any, body: bytes) -> None:
-            came.append(Seen(method.delivery_tag, properties, body, method.routing_key))
+            came.append(Seen(method.delivery_tag, properties, body))
 
         there = self.look(place)
         if there is None:
             return
         counted = min(most, there[0])
-        self._prefetch = max(1, min(most, ahead))
-        self.channel.basic_qos(prefetch_count=self._prefetch)
+        self.channel.basic_qos(prefetch_count=most)
         with self._answer_of(place):
             tag = self.channel.basic_consume(place.name, push)
         for number in range(most):
             wait = _SILENT if number < counted else _QUIET
-            if not self._comes(place, came, wait, sure=number < counted and ahead >= most):
+            if not self._comes(place, came, wait, most, sure=number < counted):
                 break
             yield came.popleft()
         with self._answer_of(place):
             self.channel.basic_cancel(tag)
         yield from came  # we already hold these messages
 
-    def _comes(self, place: Place, came: deque[Seen], wait: float, *, sure: bool) -> bool:
+    def _comes(
+        self, place: Place, came: deque[Seen], wait: float, most: int, *, sure: bool
+    ) -> bool:
         """Wait for the next message of a walk. ``sure``: each ready message must come in time."""
         began = time.monotonic()
         while True:
@@ -168,7 +158,7 @@ class ShortConnection:
             # All messages that the server sent before this answer have arrived. A cancel would send
             # them back.
             with self._answer_of(place):
-                self.channel.basic_qos(prefetch_count=self._prefetch)
+                self.channel.basic_qos(prefetch_count=most)
             self._hear(0)
             if came or not ready:
                 return bool(came)

@@ -135,9 +135,9 @@ local function act_on_jobs(verb, first)
 end
 
 function Verbs.admin()
-  local again = cached_reply() or departure()
-  if again then return again end
   local verb, reply = ARGV[5], 0
+  local again = cached_reply() or ((verb ~= 'delete' or is_sealed()) and departure())
+  if again then return again end
   if verb == 'queue' then
     set_queue(ARGV[6], ARGV[7], ARGV[8])
   elseif verb == 'purge' then
