@@ -95,7 +95,7 @@ class History:
             before = sums.get(key)
             sums[key] = list(map(operator.add, before, row)) if before else row
         found = [TaskNumbers.of(key, row, period.seconds) for key, row in sums.items()]
-        return sorted((one for one in found if one.runs), key=lambda one: -one.runs)
+        return sorted(found, key=lambda one: -one.runs)
 
     def totals(self) -> list[TaskNumbers]:
         """How all runs ended since the history began, grouped by queue and task, sorted by name.
@@ -154,7 +154,7 @@ class History:
             if task in ("", name) and release in (None, of):
                 groups.setdefault((fingerprint, name), []).append((of, row))
         found = [_failure(*key, rows, period.span) for key, rows in groups.items()]
-        return sorted((one for one in found if one.count > 0), key=lambda one: -one.count)
+        return sorted(found, key=lambda one: -one.count)
 
     def deploys(self, since: Seconds = 90 * DAY) -> list[Deploy]:
         """The releases that workers have run for the first time, oldest first."""
@@ -225,7 +225,6 @@ def _failure(
         msgspec.msgpack.decode(row.sample, type=FailureSample) for _, row in rows if row.sample
     ]
     latest = max(samples, key=lambda sample: sample.time, default=FailureSample())
-    live = [(release, row) for release, row in rows if sum(row.counts) > 0]
     return FailureNumbers(
         fingerprint=fingerprint,
         task=task,
@@ -234,13 +233,13 @@ def _failure(
         place=latest.place,
         failed=_total(rows, FAILED),
         retried=_total(rows, RETRIED),
-        first=min((row.at for _, row in live), default=0),
-        last=latest.time or max((row.at + span for _, row in live), default=0),
-        releases=tuple(sorted({release for release, _ in live})),
+        first=min(row.at for _, row in rows),
+        last=latest.time or max(row.at + span for _, row in rows),
+        releases=tuple(sorted({release for release, _ in rows})),
         hosts=tuple(sorted({sample.host for sample in samples})),
         sample=latest,
     )
 
 
 def _total(rows: Iterable[tuple[str, HistoryRow]], place: int) -> int:
-    return max(0, sum(row.counts[place] for _, row in rows if len(row.counts) > place))
+    return sum(row.counts[place] for _, row in rows if len(row.counts) > place)

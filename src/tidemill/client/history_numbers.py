@@ -42,9 +42,8 @@ class Times(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, total: int, buckets: Sequence[int]) -> Times:
         """Make the times from the counts of the buckets and the sum in milliseconds."""
-        kept = tuple([max(0, count) for count in buckets])
-        parts = [percentile(kept, part) for part in (0.5, 0.95, 0.99)]
-        return cls(sum(kept), max(0, total) / 1000, kept, *parts)
+        parts = [percentile(buckets, part) for part in (0.5, 0.95, 0.99)]
+        return cls(sum(buckets), total / 1000, tuple(buckets), *parts)
 
     @property
     def mean(self) -> float | None:
@@ -88,11 +87,11 @@ class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
             queue=queue,
             task=task,
             release=release,
-            succeeded=max(0, row[SUCCEEDED]),
-            failed=max(0, row[FAILED]),
-            retried=max(0, row[RETRIED]),
-            cancelled=max(0, row[CANCELLED]),
-            given_back=max(0, row[GIVEN_BACK]),
+            succeeded=row[SUCCEEDED],
+            failed=row[FAILED],
+            retried=row[RETRIED],
+            cancelled=row[CANCELLED],
+            given_back=row[GIVEN_BACK],
             wait=Times.of(row[WAIT_SUM], row[WAITS]),
             run=Times.of(row[RUN_SUM], row[RUNS]),
             seconds=seconds,

@@ -1,9 +1,9 @@
 """Sums of verdicts for rows of history: by queue and task, and by failure.
 
 A worker process sums the verdicts of each frame, since it has decoded the envelopes. The supervisor
-sums only the verdicts that it makes itself, and the verdicts that the store refuses. The rows of
-this module have no period: the supervisor adds the period when it hands the rows in
-(:mod:`.history`).
+sums only the verdicts that it makes itself, and those of a frame of which the store has taken a
+part. The rows of this module have no period: the supervisor adds the period when it hands the rows
+in (:mod:`.history`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Counting:
     def __init__(self, worker: str = "") -> None:
         self._worker = worker
         self._tasks: dict[tuple[str, str], list[float]] = {}
-        self._failures: dict[str, tuple[list[int], FailureSample | bytes | None]] = {}
+        self._failures: dict[str, tuple[list[int], FailureSample | bytes]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._tasks or self._failures)
@@ -98,8 +98,8 @@ class Counting:
             row = self._tasks[queue, task] = [0] * WIDTH
         return row
 
-    def count(self, concluded: Iterable[Concluded], sign: int = 1) -> None:
-        """Add verdicts to the sums; ``sign`` -1 subtracts them."""
+    def count(self, concluded: Iterable[Concluded]) -> None:
+        """Add verdicts to the sums."""
         for verdict, lease, envelope in concluded:
             if lease is None:
                 continue
@@ -108,38 +108,38 @@ class Counting:
                     envelope = lease.open()
                 except Exception:  # the envelope is broken, so nobody knows its task
                     continue
-            self._count(verdict, lease.attempt, envelope, sign)
+            self._count(verdict, lease.attempt, envelope)
 
-    def _count(self, verdict: Verdict, attempt: int, envelope: Envelope, sign: int) -> None:
+    def _count(self, verdict: Verdict, attempt: int, envelope: Envelope) -> None:
         outcome = verdict.outcome
         if outcome in _UNCOUNTED and not verdict.started:
             return  # the job has not run
         row = self._row(envelope.queue, envelope.task)
         if outcome == _SUCCESS:
-            row[SUCCEEDED] += sign
+            row[SUCCEEDED] += 1
         elif outcome in _UNCOUNTED:
-            row[GIVEN_BACK] += sign
+            row[GIVEN_BACK] += 1
             return
         else:
-            self._count_failure(row, verdict, attempt, envelope, sign)
+            self._count_failure(row, verdict, attempt, envelope)
         started = verdict.started
-        _add_time(row, RUN_SUM, _FIRST_RUN, verdict.ended - started, sign)
+        _add_time(row, RUN_SUM, _FIRST_RUN, verdict.ended - started)
         if attempt == 1 and (envelope.links is None or not envelope.links.waits):
             since = max(envelope.created + envelope.delay, envelope.at)
-            _add_time(row, WAIT_SUM, _FIRST_WAIT, started - since, sign)
+            _add_time(row, WAIT_SUM, _FIRST_WAIT, started - since)
 
     def _count_failure(
-        self, row: list[float], verdict: Verdict, attempt: int, envelope: Envelope, sign: int
+        self, row: list[float], verdict: Verdict, attempt: int, envelope: Envelope
     ) -> None:
         """Count an attempt that did not succeed; also count its failure unless it was cancelled."""
         place = _PLACES[outcome_of(verdict, attempt, envelope.retries.max_attempts)]
-        row[place] += sign
+        row[place] += 1
         if place == CANCELLED:
             return
         failure = failure_of(verdict.error, verdict.traceback)
         name = join_name(failure.fingerprint, envelope.task)
-        counts, before = self._failures.get(name) or ([0, 0, 0], None)
-        counts[place] += sign
+        counts, _ = self._failures.get(name) or ([0, 0, 0], b"")
+        counts[place] += 1
         sample = FailureSample(
             error=failure.error,
             message=failure.message,
@@ -152,7 +152,7 @@ class Counting:
             host=_HOST,
             time=verdict.ended,
         )
-        self._failures[name] = counts, sample if sign > 0 else before
+        self._failures[name] = counts, sample
 
     def add(self, rows: Iterable[HistoryRow]) -> None:
         """Add the rows of a frame."""
@@ -165,7 +165,7 @@ class Counting:
                     new = list(map(operator.add, before, new))
                 self._tasks[queue, task] = new
             else:
-                known = self._failures.get(row.name) or ([0, 0, 0], None)
+                known = self._failures.get(row.name) or ([0, 0, 0], b"")
                 counts = list(map(operator.add, known[0], row.counts))
                 self._failures[row.name] = counts, row.sample or known[1]
 
@@ -175,17 +175,15 @@ class Counting:
         for key, sums in self._tasks.items():
             # Round the sum and not each time: the times of short runs would all be rounded to 0.
             sums[WAIT_SUM], sums[RUN_SUM] = round(sums[WAIT_SUM]), round(sums[RUN_SUM])
-            if any(sums):  # all counts are 0 when everything was taken back
-                rows.append(HistoryRow("task", join_name(*key), 0, 0, tuple(map(int, sums))))
+            rows.append(HistoryRow("task", join_name(*key), 0, 0, tuple(map(int, sums))))
         for name, (counts, kept) in self._failures.items():
-            sample = _encode(kept) if isinstance(kept, FailureSample) else kept or b""
-            if any(counts):
-                rows.append(HistoryRow("failure", name, 0, 0, tuple(counts), sample))
+            sample = _encode(kept) if isinstance(kept, FailureSample) else kept
+            rows.append(HistoryRow("failure", name, 0, 0, tuple(counts), sample))
         self._tasks, self._failures = {}, {}
         return rows
 
 
-def _add_time(row: list[float], place: int, first: int, seconds: float, sign: int) -> None:
+def _add_time(row: list[float], place: int, first: int, seconds: float) -> None:
     """Add a time to its sum and its bucket; a negative time, from a clock set back, counts as 0."""
-    row[place] += sign * max(0.0, seconds) * 1000
-    row[first + bucket_of(seconds)] += sign
+    row[place] += max(0.0, seconds) * 1000
+    row[first + bucket_of(seconds)] += 1

@@ -1,4 +1,4 @@
-"""The last step of a worker: it stores the verdicts of the jobs that ended last.
+"""The last steps of a worker: they store the verdicts of the jobs that ended last.
 
 A store that is away or full is asked again for ``LAST_STEP`` seconds. A call of a stalled store may
 never return. So the watchdog ends the process ``STALLED`` seconds after the shutdown timeout. The
@@ -33,6 +33,8 @@ def store_last(
         pause()
         exchange()
     if not pool.verdicts:
+        if pool.history.due_in < float("inf"):
+            exchange()  # the numbers of the last verdicts
         return True
     left = len(pool.verdicts)
     log.error("the store did not take the outcome of %d jobs: they may run again", left)

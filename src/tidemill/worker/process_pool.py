@@ -6,6 +6,7 @@ The supervisor fetches the verdicts and notes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import sys
@@ -132,7 +133,10 @@ class ProcessPool(ProcessStarter):
             taken.append(verdict)
             leases.append(lease)
         self.verdicts += taken
-        self.history.hear(taken, leases, up.history, whole=whole)
+        if whole:
+            self.history.hear(leases, up.history)
+        else:  # the sums of the frame are too high
+            self.history.conclude([*zip(taken, leases, itertools.repeat(None))])
         if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in up.verdicts):
             self.interrupted = True
 
@@ -167,7 +171,7 @@ class ProcessPool(ProcessStarter):
 
     def lose(self) -> None:
         """Drop all leases: other workers have these jobs, so the store refuses our verdicts."""
-        self.history.forget(self.verdicts)
+        self.history.forget()
         self.verdicts, self.notes = [], []
         self.dispatch.forget()
         for process in self.processes:

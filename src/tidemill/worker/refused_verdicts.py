@@ -10,7 +10,9 @@ So each verdict is handed in by itself, and a job whose verdict cannot be stored
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import msgspec
 
 from tidemill.brokers.contract.broker import SMALL_RESULT, Broker
 from tidemill.brokers.contract.exchange import Reply, Step
@@ -26,61 +28,63 @@ SAID_FOR = 60.0
 """Seconds between two log lines about a full store, which may have room and be full in turn."""
 
 
+class Settled(msgspec.Struct):
+    """What became of a refused step.
+
+    Attributes:
+        reply: the leases and commands of all replies. ``next_due`` is 0 when all verdicts and notes
+            are stored, and infinity when some must be offered again.
+        verdicts: the verdicts of the step, in order. A verdict that cannot be stored is replaced by
+            the failure in its place.
+        answers: the answers to these verdicts. None means that the verdict must be offered again.
+        notes: notes that must be offered again.
+    """
+
+    reply: Reply
+    verdicts: list[Verdict] = []
+    answers: list[bool | None] = []
+    notes: Sequence[Note] = ()
+
+    def put_off(self, verdicts: Sequence[Verdict]) -> None:
+        """Have the next step offer these verdicts again."""
+        self.verdicts += verdicts
+        self.answers += [None] * len(verdicts)
+        self.reply.next_due = float("inf")
+
+
 class RefusedVerdicts:
     """The refused steps of one owner."""
 
-    def __init__(
-        self,
-        owner: str,
-        settled: Callable[[list[Verdict]], None],
-        keep: Callable[[list[Verdict], list[Note]], None],
-        replaced: Callable[[Verdict, Verdict], None] = lambda verdict, stored: None,
-        lost: Callable[[list[Verdict]], None] = lambda verdicts: None,
-    ) -> None:
-        """``settled`` gets verdicts that need no further step; ``keep`` gets verdicts and notes to
-        offer again.
-
-        ``replaced`` gets a verdict that cannot be stored, and the failure stored in its place.
-        ``lost`` gets verdicts that changed nothing, since their leases were lost; then ``settled``
-        gets these verdicts, too.
-        """
+    def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._settled = settled
-        self._keep = keep
-        self._replaced = replaced
-        self._lost = lost
         self._full = False  # True when the latest log line says that the store has no room
         self._full_at = -SAID_FOR  # machine time of the last log line about a full store
         self._lost_at = -SAID_FOR  # machine time of the last log line about lost results
         self._refused_at = -SAID_FOR  # machine time of the last log line about another refusal
 
     def settle(
-        self, broker: Broker, verdicts: list[Verdict], notes: list[Note], error: Exception
-    ) -> Reply:
-        """Hand in the verdicts and notes of a step that was refused with ``error``.
-
-        The reply's ``next_due`` is 0 when all verdicts and notes are stored, and infinity when some
-        must be offered again.
-        """
-        reply = Reply(next_due=0.0 if verdicts or notes else float("inf"))
+        self, broker: Broker, verdicts: Sequence[Verdict], notes: Sequence[Note], error: Exception
+    ) -> Settled:
+        """Hand in the verdicts and notes of a step that was refused with ``error``."""
+        done = Settled(Reply(next_due=0.0 if verdicts or notes else float("inf")))
         if not isinstance(error, StoreFull) and clock.machine() - self._refused_at >= SAID_FOR:
             self._refused_at = clock.machine()
             log.error("the store refused a step: %s; its verdicts are handed in one by one", error)
         if notes:
-            self._store_notes(broker, notes, reply)
+            self._store_notes(broker, notes, done)
         if isinstance(error, StoreFull):
-            self._settle_in_parts(broker, verdicts, error, reply)
+            self._settle_in_parts(broker, verdicts, error, done)
         else:
-            self._settle_one_by_one(broker, verdicts, reply)
-        return reply
+            self._settle_one_by_one(broker, verdicts, done)
+        return done
 
-    def _store_notes(self, broker: Broker, notes: list[Note], reply: Reply) -> None:
+    def _store_notes(self, broker: Broker, notes: Sequence[Note], done: Settled) -> None:
         """Store the notes of running jobs by themselves, before any of these jobs is settled."""
         try:
-            self._hand_in(broker, Step(self._owner, notes=notes), reply)
+            self._hand_in(broker, Step(self._owner, notes=notes), done)
         except (BrokerUnavailable, StoreFull, OSError):
-            self._keep([], notes)
-            reply.next_due = float("inf")
+            done.notes = notes
+            done.put_off([])
         except Exception as error:
             log.error("progress and log lines of jobs cannot be stored, and are lost: %s", error)
 
@@ -99,23 +103,23 @@ class RefusedVerdicts:
     # -- a store without room -------------------------------------------------------------------
 
     def _settle_in_parts(
-        self, broker: Broker, verdicts: list[Verdict], error: StoreFull, reply: Reply
+        self, broker: Broker, verdicts: Sequence[Verdict], error: StoreFull, done: Settled
     ) -> None:
         self._drop_results(verdicts, error)
         left, size = verdicts, len(verdicts)
         while left and size:
             try:
-                self._exchange(broker, left[:size], reply)
+                self._exchange(broker, left[:size], done)
             except (BrokerUnavailable, OSError):
                 break
             except StoreFull:
                 size //= 2
                 continue
             except Exception:
-                self._settle_one_by_one(broker, left[:size], reply)
+                self._settle_one_by_one(broker, left[:size], done)
             left = left[size:]
         if left or not verdicts:
-            self._put_off(left, reply)
+            done.put_off(left)
             self.say_full(error)
 
     def _drop_results(self, verdicts: Sequence[Verdict], error: StoreFull) -> None:
@@ -128,45 +132,33 @@ class RefusedVerdicts:
 
     # -- one by one -----------------------------------------------------------------------------
 
-    def _settle_one_by_one(self, broker: Broker, verdicts: Sequence[Verdict], reply: Reply) -> None:
+    def _settle_one_by_one(
+        self, broker: Broker, verdicts: Sequence[Verdict], done: Settled
+    ) -> None:
         for verdict in verdicts:
             try:
-                self._exchange(broker, [verdict], reply)
+                self._exchange(broker, [verdict], done)
             except (BrokerUnavailable, StoreFull, OSError):
-                self._put_off([verdict], reply)
+                done.put_off([verdict])
             except Exception as error:
-                self._fail(broker, verdict, error, reply)
+                self._fail(broker, verdict, error, done)
 
-    def _fail(self, broker: Broker, verdict: Verdict, error: Exception, reply: Reply) -> None:
+    def _fail(self, broker: Broker, verdict: Verdict, error: Exception, done: Settled) -> None:
         reason = storable(f"the outcome of the job could not be stored: {error}")[:2000]
         log.error("a verdict cannot be stored; its job fails", exc_info=error)
         failure = Verdict(verdict.token, Outcome.FAIL, error=reason)
         try:
-            settled = self._hand_in(broker, Step(self._owner, [failure]), reply)
+            self._exchange(broker, [failure], done)
         except (TidemillError, OSError):
-            self._put_off([verdict], reply)
-            return
-        if settled[0]:
-            self._replaced(verdict, failure)
-        self._answered([verdict], settled)
+            done.put_off([verdict])
 
-    def _exchange(self, broker: Broker, verdicts: list[Verdict], reply: Reply) -> None:
-        settled = self._hand_in(broker, Step(self._owner, verdicts), reply)
-        self._answered(verdicts, settled)
-
-    def _answered(self, verdicts: list[Verdict], settled: Sequence[bool]) -> None:
-        lost = [verdict for verdict, ok in zip(verdicts, settled, strict=True) if not ok]
-        if lost:
-            self._lost(lost)
-        self._settled(verdicts)
+    def _exchange(self, broker: Broker, verdicts: Sequence[Verdict], done: Settled) -> None:
+        done.answers += self._hand_in(broker, Step(self._owner, verdicts), done)
+        done.verdicts += verdicts
 
     @staticmethod
-    def _hand_in(broker: Broker, step: Step, reply: Reply) -> list[bool]:
+    def _hand_in(broker: Broker, step: Step, done: Settled) -> list[bool]:
         answer = broker.exchange(step)
-        reply.leases += answer.leases
-        reply.commands += answer.commands
+        done.reply.leases += answer.leases
+        done.reply.commands += answer.commands
         return answer.settled
-
-    def _put_off(self, verdicts: list[Verdict], reply: Reply) -> None:
-        self._keep(verdicts, [])
-        reply.next_due = float("inf")

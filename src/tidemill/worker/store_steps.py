@@ -13,9 +13,7 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
-from tidemill.core.job import Note, Verdict
 from tidemill.worker.held_leases import HeldLeases
-from tidemill.worker.history import Numbers
 from tidemill.worker.notes import latest_notes
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.refused_verdicts import RefusedVerdicts
@@ -43,10 +41,7 @@ class StoreSteps:
         self._pool = pool
         self._lock = lock
         self._leases = HeldLeases()
-        self._refusals = RefusedVerdicts(
-            owner, self._settled, self._keep, self._replaced, self._lost
-        )
-        self._numbers = Numbers()  # the numbers for history in the latest step
+        self._refusals = RefusedVerdicts(owner)
         self._troubled = False  # True when the latest log line says that the broker is away
         self._short_until = 0.0  # until this machine time, no job is leased in advance
 
@@ -59,7 +54,7 @@ class StoreSteps:
             verdicts, pool.verdicts = pool.verdicts, []
             notes, pool.notes = latest_notes(pool.notes), []
             shares = pool.shares.unsettled()
-            rows, self._numbers = pool.history.send()
+            rows = pool.history.rows()
         held = self._leases.held()
         step = Step(self._owner, verdicts, want, notes=notes, fires=fires, held=held, history=rows)
         try:
@@ -68,29 +63,38 @@ class StoreSteps:
             self.trouble(error)
             with self._lock:
                 pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
-                pool.history.again(self._numbers)
             self.asked = 0
             return Reply(next_due=self._settings.waits.retry)
         except Exception as error:
             if not (verdicts or notes or rows or isinstance(error, StoreFull)):
                 raise
             self.asked = 0
-            if isinstance(error, StoreFull):
-                self._short_until = clock.machine() + SHORT_FOR
-            reply = self._refusals.settle(broker, verdicts, notes, error)
-            with self._lock:
-                pool.history.refused(self._numbers)
-            reply.next_due = min(reply.next_due, self._settings.waits.retry)
-            return reply
+            return self._settle_refused(broker, step, error)
         again = self._leases.answered(step, reply)
         with self._lock:
             pool.settled(verdicts, shares)
-            pool.history.answered(self._numbers, verdicts, reply)
+            pool.history.settled(verdicts, reply.settled)
             pool.verdicts += again
         if reply.behind or again:
             reply.next_due = 0.0
         self._no_trouble()
         return reply
+
+    def _settle_refused(self, broker: Store, step: Step, error: Exception) -> Reply:
+        """Settle the verdicts of a refused step by parts; the next step has the rest of them."""
+        if isinstance(error, StoreFull):
+            self._short_until = clock.machine() + SHORT_FOR
+        done, pool = self._refusals.settle(broker, step.verdicts, step.notes, error), self._pool
+        answered = [*zip(step.verdicts, done.answers, strict=True)]
+        settled = [verdict for verdict, answer in answered if answer is not None]
+        self._leases.settled(settled)
+        with self._lock:
+            pool.settled(settled, [])
+            pool.history.settled(done.verdicts, done.answers, refused=True)
+            pool.verdicts += [verdict for verdict, answer in answered if answer is None]
+            pool.notes = [*done.notes, *pool.notes]
+        done.reply.next_due = min(done.reply.next_due, self._settings.waits.retry)
+        return done.reply
 
     def _want(self, takes: bool) -> Want:
         """The want of the next step."""
@@ -133,26 +137,3 @@ class StoreSteps:
         if self._troubled:
             self._troubled = False
             log.info("the broker is back")
-
-    def _keep(self, verdicts: list[Verdict], notes: list[Note]) -> None:
-        """Offer verdicts and notes again with the next step."""
-        with self._lock:
-            self._pool.verdicts += verdicts
-            self._pool.notes = notes + self._pool.notes
-
-    def _settled(self, verdicts: list[Verdict]) -> None:
-        """Remember that the store has answered these verdicts."""
-        self._leases.settled(verdicts)
-        with self._lock:
-            self._pool.settled(verdicts, [])
-            self._pool.history.settled(self._numbers, verdicts)
-
-    def _replaced(self, verdict: Verdict, stored: Verdict) -> None:
-        """Count the verdict ``stored``, which the store took in place of a refused verdict."""
-        with self._lock:
-            self._pool.history.replaced(self._numbers, verdict, stored)
-
-    def _lost(self, verdicts: list[Verdict]) -> None:
-        """Take back the numbers of verdicts that changed nothing, since their leases are lost."""
-        with self._lock:
-            self._pool.history.lost(self._numbers, verdicts)

@@ -238,8 +238,11 @@ class Supervisor:
             with self._lock:
                 self._stop_softly()
         self._keep_reports(broker)
-        due = self._snapshots.due_in(), self.pool.reports.due_in, self._scheduling.due_in
-        self._collect(broker, min(reply.next_due, *due, self._declarations.due_in))
+        due = (
+            *(self._snapshots.due_in(), self.pool.reports.due_in, self._scheduling.due_in),
+            *(self._declarations.due_in, self.pool.history.due_in),
+        )
+        self._collect(broker, min(reply.next_due, *due))
         point("worker.collected")
 
     def _look(self) -> float:

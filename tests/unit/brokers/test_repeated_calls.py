@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.brokers.contract.exchange import Reply, Step, Want, lost
+from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, added
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.core.errors import BrokerUnavailable, StoreFull
@@ -22,7 +22,6 @@ class Far:
         self.leased = 0
         self.faults: list[str] = []
         self.history: HistoryRow | None = None
-        self.gives_up = False
 
     def send(self, step: Step, serial: int) -> Reply:
         fault = self.faults.pop(0) if self.faults else ""
@@ -42,8 +41,6 @@ class Far:
         )
 
     def _do(self, step: Step) -> Reply:
-        if self.gives_up:
-            return lost(step)
         for row in step.history:
             self.history = added(self.history, row)
         settled = [v.token not in self.settled for v in step.verdicts]
@@ -96,41 +93,29 @@ def test_replies_lost_one_after_the_other_lose_nothing() -> None:
     assert [lease.token for lease in reply.leases] == [1, 2, 3]
 
 
-def counts(*counts: int) -> Step:
-    return Step("w", history=[HistoryRow("task", "a", MINUTE, 60, counts, b"s")])
+def rows(*numbers: int) -> Step:
+    return Step("w", history=[HistoryRow("task", "a", MINUTE, 60, (n,), b"s") for n in numbers])
 
 
 @pytest.mark.parametrize("faults", [["reply"], ["request"], ["reply", "", "reply"]])
 def test_history_whose_reply_was_lost_is_added_once(faults: list[str]) -> None:
     far = Far()
     talk = RepeatedCalls(far.send)
-    talk.exchange(counts(1))
+    talk.exchange(rows(1))
     far.faults = list(faults)
     with pytest.raises(BrokerUnavailable):
-        talk.exchange(counts(10, 3))
+        talk.exchange(rows(10))
     # when: a step without history comes between, and then the owner adds the same, and more
     talk.exchange(step()) if len(faults) == 1 else None
     if len(faults) > 1:
         with pytest.raises(BrokerUnavailable):
-            talk.exchange(counts(10 + 100, 3))
-    talk.exchange(counts(10 + 100 + 1000, 3, 5))
+            talk.exchange(rows(10, 100))
+    talk.exchange(rows(10, 100, 1000))
     # then
-    assert far.history == HistoryRow("task", "a", MINUTE, 60, (1111, 3, 5), b"s")
-    talk.exchange(counts(1))
+    assert far.history == HistoryRow("task", "a", MINUTE, 60, (1111,), b"s")
+    talk.exchange(rows(10))
     assert far.history is not None
-    assert far.history.counts == (1112, 3, 5)
-
-
-def test_history_of_an_owner_that_was_given_up_is_added_again() -> None:
-    far = Far()
-    talk = RepeatedCalls(far.send)
-    far.faults, far.gives_up = ["request"], True
-    with pytest.raises(BrokerUnavailable):
-        talk.exchange(counts(10))
-    talk.exchange(step())
-    far.gives_up = False
-    talk.exchange(counts(11))
-    assert far.history == HistoryRow("task", "a", MINUTE, 60, (11,), b"s")
+    assert far.history.counts == (1121,)
 
 
 def test_a_step_that_was_refused_is_not_sent_again() -> None:

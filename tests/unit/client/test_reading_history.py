@@ -118,11 +118,6 @@ def test_times_beyond_a_day_are_read_by_hour(mill: Tidemill) -> None:
     assert [one.runs for one in mill.history.tasks(since=86_400)] == [1]
 
 
-def test_rows_whose_numbers_were_taken_back_are_not_shown(mill: Tidemill) -> None:
-    keep(mill, *ran(30, "q", "t", "", succeeded=0), *ran(30, "q", "u", "", succeeded=-1))
-    assert mill.history.tasks() == []
-
-
 def test_a_series_has_a_number_for_every_minute(mill: Tidemill) -> None:
     keep(mill, *ran(30, "q", "t", "", succeeded=2), *ran(150, "q", "t", "", succeeded=3))
     series = mill.history.series(since=240)

@@ -12,7 +12,7 @@ from servers import postgres_store, redis_url
 from test_worker_history import in_store
 
 from tidemill import State, Tidemill
-from tidemill.brokers.contract.exchange import Reply, Step, lost
+from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
@@ -108,11 +108,11 @@ def test_verdicts_of_a_full_store_whose_leases_were_lost_do_not_count(
     with worker(mill, JOBS):
         for token in held.running()[1:4:2]:
             held.lose(token)
-        # when the store has no room for three steps with numbers, nor for more than two verdicts
+        # when the store has no room for more than two verdicts, nor for the first rows
         full = [1, 2, 3]
 
         def refuses(step: Step) -> Exception | None:
-            if full and step.verdicts and (step.history or len(step.verdicts) > 2):
+            if len(step.verdicts) > 2 or (step.history and full):
                 if step.history:
                     full.pop()
                 return StoreFull("no room")
@@ -146,33 +146,3 @@ def test_a_verdict_that_cannot_be_stored_counts_as_the_failure_in_its_place(
     # then the failure of the other counts, and the failure of the lost one does not
     assert refused
     check(mill, JOBS - 1, failed=1)
-
-
-def test_numbers_of_stored_verdicts_stay_when_the_worker_is_given_up_next(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(mill)
-    with worker(mill, JOBS):
-        (owner,) = mill.broker.owners()
-        held.running()
-        exchange, taken, given_up = mill.broker.exchange, list[Step](), threading.Event()
-
-        # when the store refuses all numbers, takes a part of the verdicts, and gives the worker up
-        def answers(step: Step) -> Reply:
-            if given_up.is_set() or not step.verdicts:
-                return exchange(step)
-            if step.history or len(step.verdicts) > 2:
-                raise StoreFull("no room")
-            if taken:
-                given_up.set()
-                mill.broker.release(owner.id, None)
-                return lost(step)
-            taken.append(step)
-            return exchange(step)
-
-        monkeypatch.setattr(mill.broker, "exchange", answers)
-        held.gate.set()
-        held.wait()
-    # then the verdicts that were taken count, and the jobs that ran again count once
-    assert given_up.is_set()
-    check(mill, JOBS)

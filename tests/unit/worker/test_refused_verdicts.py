@@ -30,41 +30,38 @@ def test_a_refused_step_stores_its_notes_and_settles_a_job_that_is_held(
     ended, running = leases
     bad = Verdict(ended.token, Outcome.FAIL, error=POISON, hold=True)
     notes = [Note(running.token, 3.0, 4.0)]
-    settled, kept = list[Verdict](), list[Note]()
-    refusals = RefusedVerdicts("o", settled.extend, lambda _, notes: kept.extend(notes))
+    refusals = RefusedVerdicts("o")
     with pytest.raises(UnicodeError) as refused:
         broker.exchange(Step("o", [bad], notes=notes))
     # when
-    reply = refusals.settle(broker, [bad], notes, refused.value)
+    done = refusals.settle(broker, [bad], notes, refused.value)
     # then
     here, there = broker.get_many(["ended", "running"])
     assert here is not None
     assert there is not None
     assert here.state is State.FAILED
-    assert (there.progress, kept) == ((3.0, 4.0), [])
-    assert settled == [bad]
-    assert reply.next_due == 0.0
+    assert (there.progress, done.notes) == ((3.0, 4.0), ())
+    assert ([v.outcome for v in done.verdicts], done.answers) == ([Outcome.FAIL], [True])
+    assert done.verdicts != [bad]
+    assert done.reply.next_due == 0.0
 
 
 def test_notes_that_cannot_be_stored_are_logged_and_not_offered_again(
     broker: LmdbBroker, leases: list[Lease], caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept: list[Note] = []
-    refusals = RefusedVerdicts("o", list[Verdict]().extend, lambda _, notes: kept.extend(notes))
+    refusals = RefusedVerdicts("o")
     notes = [Note(leases[0].token, line=POISON)]
     for _ in range(3):
         with pytest.raises(UnicodeError) as refused:
             broker.exchange(Step("o", notes=notes))
-        refusals.settle(broker, [], notes, refused.value)
-    assert kept == []
+        assert refusals.settle(broker, [], notes, refused.value).notes == ()
     assert caplog.text.count("the store refused a step") == 1
 
 
 def test_notes_are_kept_while_another_process_writes(
     url: str, broker: LmdbBroker, leases: list[Lease]
 ) -> None:
-    kept: list[Note] = []
-    refusals = RefusedVerdicts("o", list[Verdict]().extend, lambda _, notes: kept.extend(notes))
+    refusals = RefusedVerdicts("o")
     notes = [Note(leases[0].token, 1.0, 2.0)]
     code = """
         def stay(moves):
@@ -74,6 +71,6 @@ def test_notes_are_kept_while_another_process_writes(
     """
     with Process(url, code) as holder:
         holder.expect("inside")
-        reply = refusals.settle(broker, [], notes, ValueError("refused"))
-    assert kept == notes
-    assert reply.next_due > 0
+        done = refusals.settle(broker, [], notes, ValueError("refused"))
+    assert done.notes == notes
+    assert done.reply.next_due > 0

@@ -1,4 +1,4 @@
-"""The history of verdicts: what counts, in which step the numbers go, and which are taken back."""
+"""The history of verdicts: what counts, and in which step the numbers go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
 from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.core.owner import Command
 from tidemill.core.retry import Fail, Snooze
 from tidemill.core.rollup import (
     CANCELLED,
@@ -35,7 +34,7 @@ from tidemill.core.rollup import (
 )
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting
-from tidemill.worker.history import FAILURES_MOST, WorkerHistory
+from tidemill.worker.history import FAILURES_MOST, TICK, WorkerHistory
 
 
 def concluded(
@@ -55,6 +54,11 @@ def concluded(
     lease = Lease(token, attempt, 0, 0, 0, 0.0, 0.0, 0.0, encode_envelope(envelope))
     ended = started + 0.5 if started else 0.0
     return Verdict(token, outcome, error=error, started=started, ended=ended), lease, None
+
+
+def leased(one: Concluded) -> Lease:
+    assert one[1] is not None
+    return one[1]
 
 
 def counts_of(*of: Concluded) -> dict[str, tuple[int, ...]]:
@@ -158,13 +162,6 @@ def test_a_frame_counts_what_its_verdicts_count() -> None:
     assert frame.take() == one_by_one.take()
 
 
-def test_taking_back_leaves_nothing() -> None:
-    counting = Counting("w")
-    for sign in (1, -1):
-        counting.count([concluded(), concluded(Outcome.FAIL, error="E: x")], sign)
-    assert not any(any(row.counts) for row in counting.take())
-
-
 # -- with which step ------------------------------------------------------------------------------
 
 
@@ -181,85 +178,110 @@ def history(stopped: MovedClock) -> WorkerHistory:
     return one
 
 
-def test_a_step_has_its_numbers_by_minute_by_hour_and_for_ever(history: WorkerHistory) -> None:
-    history.conclude([concluded()])
-    rows, _ = history.send()
+def settle(
+    history: WorkerHistory,
+    *of: Concluded,
+    answers: Sequence[bool | None] = (),
+    refused: bool = False,
+) -> list[HistoryRow]:
+    """Make a step with these verdicts, and settle them; return the rows that were in the step."""
+    history.conclude(of)
+    rows = history.rows()
+    verdicts = [one[0] for one in of]
+    history.settled(verdicts, answers or [True] * len(of), refused=refused)
+    return rows
+
+
+def test_settled_numbers_go_with_the_next_step_by_minute_by_hour_and_for_ever(
+    history: WorkerHistory,
+) -> None:
+    assert settle(history, concluded()) == []
+    assert history.due_in == TICK
+    rows = settle(history)
     assert [(row.span, row.at, row.name) for row in rows] == [
         (MINUTE, 3660, "q\x1ft\x1fr1"),
         (HOUR, 3600, "q\x1ft\x1fr1"),
         (ALWAYS, 0, "q\x1ft\x1f"),  # not by release, since nobody deletes this row
     ]
-    assert history.send()[0] == []  # once only
+    assert history.rows() == []  # once only
+    assert history.due_in == float("inf")
 
 
-def test_numbers_of_a_step_that_failed_come_with_the_next(history: WorkerHistory) -> None:
-    history.conclude([concluded()])
-    rows, numbers = history.send()
-    history.again(numbers)
-    assert history.send()[0] == rows
+def test_rows_of_a_step_without_an_answer_come_first_in_the_next(history: WorkerHistory) -> None:
+    settle(history, concluded(token=1))
+    history.conclude([concluded(token=2)])
+    rows = history.rows()
+    history.rows()  # two steps without an answer
+    history.settled([concluded(token=2)[0]], [True])
+    settle(history, concluded(token=3))
+    assert total(rows, "task", SUCCEEDED) == 1
+    assert total(history.rows(), "task", SUCCEEDED) == 1
 
 
-def test_numbers_of_a_refused_verdict_are_taken_back(history: WorkerHistory) -> None:
+def test_verdicts_that_the_store_did_not_take_do_not_count(history: WorkerHistory) -> None:
     of = [concluded(token=1), concluded(Outcome.FAIL, token=2, error="E: x")]
-    history.conclude(of)
-    rows, numbers = history.send()
-    history.answered(numbers, [one[0] for one in of], Reply(settled=[True, False]))
-    back, _ = history.send()
-    assert total(rows + back, "task", SUCCEEDED) == 1
-    assert total(rows + back, "task", FAILED) == total(rows + back, "failure", FAILED) == 0
-    assert {(row.span, row.at) for row in back} == {(MINUTE, 3660), (HOUR, 3600), (ALWAYS, 0)}
+    settle(history, *of, answers=[True, False])
+    assert [row.kind for row in history.rows()] == ["task"] * 3
+    assert total(history.rows(), "task", SUCCEEDED) == 1
 
 
-def test_nothing_is_taken_back_from_a_store_that_gave_the_worker_up(
-    history: WorkerHistory,
-) -> None:
-    one = concluded()
-    history.conclude([one])
-    _, numbers = history.send()
-    history.answered(numbers, [one[0]], Reply(settled=[False], commands=[Command("lost")]))
-    assert history.send()[0] == []
-
-
-def test_a_frame_with_a_verdict_that_came_too_late_is_counted_again(
-    history: WorkerHistory,
-) -> None:
+def test_verdicts_that_came_during_a_step_count_after_the_next(history: WorkerHistory) -> None:
     frame = Counting("w")
-    frame.count([concluded(token=1), concluded(token=2)])
-    verdict, lease, _ = concluded(token=1)
-    assert lease is not None
-    history.hear([verdict], [lease], frame.take(), whole=False)
-    assert total(history.send()[0], "task", SUCCEEDED) == 1
+    frame.count([concluded(token=2)])
+    history.conclude([concluded(token=1)])
+    history.rows()
+    history.hear([leased(concluded(token=2))], frame.take())
+    history.settled([concluded(token=1)[0]], [True])
+    assert total(history.rows(), "task", SUCCEEDED) == 1
+    history.settled([concluded(token=2)[0]], [True])
+    assert total(history.rows(), "task", SUCCEEDED) == 1
+
+
+def test_nothing_counts_for_a_worker_that_was_given_up(history: WorkerHistory) -> None:
+    settle(history, concluded(), answers=[False])
+    history.conclude([concluded(token=2)])
+    history.forget()
+    assert history.rows() == []
+
+
+def test_a_job_with_a_held_verdict_counts_once(history: WorkerHistory) -> None:
+    held, back = concluded(Outcome.RETRY, error="E: x"), concluded(Outcome.RELEASE, started=0.0)
+    history.conclude([held, concluded(token=2)])
+    history.rows()
+    history.settled([held[0], back[0], concluded(token=2)[0]], [True, True, False])
+    assert total(history.rows(), "task", RETRIED) == 1
 
 
 def test_numbers_of_a_refused_step_follow_after_a_pause(
     history: WorkerHistory, stopped: MovedClock
 ) -> None:
-    history.conclude([concluded()])
-    rows, numbers = history.send()
-    history.settled(numbers, [concluded()[0]])
-    history.refused(numbers)
-    assert history.send()[0] == []
+    # given a refused step: the store took one of its verdicts, and had no room for the other
+    of = [concluded(token=1), concluded(token=2)]
+    settle(history, *of, answers=[True, None], refused=True)
+    assert history.due_in == history.pause
+    # when the next step has the other verdict
+    assert history.rows() == []
+    history.settled([of[1][0]], [True])
+    # then
     stopped.advance(history.pause)
-    assert history.send()[0] == rows
+    assert total(history.rows(), "task", SUCCEEDED) == 2
 
 
 def test_a_verdict_that_was_replaced_counts_as_what_was_stored(
     history: WorkerHistory, stopped: MovedClock
 ) -> None:
-    one = concluded()
-    history.conclude([one])
-    _, numbers = history.send()
-    history.replaced(numbers, one[0], concluded(Outcome.FAIL, error="E: x")[0])
-    history.refused(numbers)
+    history.conclude([concluded()])
+    history.rows()
+    history.settled([concluded(Outcome.FAIL, error="E: x")[0]], [True], refused=True)
     stopped.advance(history.pause)
-    rows, _ = history.send()
+    rows = history.rows()
     assert (total(rows, "task", SUCCEEDED), total(rows, "task", FAILED)) == (0, 1)
 
 
 def test_too_many_failures_share_one_name(history: WorkerHistory) -> None:
     words = [f"{'x' * n}y" for n in range(FAILURES_MOST + 10)]
-    history.conclude([concluded(Outcome.FAIL, error=f"E: {word}") for word in words])
-    rows = [row for row in history.send()[0] if (row.kind, row.span) == ("failure", HOUR)]
+    settle(history, *[concluded(Outcome.FAIL, error=f"E: {word}") for word in words])
+    rows = [row for row in history.rows() if (row.kind, row.span) == ("failure", HOUR)]
     assert len({row.name for row in rows}) == FAILURES_MOST + 1
     assert sum(row.counts[FAILED] for row in rows if split_name(row.name)[0] == OTHER) == 10
 
@@ -341,7 +363,7 @@ def test_a_job_that_the_supervisor_settles_is_counted(mill: Tidemill) -> None:
     job = stuck.enqueue()
     with worker(mill):
         mill.job_store.wait_for([job.id], 60)
-        assert in_store(mill, "task", FAILED) == 1
+        eventually(lambda: in_store(mill, "task", FAILED) == 1, "the failure counts")
         over.set()
     assert in_store(mill, "task", FAILED) == 1  # not a second time when its process is dead
     assert job.state is State.FAILED

@@ -64,8 +64,9 @@ class Step(msgspec.Struct):
             broker.
         held: the tokens of all leases of the owner, if it asks for ``Reply.strays``.
         history: counts to add to rows of history, if the broker has ``Feature.HISTORY``. After
-            ``BrokerUnavailable`` the caller adds the same counts again, with its next history.
-            When the reply says that the owner was given up (:func:`is_lost`), nothing was added.
+            ``BrokerUnavailable`` the next history of the caller begins with the same rows, and the
+            broker adds them once. When the reply says that the owner was given up
+            (:func:`is_lost`), nothing was added.
     """
 
     owner: str

@@ -1,8 +1,7 @@
 """Rows of history: small rows of numbers by period.
 
-A worker adds to the rows of its jobs in the step that hands in their verdicts. So the store has the
-numbers of a verdict if and only if it has stored the verdict. The store deletes the rows of a
-period after some time (:data:`KEEP`).
+A worker adds to the rows of its jobs in a step soon after the store has taken their verdicts. The
+store deletes the rows of a period after some time (:data:`KEEP`).
 
 =========== ============================================ ======== =================================
 kind        name                                         written  counts
@@ -76,11 +75,6 @@ def added(before: HistoryRow | None, row: HistoryRow) -> HistoryRow:
         return row
     counts = add_counts(before.counts, row.counts)
     return HistoryRow(row.kind, row.name, row.span, row.at, counts, row.sample or before.sample)
-
-
-def negated(row: HistoryRow) -> HistoryRow:
-    """A row that takes back the counts of ``row`` when both are added; it has no sample."""
-    return HistoryRow(row.kind, row.name, row.span, row.at, tuple(-count for count in row.counts))
 
 
 def join_name(*parts: str) -> str:

@@ -4,32 +4,38 @@ Every step has a serial, which the store keeps together with its reply. After a 
 is sent again under its serial, before the next step. The store answers the step again, but does not
 repeat its effects. Leases of this answer are given to the owner with the next reply.
 
-The caller of the broken step got ``BrokerUnavailable``. Its next step has the same verdicts and
-notes. This module answers these parts from the first reply, and does not send them again.
-The caller also adds the same history again, perhaps summed with new numbers. So this module
-subtracts the numbers that the store already has from the next step with history. The reply after a
-broken step is ``behind``: the server that answers may have lost steps.
+The caller of the broken step got ``BrokerUnavailable``. Its next step has the same verdicts, and
+begins with the same notes. Its next history begins with the same rows. This module does not send
+these parts again, and answers the verdicts from the first reply. The reply after a broken step is
+``behind``: the server that answers may have lost steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from tidemill.brokers.contract.exchange import Reply, Step, is_lost
-from tidemill.brokers.contract.history_rows import HistoryRow, negated
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Verdict
+from tidemill.core.job import Note, Verdict
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import raised_by_handler
 
 _Name = tuple[int, bool]
+_Part = TypeVar("_Part")
 
 
 def _name(verdict: Verdict) -> _Name:
     """The key of a verdict. A lease gets one verdict, or two: the first with ``hold``."""
     return verdict.token, verdict.hold
+
+
+def _without(parts: Sequence[_Part], known: list[_Part]) -> Sequence[_Part]:
+    """The parts of a step after the known parts, if it begins with these."""
+    return parts[len(known) :] if list(parts[: len(known)]) == known else parts
 
 
 class RepeatedCalls:
@@ -46,7 +52,7 @@ class RepeatedCalls:
         self._lock = LongLock()
         self._broken: Step | None = None  # the step that was sent and not answered
         self._settled: dict[_Name, bool] = {}  # answers to the verdicts of broken steps
-        self._noted: list[object] = []  # the notes of broken steps, which the store has
+        self._noted: list[Note] = []  # the notes of broken steps, which the store has
         self._counted: list[HistoryRow] = []  # the history of broken steps, which the store has
         self._unread: Reply = Reply()  # replies to broken steps, not yet handed on
 
@@ -62,16 +68,14 @@ class RepeatedCalls:
         told = zip(broken.verdicts, reply.settled, strict=True)
         self._settled |= {_name(verdict): settled for verdict, settled in told}
         self._noted += broken.notes
-        if not is_lost(reply):
-            self._counted += broken.history
+        self._counted += broken.history
         self._unread.leases += reply.leases
         self._unread.commands += reply.commands
         self._unread.behind = True
 
     def _send_rest(self, step: Step) -> Reply:
         over = self._unread
-        again = bool(self._counted and step.history)
-        heard = again or self._settled or self._noted or over.leases
+        heard = self._settled or self._noted or self._counted or over.leases
         fresh = self._without_known(step) if heard else step
         if step.held is not None and heard:
             fresh.held = [*step.held, *(lease.token for lease in over.leases)]
@@ -83,7 +87,7 @@ class RepeatedCalls:
                 for v in step.verdicts
             ]
             self._settled, self._noted = {}, []
-            self._counted = [] if again else self._counted
+            self._counted = [] if step.history else self._counted
         if over.behind:
             reply.leases = over.leases + reply.leases
             reply.commands = over.commands + reply.commands
@@ -93,7 +97,6 @@ class RepeatedCalls:
 
     def _without_known(self, step: Step) -> Step:
         """The step without the parts that the store has; it wants only the leases still missing."""
-        noted = len(self._noted) if list(step.notes[: len(self._noted)]) == self._noted else 0
         want = step.want
         if want is not None and self._unread.leases:
             left = max(0, want.count - len(self._unread.leases))
@@ -101,8 +104,8 @@ class RepeatedCalls:
         return msgspec.structs.replace(
             step,
             verdicts=[v for v in step.verdicts if _name(v) not in self._settled],
-            notes=step.notes[noted:],
-            history=[*step.history, *map(negated, self._counted if step.history else ())],
+            notes=_without(step.notes, self._noted),
+            history=_without(step.history, self._counted),
             want=want,
         )
 
