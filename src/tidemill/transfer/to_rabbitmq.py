@@ -90,7 +90,7 @@ def _as_put(record: Record) -> Envelope:
         created=created,
         rank=record.rank,
         delay=0.0,
-        at=0.0 if record.unknown else record.due,
+        at=record.due,
         expires=max(record.expires - created, 0.001) if record.expires else 0.0,
         retries=replace(e.retries, limit=max(0, most - record.attempt - 1) if most else -1),
     )
