@@ -24,8 +24,8 @@ _BEGUN = re.compile(r"\x1b(?:\[[?0-9;]*)?$")
 class Screen:
     """``python …`` in a pseudo terminal of some columns and rows.
 
-    It understands the sequences that tidemill writes: go to the start of a row, clear to the end of
-    the row, clear all, the start and end of a frame, and the second screen.
+    It understands the sequences that ``top`` writes: go to the start of the screen, the start and
+    end of a frame, the cursor, and the second screen.
     """
 
     def __init__(self, words: Sequence[str], columns: int = 100, rows: int = 30) -> None:
@@ -71,7 +71,8 @@ class Screen:
         """The screen after the latest whole frame."""
         self._read()
         lines = self.lines if self._frame_before is None else self._frame_before
-        return "\n".join(lines.get(row, "") for row in range(1, max(lines, default=0) + 1))
+        rows = range(1, max(lines, default=0) + 1)
+        return "\n".join(lines.get(row, "").rstrip() for row in rows)
 
     def shows(self, text: str) -> str:
         """Wait until the screen shows a text; the screen then."""
@@ -102,6 +103,7 @@ class Screen:
 
     def is_given_back(self) -> bool:
         """True when the terminal is as it was before the program."""
+        self._read()
         after: list[Any] = termios.tcgetattr(self.slave)
         return after == self.before and not self.second and self.cursor
 
@@ -127,7 +129,11 @@ class Screen:
         text = text[: len(text) - len(self._rest)]
         for mark, numbers, letter, plain in _PART.findall(text):
             if plain:
-                self.lines[self._row] = self.lines.get(self._row, "") + plain.rstrip("\r\n")
+                first, *more = plain.replace("\r", "").split("\n")
+                self.lines[self._row] = self.lines.get(self._row, "") + first
+                for line in more:
+                    self._row += 1
+                    self.lines[self._row] = line
             elif mark and numbers == "1049":
                 self.second = letter == "h"
             elif mark and numbers == "2026":
@@ -135,7 +141,5 @@ class Screen:
             elif mark and numbers == "25":
                 self.cursor = letter == "h"
             elif letter == "H":
-                self._row = int(numbers.split(";")[0])
-                self.lines[self._row] = ""
-            elif letter == "J":
-                self.lines.clear()
+                self._row = 1
+                self.lines.clear()  # a frame has all rows

@@ -52,6 +52,9 @@ def console(stderr: bool = False) -> Console:
 class Table:
     """Rows of cells, as lines for rich, whose own table takes ten times as long for many rows."""
 
+    marked = 0
+    """The number of a row to show in reverse colours, from 1 on; 0 for none."""
+
     def __init__(self, columns: Sequence[tuple[int, bool]], rows: Sequence[Sequence[Any]]) -> None:
         """``columns`` have a width, and True if they are aligned to the right.
 
@@ -63,9 +66,9 @@ class Table:
         from rich.segment import Segment
         from rich.style import Style
 
-        style: Style | None = Style(bold=True)
-        for row in self._rows:
-            plain = ""
+        styles = {self.marked: Style(reverse=True), 0: Style(bold=True)}
+        for number, row in enumerate(self._rows):
+            plain, style = "", styles.get(number)
             for n, (cell, (width, is_right)) in enumerate(zip(row, self._columns, strict=True)):
                 plain += "  " if n else ""
                 if isinstance(cell, str):
@@ -79,7 +82,6 @@ class Table:
                 plain = "" if is_right else " " * (width - text.cell_len)
             yield Segment(plain, style)
             yield Segment.line()
-            style = None
 
 
 def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

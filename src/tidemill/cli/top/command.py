@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from typing import Any
 
 import click
 import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import store_options
-from tidemill.cli.jobs import job_lines
 from tidemill.cli.top import tables
 from tidemill.cli.top.rates import Meter
-from tidemill.cli.top.snapshot import Snapshot, take
-from tidemill.cli.top.view import View, lacking
-from tidemill.core.errors import TidemillError
+from tidemill.cli.top.snapshot import take
 
 _FIRST = 1.0
 """The most seconds between the two reads of ``--once`` on a store without history."""
@@ -69,14 +64,14 @@ def _print_once(mill: Tidemill, interval: float, as_json: bool) -> None:
     out = console.console()
     out.print(tables.headline(snapshot) or "no job yet")
     if snapshot.missing:
-        out.print(lacking(snapshot))
-    if snapshot.queues:
-        rows = tables.sorted_queues(snapshot, "depth")
-        out.print("", tables.queues_table(out, rows), sep="\n")
-    if snapshot.jobs:
-        out.print("", tables.jobs_table(out, snapshot.jobs), sep="\n")
-    if snapshot.workers:
-        out.print("", tables.workers_table(out, snapshot.workers), sep="\n")
+        out.print(tables.lacking(snapshot))
+    shown = (
+        snapshot.queues and tables.queues_table(out, tables.sorted_queues(snapshot, "depth")),
+        snapshot.jobs and tables.jobs_table(out, snapshot.jobs),
+        snapshot.workers and tables.workers_table(out, snapshot.workers),
+    )
+    for table in filter(None, shown):
+        out.print("", table, sep="\n")
 
 
 def _print_objects(mill: Tidemill, interval: float) -> None:
@@ -91,60 +86,32 @@ def _print_objects(mill: Tidemill, interval: float) -> None:
         pass  # Ctrl-C ends the stream
 
 
-class _Reader(threading.Thread):
-    """Looks at the store again and again, so that keys work while the store does not answer."""
-
-    def __init__(self, mill: Tidemill, view: View, interval: float, wake: Any) -> None:
-        super().__init__(name="tidemill-top", daemon=True)
-        self.again = threading.Event()
-        self._mill = mill
-        self._view = view
-        self._interval = interval
-        self._wake = wake
-        self._meter = Meter()
-
-    def run(self) -> None:
-        while not self._view.over:
-            began = time.monotonic()
-            if not self._view.paused:
-                self._look()
-                self._wake()
-            self.again.wait(max(0.05, self._interval - (time.monotonic() - began)))
-            self.again.clear()
-
-    def _look(self) -> None:
-        view = self._view
-        try:
-            snapshot: Snapshot = take(self._mill, self._meter)
-            if opened := view.opened:
-                lines = job_lines(self._mill, opened)
-                view.trail = lines if opened == view.opened else view.trail
-        except TidemillError as error:
-            view.error = str(error).splitlines()[0]
-        else:
-            view.snapshot, view.error = snapshot, ""
-
-
 def _show(mill: Tidemill, interval: float) -> None:
     from tidemill.cli.top.terminal import Terminal
+    from tidemill.cli.top.view import View
 
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    view = View(mill.broker.url, bars=utf8)
-    with Terminal() as terminal:
-        reader = _Reader(mill, view, interval, terminal.wake)
+    view, again = View(mill), threading.Event()
+    terminal = Terminal(view)
+
+    def read() -> None:
+        while not view.over:
+            again.clear()
+            if not view.paused:
+                view.look()
+                terminal.wake()
+            again.wait(interval)
+
+    reader = threading.Thread(target=read, name="tidemill-top", daemon=True)
+    try:
+        terminal.begin()
         reader.start()
-        try:
-            while not view.over:
-                size = terminal.size
-                terminal.show(view.frame(*size), size)
-                for key in terminal.keys(None):
-                    opened = view.opened
-                    view.press(key)
-                    if view.opened != opened or key == "p":
-                        reader.again.set()
-        except KeyboardInterrupt:
-            pass  # Ctrl-C ends top, as q does
-        finally:
-            view.over = True
-            reader.again.set()
+        while not view.over:
+            terminal.show()
+            for key in terminal.read_keys():
+                if view.press(key):
+                    again.set()
+    finally:
+        view.over = True
+        again.set()
+        terminal.end()
     reader.join(1.0)

@@ -1,14 +1,10 @@
-"""Rates of queues, from the totals of two snapshots and from the history of the store.
-
-A look is one read of the store, which makes one snapshot (:mod:`.snapshot`).
-"""
+"""Rates of queues, from the totals of two looks at the store, and from its history."""
 
 from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
@@ -39,35 +35,12 @@ class Rates(msgspec.Struct, frozen=True):
     failed: float | None = None
     points: tuple[float, ...] = ()
 
-    def public(self) -> dict[str, Any]:
-        """The rates for programs."""
-        names = {"in_per_second": self.into, "out_per_second": self.out}
-        return names | {"failed_per_second": self.failed}
-
-
-class _Totals(msgspec.Struct, frozen=True):
-    """The totals of a queue at one moment; ``at`` is in seconds of any clock."""
-
-    at: float
-    into: int
-    out: int
-    failed: int
-
-    def since(self, before: _Totals) -> Rates:
-        """The rates between two moments; 0 for a total that fell: the queue was made again."""
-        seconds = max(self.at - before.at, 1e-6)
-        return Rates(
-            max(0, self.into - before.into) / seconds,
-            max(0, self.out - before.out) / seconds,
-            max(0, self.failed - before.failed) / seconds,
-        )
-
 
 class Meter:
     """Measures rates from look to look."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, collections.deque[_Totals]] = {}
+        self._seen: dict[str, collections.deque[tuple[float, int, int, int]]] = {}
         self._minute = 0
         self._minutes: dict[str, Rates] = {}
 
@@ -83,16 +56,14 @@ class Meter:
     def _rates(self, row: QueueStats, now: float) -> Rates:
         if "accepted" in row.unknown:
             return Rates()
-        ended = sum(getattr(row, name) for name in _ENDS)
-        latest = _Totals(now, row.accepted, ended, row.failed)
         seen = self._seen.setdefault(row.name, collections.deque(maxlen=POINTS + 1))
-        seen.append(latest)
-        minutes = self._minutes.get(row.name)
-        points = _points(seen) if minutes is None else minutes.points
+        seen.append((now, row.accepted, sum(getattr(row, name) for name in _ENDS), row.failed))
+        minutes = self._minutes.get(row.name, Rates())
         if len(seen) < 2:
-            return msgspec.structs.replace(minutes or Rates(), points=points)
-        before = next((t for t in reversed(seen) if now - t.at >= _WINDOW), seen[0])
-        return msgspec.structs.replace(latest.since(before), points=points)
+            return minutes
+        before = next((look for look in reversed(seen) if now - look[0] >= _WINDOW), seen[0])
+        points = minutes.points or tuple(_change(*t).out or 0.0 for t in itertools.pairwise(seen))
+        return msgspec.structs.replace(_change(before, seen[-1]), points=points)
 
     def _read_minutes(self, mill: Tidemill) -> None:
         """Read the last whole minutes of the history, once in each minute."""
@@ -113,7 +84,8 @@ class Meter:
             )
 
 
-def _points(totals: Iterable[_Totals]) -> tuple[float, ...]:
-    """The rates of ended jobs between successive moments, the latest last."""
-    rates: Sequence[float] = [b.since(a).out or 0.0 for a, b in itertools.pairwise(totals)]
-    return tuple(rates[-POINTS:])
+def _change(before: tuple[float, ...], after: tuple[float, ...]) -> Rates:
+    """The rates between two looks; 0 for a total that fell: the queue was made again."""
+    seconds, *more = (b - a for a, b in zip(before, after, strict=True))
+    into, out, failed = (max(0.0, count) / max(seconds, 1e-6) for count in more)
+    return Rates(into, out, failed)

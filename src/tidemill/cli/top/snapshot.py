@@ -29,9 +29,12 @@ JOBS_MOST = 200
 _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
 """The numbers that a message broker does not know."""
 
+_UNKNOWN = Held([], frozenset(), is_whole=False, counts={})
+"""The leased jobs of a broker that cannot look into its queues."""
+
 
 class QueueRow(msgspec.Struct):
-    """A queue, its rates, and the number of workers that take its jobs (-1: not known).
+    """A queue, its rates, and the number of workers that take its jobs.
 
     ``note`` is the problem of the queue that ``doctor`` finds, in a few words. ``fetched`` is the
     number of leased jobs that wait in their workers; None if it is not known.
@@ -39,14 +42,9 @@ class QueueRow(msgspec.Struct):
 
     stats: QueueStats
     rates: Rates
-    workers: int = -1
-    note: str = ""
-    fetched: int | None = None
-
-    @property
-    def depth(self) -> int:
-        """Jobs that wait or run."""
-        return self.stats.size
+    workers: int
+    note: str
+    fetched: int | None
 
 
 class RunningJob(msgspec.Struct):
@@ -63,15 +61,15 @@ class RunningJob(msgspec.Struct):
     worker: str
     since: float
     attempt: int
-    progress: tuple[int, int | None] | None = None
-    waits: bool = False
+    progress: tuple[int, int | None] | None
+    waits: bool
 
 
 class WorkerRow(msgspec.Struct):
-    """An owner, and the number of its slots that run a job; -1 for an owner on another machine."""
+    """An owner, and the number of its slots that run a job; None for another machine's owner."""
 
     owner: Owner
-    busy: int = -1
+    busy: int | None
 
 
 class Snapshot(msgspec.Struct):
@@ -85,14 +83,12 @@ class Snapshot(msgspec.Struct):
     """
 
     at: float
-    url: str
     queues: list[QueueRow]
     jobs: list[RunningJob]
     workers: list[WorkerRow]
     totals: dict[str, int | None]
-    missing: tuple[str, ...] = ()
-    paused: bool = False
-    fetched: int | None = None
+    missing: tuple[str, ...]
+    fetched: int | None
 
     @property
     def leased(self) -> int:
@@ -108,15 +104,14 @@ class Snapshot(msgspec.Struct):
         """The snapshot as plain data for programs."""
         queues = [
             row.stats.public()
-            | row.rates.public()
-            | {"workers": row.workers if row.workers >= 0 else None, "note": row.note or None}
-            | {"fetched": row.fetched}
+            | {"in_per_second": row.rates.into, "out_per_second": row.rates.out}
+            | {"failed_per_second": row.rates.failed, "workers": row.workers}
+            | {"note": row.note or None, "fetched": row.fetched}
             for row in self.queues
         ]
         names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency")
         workers = [
-            {name: getattr(row.owner, name) for name in names}
-            | {"busy": row.busy if row.busy >= 0 else None}
+            {name: getattr(row.owner, name) for name in names} | {"busy": row.busy}
             for row in self.workers
         ]
         jobs = [msgspec.to_builtins(job) for job in self.jobs]
@@ -135,31 +130,31 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     broker = mill.broker
     move_due(broker)
     seen = Seen(mill)
-    stats = seen.queues
     knows = Feature.INSPECT in broker.features
-    rates = meter.measure(mill, stats)
-    totals = totals_of(stats, knows=knows)
+    owners, held = (seen.owners, seen.held) if knows else ([], _UNKNOWN)
+    rates = meter.measure(mill, seen.queues)
     noted = {name: finding.note for name, finding in notes(seen).items()}
-    if not knows:
-        rows = [QueueRow(s, rates[s.name], s.consumers, noted.get(s.name, "")) for s in stats]
-        return Snapshot(clock.wall(), broker.url, rows, [], [], totals, _MISSING)
-    owners = seen.owners
-    held, runs = seen.held, runs_by_name(owners)
-    tokens = {record.token for record in held.records}
-    jobs = sorted((_job(r, runs.get(r.worker), held) for r in held.records), key=_longest)
-    workers = [WorkerRow(owner, _busy(owner, tokens)) for owner in owners]
-    rows = [
+    queues = [
         QueueRow(
             row,
             rates[row.name],
-            _takers(owners, row.name),
+            _takers(owners, row.name) if knows else row.consumers,
             noted.get(row.name, ""),
             held.waiting(row.name),
         )
-        for row in stats
+        for row in seen.queues
     ]
-    url, fetched = broker.url, held.waiting()
-    return Snapshot(clock.wall(), url, rows, jobs[:JOBS_MOST], workers, totals, fetched=fetched)
+    runs = runs_by_name(owners)
+    tokens = {record.token for record in held.records}
+    return Snapshot(
+        clock.wall(),
+        queues,
+        sorted((_job(r, runs.get(r.worker), held) for r in held.records), key=_longest)[:JOBS_MOST],
+        [WorkerRow(owner, _busy(owner, tokens)) for owner in owners],
+        totals_of(seen.queues, knows=knows),
+        () if knows else _MISSING,
+        held.waiting(),
+    )
 
 
 def _takers(owners: list[Owner], queue: str) -> int:
@@ -167,10 +162,10 @@ def _takers(owners: list[Owner], queue: str) -> int:
     return sum(not owner.queues or queue in owner.queues for owner in owners)
 
 
-def _busy(owner: Owner, tokens: set[int]) -> int:
-    """The number of jobs that a worker on this machine runs; -1 for another machine's worker."""
+def _busy(owner: Owner, tokens: set[int]) -> int | None:
+    """The number of jobs that a worker runs; None for a worker on another machine."""
     runs = read_runs(owner.board, owner.id) if owner.board else None
-    return -1 if runs is None else len(runs.keys() & tokens)
+    return None if runs is None else len(runs.keys() & tokens)
 
 
 def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) -> RunningJob:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.cli import console
 from tidemill.cli.top.snapshot import QueueRow, RunningJob, Snapshot, WorkerRow
-from tidemill.core.clock import clock, short_id
-from tidemill.doctor import words
+from tidemill.core.clock import short_id
 from tidemill.doctor.words import running_in_words
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.cli.console import Table
 
 SORTS: dict[str, Callable[[QueueRow], Any]] = {
-    "depth": lambda row: (-row.depth, row.stats.name),
+    "depth": lambda row: (-row.stats.size, row.stats.name),
     "oldest": lambda row: (row.stats.oldest or float("inf"), row.stats.name),
     "rate out": lambda row: (-(row.rates.out or 0.0), row.stats.name),
     "failures": lambda row: (-(row.rates.failed or 0.0), -row.stats.failed, row.stats.name),
@@ -26,7 +25,7 @@ SORTS: dict[str, Callable[[QueueRow], Any]] = {
 }
 """The orders of queues, by name."""
 
-_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
@@ -61,20 +60,25 @@ def _sum(snapshot: Snapshot, side: str) -> float | None:
     return sum(known) if known or not rates else None
 
 
-def queues_table(out: Console, rows: Sequence[QueueRow], *, bars: bool = True) -> Table:
-    """A table of queues. ``bars`` False draws sparklines of ASCII characters."""
+def lacking(snapshot: Snapshot) -> str:
+    """The line that names the numbers that a message broker does not know, and the remedy."""
+    missing = ", ".join(snapshot.missing)
+    return f"this broker cannot report {missing}; lmdb, redis, postgresql and django can"
+
+
+def queues_table(out: Console, rows: Sequence[QueueRow]) -> Table:
+    """A table of queues."""
     columns = (
         *("queue…", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#"),
         *("in/s#", "out/s#", "fail/s#?", "rate out?", "note…"),
     )
-    chars = _BARS if bars else _ASCII_BARS
     cells = [
         (
             row.stats.name,
             *(_number(row, name) for name in ("ready", "running", "scheduled", "waiting")),
-            _age(row),
+            console.ago(row.stats.oldest),
             *(_rate(rate) for rate in (row.rates.into, row.rates.out, row.rates.failed)),
-            _sparkline(row.rates.points, chars),
+            _sparkline(row.rates.points),
             _note(row),
         )
         for row in rows
@@ -92,22 +96,16 @@ def _number(row: QueueRow, name: str) -> str:
     return f"{getattr(row.stats, name):,}"
 
 
-def _age(row: QueueRow) -> str:
-    oldest = row.stats.oldest
-    return words.duration(max(0.0, clock.wall() - oldest)) if oldest else "-"
-
-
 def _rate(rate: float | None) -> str:
     if rate is None:
         return "-"
     return f"{rate:,.0f}" if rate >= 9.95 or not rate else f"{rate:.1f}"
 
 
-def _sparkline(points: Sequence[float], chars: str) -> str:
+def _sparkline(points: Sequence[float]) -> str:
     """Rates as bars. The largest of these rates has the highest bar."""
-    most = max(points, default=0.0)
-    top = len(chars) - 1
-    return "".join(chars[round(point / most * top) if most else 0] for point in points)
+    most = max(points, default=0.0) or 1.0
+    return "".join(_BARS[round(point / most * 7)] for point in points)
 
 
 def _note(row: QueueRow) -> Text | str:
@@ -121,23 +119,24 @@ def _note(row: QueueRow) -> Text | str:
     return f"{row.stats.consumers:,} consumers" if row.stats.unknown else ""
 
 
-def jobs_table(out: Console, jobs: Sequence[RunningJob]) -> Table:
-    """A table of running jobs."""
+def jobs_table(out: Console, jobs: Sequence[RunningJob], *, selected: int = -1) -> Table:
+    """A table of running jobs; ``selected`` is the index of the job to mark."""
     columns = ("id…", "task…", "queue?", "worker…?", "for#", "attempt#?", "progress")
-    now = clock.wall()
     cells = [
         (
             short_id(job.id),
             job.task,
             job.queue,
             job.worker,
-            words.duration(max(0.0, now - job.since)),
+            console.ago(job.since),
             job.attempt,
             "waits for a slot" if job.waits else _progress(job),
         )
         for job in jobs
     ]
-    return console.table(out, columns, cells)
+    table = console.table(out, columns, cells)
+    table.marked = selected + 1
+    return table
 
 
 def _progress(job: RunningJob) -> str:
@@ -155,7 +154,7 @@ def workers_table(out: Console, workers: Sequence[WorkerRow]) -> Table:
             row.owner.name,
             row.owner.kind,
             ", ".join(row.owner.queues) or "all",
-            row.busy if row.busy >= 0 else "-",
+            "-" if row.busy is None else row.busy,
             row.owner.concurrency or "-",
             console.ago(row.owner.started),
             row.owner.host,

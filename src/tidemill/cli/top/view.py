@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import re
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.layout import Layout
+from rich.text import Text
+
+from tidemill.app import Tidemill
 from tidemill.cli import console
+from tidemill.cli.jobs import job_lines
 from tidemill.cli.top import tables
-from tidemill.cli.top.snapshot import RunningJob, Snapshot
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from tidemill.cli.top.rates import Meter
+from tidemill.cli.top.snapshot import RunningJob, Snapshot, take
+from tidemill.core.errors import TidemillError
 
 HELP = (
     "q          end",
@@ -27,32 +29,44 @@ HELP = (
     "rate out              one bar for each minute, or for each refresh on a store without history",
     "for                   the time since the run began; a job may first wait in its worker",
 )
-
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
-_BOLD, _RED, _REVERSE, _DIM = "\x1b[1m", "\x1b[1;31m", "\x1b[7m", "\x1b[2m"
+_FOOT = "q end  p pause  s sort  j k select  enter trail  ? keys"
 
 
 class View:
-    """The state of the screen."""
+    """The state of the screen; rich renders it as a frame for the size of the terminal."""
 
-    def __init__(self, url: str, *, bars: bool = True) -> None:
-        self.snapshot: Snapshot | None = None
-        self.error = ""  # the error of the last look at the store
+    def __init__(self, mill: Tidemill) -> None:
         self.paused = False
         self.over = False
-        self.opened = ""  # the id of the job whose trail is shown
-        self.trail: list[str] = []
-        self._url = url
-        self._bars = bars
+        self._mill = mill
+        self._meter = Meter()
+        self._snapshot: Snapshot | None = None
+        self._error = ""  # the error of the last look at the store
+        self._opened = ""  # the id of the job whose trail is shown
+        self._trail: list[str] = []
         self._sort = next(iter(tables.SORTS))
         self._help = False
         self._selected = ""  # the id of a running job
         self._top = 0  # the number of the first line of the trail that is shown
 
+    def look(self) -> None:
+        """Look at the store once. A thread of its own calls this, so keys work meanwhile."""
+        opened = self._opened
+        try:
+            snapshot = take(self._mill, self._meter)
+            trail = job_lines(self._mill, opened) if opened else []
+        except TidemillError as error:
+            self._error = str(error).splitlines()[0]
+        else:
+            self._snapshot, self._error = snapshot, ""
+            if opened == self._opened:
+                self._trail = trail
+
     # -- keys -----------------------------------------------------------------------------------
 
-    def press(self, key: str) -> None:
-        """Act on a key; an unknown key does nothing."""
+    def press(self, key: str) -> bool:
+        """Act on a key; an unknown key does nothing. True if the store must be read at once."""
+        opened = self._opened
         if key == "q":
             self.over = True
         elif key == "?":
@@ -62,26 +76,24 @@ class View:
         elif key == "s":
             names = [*tables.SORTS]
             self._sort = names[(names.index(self._sort) + 1) % len(names)]
-        elif key in ("j", "down", "pagedown"):
-            self._move(10 if key == "pagedown" else 1)
-        elif key in ("k", "up", "pageup"):
-            self._move(-10 if key == "pageup" else -1)
-        elif key == "enter" and not self.opened:
-            self.opened, self.trail, self._top = self._selected_id(), [], 0
-        elif key in ("enter", "escape"):
-            self.opened, self._help = "", False
+        elif key in ("j", "k"):
+            self._move(1 if key == "j" else -1)
+        elif key == "\n" and not self._opened:
+            self._trail, self._top = [], 0
+            self._opened = self._selected_id()
+        elif key in ("\n", "\x1b"):
+            self._opened, self._help = "", False
+        return key == "p" or self._opened != opened
 
     def _move(self, by: int) -> None:
-        if self.opened:
-            self._top = max(0, min(self._top + by, len(self.trail) - 1))
-            return
-        ids = [job.id for job in self._jobs()]
-        if ids:
+        if self._opened:
+            self._top = max(0, min(self._top + by, len(self._trail) - 1))
+        elif ids := [job.id for job in self._jobs()]:
             at = ids.index(self._selected_id()) + by
             self._selected = ids[max(0, min(at, len(ids) - 1))]
 
     def _jobs(self) -> list[RunningJob]:
-        return self.snapshot.jobs if self.snapshot is not None else []
+        return self._snapshot.jobs if self._snapshot is not None else []
 
     def _selected_id(self) -> str:
         """The id of the selected job, or of the first job when the selected job has ended."""
@@ -90,112 +102,75 @@ class View:
 
     # -- frames ---------------------------------------------------------------------------------
 
-    def frame(self, columns: int, rows: int) -> list[str]:
-        """The lines of a frame for a terminal of this size."""
-        width = columns - 1  # the last column would make some terminals wrap
-        out = console_of(width)
-        head = self._head(width)
-        foot = _plain("q end  p pause  s sort  j k select  enter trail  ? keys", width, _DIM)
-        room = rows - len(head) - 1
-        if self._help:
-            body = [_plain(line, width) for line in HELP]
-        elif self.opened:
-            body = self._trail(width)
-        elif self.snapshot is None:
-            body = [] if self.error else ["reading …"]
-        else:
-            body = self._body(self.snapshot, out, room)
-        return [*head, *body[:room], *[""] * (room - len(body)), foot]
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Layout]:
+        head = [*self._head()]
+        body = self._body(out, options.size.height - len(head) - 1)
+        layout = Layout()
+        layout.split_column(Layout(Group(*head, *body)), Layout(_line(_FOOT, "dim"), size=1))
+        yield layout
 
-    def _head(self, width: int) -> list[str]:
-        snapshot = self.snapshot
+    def _head(self) -> Iterator[Text]:
+        snapshot, url = self._snapshot, self._mill.broker.url
         moment = time.strftime("%H:%M:%S", time.localtime(snapshot.at)) if snapshot else "--:--:--"
         state = "  PAUSED: p goes on" if self.paused else ""
-        lines = [_plain(f"tidemill top  {moment}{state}  {self._url}", width, _BOLD)]
+        yield _line(f"tidemill top  {moment}{state}  {url}", "bold")
         if snapshot is not None:
-            lines.append(_plain(tables.headline(snapshot), width))
+            yield _line(tables.headline(snapshot))
             if snapshot.missing:
-                lines.append(_plain(lacking(snapshot), width, _DIM))
-        if self.error:
-            lines.append(_plain(self.error, width, _RED))
-        return [*lines, ""]
+                yield _line(tables.lacking(snapshot), "dim")
+        if self._error:
+            yield _line(self._error, "bold red")
+        yield Text()
 
-    def _trail(self, width: int) -> list[str]:
-        lines = self.trail or [f"reading {self.opened} …"]
-        return [_plain(line, width) for line in lines[self._top :]]
+    def _body(self, out: Console, room: int) -> Iterator[RenderableType]:
+        if self._help:
+            yield from map(_line, HELP)
+        elif self._opened:
+            lines = self._trail or [f"reading {self._opened} …"]
+            yield from map(_line, lines[self._top :])
+        elif self._snapshot is not None:
+            yield from self._tables(self._snapshot, out, room)
+        elif not self._error:
+            yield _line("reading …")
 
-    def _body(self, snapshot: Snapshot, out: Console, room: int) -> list[str]:
+    def _tables(self, snapshot: Snapshot, out: Console, room: int) -> Iterator[RenderableType]:
         """Three tables: queues get up to a third of the room, workers a fifth, jobs the rest."""
         queues = tables.sorted_queues(snapshot, self._sort)
-        most = max(2, room // 3 - 2)
-        shown = queues[:most] if len(queues) > most else queues
-        lines = [_title(f"QUEUES by {self._sort}", len(shown), len(queues), out.width)]
-        lines += render(out, tables.queues_table(out, shown, bars=self._bars)) if shown else []
+        shown = queues[: max(2, room // 3 - 2)]
+        yield _title(f"QUEUES by {self._sort}", len(shown), len(queues))
+        if shown:
+            yield tables.queues_table(out, shown)
         if "running jobs" in snapshot.missing:
-            return lines
-        few = snapshot.workers[: max(1, room // 5 - 1)]
-        below = ["", _title("WORKERS", len(few), len(snapshot.workers), out.width)]
-        if few:
-            below += render(out, tables.workers_table(out, few))
+            return
+        workers = snapshot.workers[: max(1, room // 5 - 1)]
+        yield Text()
+        used = len(shown) + bool(shown) + len(workers) + 7  # with titles, headers and empty lines
+        yield from self._running(snapshot, out, max(1, room - used))
+        yield Text()
+        yield _title("WORKERS", len(workers), len(snapshot.workers))
+        if workers:
+            yield tables.workers_table(out, workers)
         else:
-            below.append(_plain("none; start one: tidemill worker MODULE:VAR", out.width))
-        left = room - len(lines) - len(below) - 3
-        return [*lines, "", *self._running(snapshot, out, max(1, left)), *below]
+            yield _line("none; start one: tidemill worker MODULE:VAR")
 
-    def _running(self, snapshot: Snapshot, out: Console, room: int) -> list[str]:
+    def _running(self, snapshot: Snapshot, out: Console, room: int) -> Iterator[RenderableType]:
         jobs, selected = snapshot.jobs, self._selected_id()
         at = next((n for n, job in enumerate(jobs) if job.id == selected), 0)
         first = max(0, min(at - room // 2, len(jobs) - room))
         shown = jobs[first : first + room]
         name = "RUNNING" if snapshot.fetched == 0 else "RUNNING OR FETCHED"
-        lines = [_title(f"{name}, longest first", len(shown), snapshot.leased, out.width)]
-        if not shown:
-            return [*lines, "no job is running"]
-        header, *rows = render(out, tables.jobs_table(out, shown))
-        marked = [
-            _plain(_STYLE.sub("", row).ljust(out.width), out.width, _REVERSE) if n == at else row
-            for n, row in enumerate(rows, first)
-        ]
-        return [*lines, header, *marked]
+        yield _title(f"{name}, longest first", len(shown), snapshot.leased)
+        if shown:
+            yield tables.jobs_table(out, shown, selected=at - first)
+        else:
+            yield _line("no job is running")
 
 
-def lacking(snapshot: Snapshot) -> str:
-    """The line that names the numbers that a message broker does not know, and the remedy."""
-    missing = ", ".join(snapshot.missing)
-    return f"this broker cannot report {missing}; lmdb, redis, postgresql and django can"
-
-
-def _title(name: str, shown: int, count: int, width: int) -> str:
+def _title(name: str, shown: int, count: int) -> Text:
     more = f" ({shown:,} of {count:,})" if shown < count else f" ({count:,})"
-    return _plain(f"{name}{more}", width, _BOLD)
+    return _line(name + more, "bold")
 
 
-def _plain(text: str, width: int, style: str = "") -> str:
+def _line(text: str, style: str = "") -> Text:
     """One line of text, cut to the width; control characters are escaped."""
-    text = console.clean(text, one_line=True)
-    return style + (text if len(text) <= width else f"{text[: width - 1]}…")
-
-
-def console_of(width: int) -> Console:
-    """A console that collects the lines for a terminal in memory."""
-    from rich.console import Console
-
-    return Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=True,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-
-
-def render(out: Console, *things: Any) -> Sequence[str]:
-    """The things as lines of text; ``out`` is a console of :func:`console_of`."""
-    file = out.file
-    assert isinstance(file, io.StringIO)
-    file.seek(0)
-    file.truncate()
-    for thing in things:
-        out.print(thing)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
+    return Text(console.clean(text, one_line=True), style, no_wrap=True, overflow="ellipsis")
