@@ -25,7 +25,7 @@ from tidemill.client.compositions import (
 from tidemill.client.context import LIBRARIES, users_frames, waiting_for
 from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
-from tidemill.client.notebook import JobInNotebook
+from tidemill.client.notebook import html_table, job_facts
 from tidemill.client.results import group_results
 from tidemill.client.runtime import Runtime
 from tidemill.client.threads import is_in_event_loop
@@ -62,7 +62,7 @@ A wait that has ended frees its thread. The event loop starts another wait if it
 """
 
 
-class Job(JobInNotebook, Generic[R]):
+class Job(Generic[R]):
     """One job, by its id. ``await job`` waits for its result.
 
     Each use of ``state``, ``progress``, ``error``, ``attempts`` or ``trail`` reads the store again.
@@ -415,6 +415,9 @@ class Job(JobInNotebook, Generic[R]):
     def __repr__(self) -> str:
         known: Any = self._record.state if self._record else self.placed or "?"
         return f"<job {self.id} {known}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(self, lambda: job_facts(self.refresh()))
 
 
 def leave_out(envelopes: Sequence[Envelope]) -> str:

@@ -9,9 +9,10 @@ from typing import Any, Unpack
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.held_messages import not_held
+from tidemill.client.history_numbers import QueueNumbers
 from tidemill.client.job_handle import Job
 from tidemill.client.message import Message
-from tidemill.client.notebook import QueueInNotebook
+from tidemill.client.notebook import html_table, plot, queue_facts
 from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.purges import PurgedQueue
 from tidemill.client.queue_bindings import BoundQueue
@@ -31,7 +32,7 @@ from tidemill.core.errors import InvalidOption, QueueFull
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
 
 
-class Queue(QueueInNotebook, PurgedQueue, BoundQueue):
+class Queue(PurgedQueue, BoundQueue):
     """One queue of raw messages, by name. Bodies are plain data and keep their types.
 
     ``max_size`` bounds the unfinished jobs; 0 means no bound. ``rate burst window concurrency``
@@ -287,6 +288,25 @@ class Queue(QueueInNotebook, PurgedQueue, BoundQueue):
             TidemillError: the queue has jobs, or there is no such queue.
         """
         return delete_queue(self._mill, self.name, force=force)
+
+    # -- in a notebook --------------------------------------------------------------------------
+
+    def plot(self, since: Seconds = 3600, *, ax: Any = None) -> Any:
+        """Draw how many jobs came in, and how they ended, with matplotlib; return the axes.
+
+        Args:
+            since: seconds before now at which the chart begins.
+            ax: axes of matplotlib to draw into; new ones by default.
+
+        Raises:
+            FeatureMissing: the broker keeps no history.
+            InvalidOption: matplotlib is not installed.
+        """
+        found = self._mill.history.queues(since, queue=self.name)
+        return plot(found[0] if found else QueueNumbers(self.name, 60, []), ax)
+
+    def _repr_html_(self) -> str:
+        return html_table(self, lambda: queue_facts(self._mill.broker.stats(), self.name))
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"

@@ -12,7 +12,7 @@ from tidemill.client.as_completed import Completed, Waited
 from tidemill.client.compositions import alter_all, cancel_group, delete_all, retry_all
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job
-from tidemill.client.notebook import GroupInNotebook
+from tidemill.client.notebook import html_table
 from tidemill.client.progress_bar import Bar, open_bar
 from tidemill.client.results import member_id, member_ids, members_of, size_of
 from tidemill.client.runtime import Runtime
@@ -27,7 +27,7 @@ REDRAW = 0.2
 """Seconds between two updates of a visible progress bar."""
 
 
-class JobGroup(GroupInNotebook, Generic[R]):
+class JobGroup(Generic[R]):
     """A group, or a flow, by its id. ``await group`` waits for its results.
 
     Attributes:
@@ -348,6 +348,14 @@ class JobGroup(GroupInNotebook, Generic[R]):
 
     def __repr__(self) -> str:
         return f"<group {self.id}>"
+
+    def _repr_html_(self) -> str:
+        def facts() -> dict[str, str]:
+            (ended, count), failures = self.progress, self.count(failures=True)
+            progress = {"state": str(self.state), "ended": f"{ended:,} of {count:,}"}
+            return {"group": self.id, **progress, "without success": f"{failures or ''}"}
+
+        return html_table(self, facts)
 
 
 @overload
