@@ -77,7 +77,8 @@ class Snapshot(msgspec.Struct):
 
     Attributes:
         at: the wall time of the look.
-        leased: the number of leased jobs; ``jobs`` lists at most :data:`JOBS_MOST` of them.
+        jobs: at most :data:`JOBS_MOST` of the leased jobs: running jobs before jobs that wait for a
+            slot, the longest run first.
         fetched: the number of leased jobs that wait in their workers; None if it is not known.
         missing: what the broker cannot report, in words for the user, such as "workers".
     """
@@ -89,16 +90,6 @@ class Snapshot(msgspec.Struct):
     totals: dict[str, int | None]
     missing: tuple[str, ...]
     fetched: int | None
-
-    @property
-    def leased(self) -> int:
-        """The number of leased jobs in all queues."""
-        return sum(row.stats.running for row in self.queues)
-
-    @property
-    def slots(self) -> int:
-        """The number of slots of all workers."""
-        return sum(row.owner.concurrency for row in self.workers if row.owner.kind == "worker")
 
     def public(self) -> dict[str, Any]:
         """The snapshot as plain data for programs."""
@@ -131,35 +122,32 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     move_due(broker)
     seen = Seen(mill)
     knows = Feature.INSPECT in broker.features
-    owners, held = (seen.owners, seen.held) if knows else ([], _UNKNOWN)
     rates = meter.measure(mill, seen.queues)
+    owners, held = (seen.owners, seen.held) if knows else ([], _UNKNOWN)
     noted = {name: finding.note for name, finding in notes(seen).items()}
     queues = [
         QueueRow(
             row,
             rates[row.name],
-            _takers(owners, row.name) if knows else row.consumers,
+            sum(not o.queues or row.name in o.queues for o in owners) if knows else row.consumers,
             noted.get(row.name, ""),
             held.waiting(row.name),
         )
         for row in seen.queues
     ]
     runs = runs_by_name(owners)
+    jobs = [_job(record, runs.get(record.worker), held) for record in held.records]
+    jobs.sort(key=lambda job: (job.waits, job.since, job.id))
     tokens = {record.token for record in held.records}
     return Snapshot(
         clock.wall(),
         queues,
-        sorted((_job(r, runs.get(r.worker), held) for r in held.records), key=_longest)[:JOBS_MOST],
+        jobs[:JOBS_MOST],
         [WorkerRow(owner, _busy(owner, tokens)) for owner in owners],
         totals_of(seen.queues, knows=knows),
         () if knows else _MISSING,
         held.waiting(),
     )
-
-
-def _takers(owners: list[Owner], queue: str) -> int:
-    """The number of workers and consumers that take from a queue."""
-    return sum(not owner.queues or queue in owner.queues for owner in owners)
 
 
 def _busy(owner: Owner, tokens: set[int]) -> int | None:
@@ -182,8 +170,3 @@ def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) 
         record.progress,
         record.token in held.fetched,
     )
-
-
-def _longest(job: RunningJob) -> tuple[bool, float, str]:
-    """The sort key: running jobs before jobs that wait for a slot, the longest run first."""
-    return job.waits, job.since, job.id

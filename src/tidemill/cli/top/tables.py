@@ -25,6 +25,7 @@ SORTS: dict[str, Callable[[QueueRow], Any]] = {
 }
 """The orders of queues, by name."""
 
+_TOTALS = ("ready", "running", "scheduled", "waiting", "failed")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,29 +36,22 @@ def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
 
 def headline(snapshot: Snapshot) -> str:
     """The totals of the store in one line."""
-    names = ("ready", "running", "scheduled", "waiting", "failed")
-    known = [_total(snapshot, name) for name in names if snapshot.totals.get(name) is not None]
-    into, out = (_sum(snapshot, side) for side in ("into", "out"))
-    if into is not None and out is not None:
+    totals = [(name, snapshot.totals[name]) for name in _TOTALS]
+    known = [
+        running_in_words(count, snapshot.fetched) if name == "running" else f"{count:,} {name}"
+        for name, count in totals
+        if count is not None
+    ]
+    rates = [row.rates for row in snapshot.queues if row.rates.out is not None]
+    if rates or not snapshot.queues:
+        into, out = sum(one.into or 0.0 for one in rates), sum(one.out or 0.0 for one in rates)
         known.append(f"in {_rate(into)}/s, out {_rate(out)}/s")
     if "workers" not in snapshot.missing:
-        workers = sum(row.owner.kind == "worker" for row in snapshot.workers)
-        known.append(
-            f"{workers:,} worker{'' if workers == 1 else 's'} with {snapshot.slots:,} slots"
-        )
+        workers = [row.owner for row in snapshot.workers if row.owner.kind == "worker"]
+        slots = sum(owner.concurrency for owner in workers)
+        plural = "" if len(workers) == 1 else "s"
+        known.append(f"{len(workers):,} worker{plural} with {slots:,} slots")
     return "   ".join(known)
-
-
-def _total(snapshot: Snapshot, name: str) -> str:
-    if name == "running":
-        return running_in_words(snapshot.leased, snapshot.fetched)
-    return f"{snapshot.totals[name]:,} {name}"
-
-
-def _sum(snapshot: Snapshot, side: str) -> float | None:
-    rates = [getattr(row.rates, side) for row in snapshot.queues]
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) if known or not rates else None
 
 
 def lacking(snapshot: Snapshot) -> str:

@@ -159,7 +159,7 @@ class View:
         first = max(0, min(at - room // 2, len(jobs) - room))
         shown = jobs[first : first + room]
         name = "RUNNING" if snapshot.fetched == 0 else "RUNNING OR FETCHED"
-        yield _title(f"{name}, longest first", len(shown), snapshot.leased)
+        yield _title(f"{name}, longest first", len(shown), snapshot.totals["running"] or 0)
         if shown:
             yield tables.jobs_table(out, shown, selected=at - first)
         else:
