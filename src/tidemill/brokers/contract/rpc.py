@@ -139,8 +139,8 @@ class Call:
         return self._answer.decode(body)
 
 
-encode = msgspec.msgpack.Encoder().encode
-"""Encodes arguments and answers."""
+encode = msgspec.msgpack.Encoder(enc_hook=list).encode
+"""Encodes arguments and answers. Other iterables than lists are sent as lists."""
 
 _LOCAL = ("txn", "fds", "self")
 

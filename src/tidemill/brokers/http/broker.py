@@ -2,39 +2,59 @@
 
 Each call of the contract is one call of the server (:mod:`tidemill.brokers.contract.rpc`). The
 connections to the server are in :mod:`.connections`, the owners of this process in :mod:`.owners`.
-The calls that only forward their arguments have files of their own: :mod:`.inspect`,
-:mod:`.admin`, :mod:`.limits`, :mod:`.schedules`, :mod:`.history`,
-:mod:`.transfer` and :mod:`.waits`.
+A call that only passes its arguments on is one line here (:func:`forwarded`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tidemill.brokers.contract.admin import Admin
+from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.rpc import MOST, Hello
+from tidemill.brokers.contract.history import History
+from tidemill.brokers.contract.inspection import Inspection
+from tidemill.brokers.contract.limits import LimitCalls
+from tidemill.brokers.contract.rpc import LONGEST, MOST, Hello
+from tidemill.brokers.contract.schedules import Schedules
+from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.http.address import Address, check_url
-from tidemill.brokers.http.admin import Admin
 from tidemill.brokers.http.connections import Server, ServerConnections
-from tidemill.brokers.http.history import History
-from tidemill.brokers.http.inspect import Inspection
-from tidemill.brokers.http.limits import Limits
 from tidemill.brokers.http.owners import Owners
-from tidemill.brokers.http.schedules import Schedules
-from tidemill.brokers.http.transfer import Transfer
-from tidemill.brokers.http.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, FeatureMissing
-from tidemill.core.job import Put
+from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
+from tidemill.core.job import Put, Record
 from tidemill.core.owner import Owner
 
 _NOT_HERE = {Feature.TRANSACTIONS, Feature.REMOTE_OWNERS, Feature.NAMED}
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def forwarded(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[HttpBroker, P], R]:
+    """A call of the contract as a call of the server with the same arguments."""
+    name = method.__name__
+    parameters = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def call(self: HttpBroker, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = self._call(name, **dict(zip(parameters, args, strict=False)), **kwargs)
+        return answer
+
+    return call
 
 
 def open_url(url: Url) -> HttpBroker:
@@ -42,7 +62,7 @@ def open_url(url: Url) -> HttpBroker:
     return HttpBroker(check_url(url))
 
 
-class HttpBroker(Inspection, Admin, Limits, Schedules, History, Transfer, Waits):
+class HttpBroker:
     """A broker behind a job server."""
 
     def __init__(self, address: Address) -> None:
@@ -127,13 +147,8 @@ class HttpBroker(Inspection, Admin, Limits, Schedules, History, Transfer, Waits)
     def wake(self, owner_id: str) -> None:
         self._owners.wake(owner_id)
 
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        given: int = self._call("release", owner_id=owner_id, causes=causes)
-        return given
-
-    def tick(self) -> float:
-        seconds: float = self._call("tick")
-        return seconds
+    release = forwarded(Broker.release)
+    tick = forwarded(Broker.tick)
 
     def count_silence(self) -> float:
         self._check_open()
@@ -147,3 +162,89 @@ class HttpBroker(Inspection, Admin, Limits, Schedules, History, Transfer, Waits)
                     self._owners.detach(owner_id, impatient=True)
             self._hang_up()
         self._closed = True
+
+    # -- reading --------------------------------------------------------------------------------
+
+    get = forwarded(Inspection.get)
+    was_here = forwarded(Inspection.was_here)
+    find = forwarded(Inspection.find)
+    ahead = forwarded(Inspection.ahead)
+    stats = forwarded(Inspection.stats)
+    owners = forwarded(Inspection.owners)
+
+    def info(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self._call("info")
+        kept = {"store": facts.get("broker", ""), "kept_at": facts.get("url", "")}
+        return {**facts, "broker": "http", "url": self.url, **kept}
+
+    limits = forwarded(LimitCalls.limits)
+    held = forwarded(LimitCalls.held)
+    history = forwarded(History.history)
+    history_kinds = forwarded(History.history_kinds)
+
+    # -- administration -------------------------------------------------------------------------
+
+    cancel = forwarded(Admin.cancel)
+    kick = forwarded(Admin.kick)
+    delete = forwarded(Admin.delete)
+    alter = forwarded(Admin.alter)
+    set_queue = forwarded(Admin.set_queue)
+    purge = forwarded(Admin.purge)
+    purge_kept = forwarded(Admin.purge_kept)
+    restore = forwarded(Admin.restore)
+    forget_queue = forwarded(Admin.forget_queue)
+    command = forwarded(Admin.command)
+    backup = forwarded(Admin.backup)
+    set_limit = forwarded(LimitCalls.set_limit)
+    keep_history = forwarded(History.keep_history)
+
+    # -- records and moves ----------------------------------------------------------------------
+
+    wall = forwarded(Schedules.wall)
+    schedules = forwarded(Schedules.schedules)
+    list_schedules = forwarded(Schedules.list_schedules)
+    change_schedules = forwarded(Schedules.change_schedules)
+    depart = forwarded(Transfer.depart)
+    stay = forwarded(Transfer.stay)
+    adopt = forwarded(Transfer.adopt)
+    adopted = forwarded(Transfer.adopted)
+
+    # -- waits: each call waits for a while, and then the broker repeats the call -----------------
+
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        until = time.monotonic() + timeout
+        enough = any if first else all
+        while True:
+            records: list[Record | None] = self._wait("wait_for", until, ids=list(ids), first=first)
+            while len(records) < len(ids):  # call again when not all records fit into one answer
+                rest = list(ids[len(records) :])
+                records += self._wait("wait_for", 0.0, ids=rest, first=False)
+            over = enough(record is None or record.state.finished for record in records)
+            if not ids or over or time.monotonic() >= until:
+                return records
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        until = time.monotonic() + timeout
+        while True:
+            if self._wait("wait_space", until, queue=queue):
+                return True
+            if time.monotonic() >= until:
+                return False
+
+    # -- calls of the server --------------------------------------------------------------------
+
+    def _wait(self, name: str, until: float, **arguments: Any) -> Any:
+        """Make one call that waits, up to the server's longest wait."""
+        self._check_open()
+        seconds = max(0.0, min(until - time.monotonic(), LONGEST))
+        return self._connections.call(name, extra=seconds, timeout=seconds, **arguments)
+
+    def _call(self, name: str, /, **arguments: Any) -> Any:
+        self._check_open()
+        return self._connections.call(name, **arguments)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")

@@ -493,13 +493,6 @@ def test_history_that_a_store_cannot_keep_is_refused(broker: Broker) -> None:
     assert with_history(broker, "history").history("task", 60) == [good]
 
 
-def test_history_of_a_server_without_it_is_refused(broker: Broker) -> None:
-    broker.features -= {Feature.HISTORY}
-    for call in (lambda: broker.history("task", 60), lambda: broker.keep_history([])):  # type: ignore[attr-defined]
-        with pytest.raises(FeatureMissing, match=r"history needs the feature history.* http://"):
-            call()
-
-
 @pytest.mark.parametrize("seconds", [1e300, 3.2e9, float("inf"), float("nan"), -1.0])
 def test_times_that_a_store_cannot_keep_are_refused(broker: Broker, seconds: float) -> None:
     hand = HttpOwner(broker)
