@@ -369,9 +369,8 @@ def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
 
 @pytest.mark.everyday
 def test_a_worker_killed_while_it_moves_delayed_jobs_on_loses_none(
-    at: Callable[..., Place],
+    place: Place,
 ) -> None:  # law 1: between the confirm and the acknowledgement
-    place = at(delays="workers")
     log = place.path / "crashes"
     env = {"TIDEMILL_CRASH": "timers.moved:1", "TIDEMILL_CRASH_LOG": str(log)}
     victim = place.worker(env=env).wait_ready()

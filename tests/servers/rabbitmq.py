@@ -17,14 +17,6 @@ from .base import Server, free_port, listens, program
 ENOUGH = 0.9
 """The share of the memory of this machine at which a node is to say that it is too much."""
 
-_FORWARD_AGAIN = 10_000
-"""Milliseconds until a queue of delays forwards a message again that was not confirmed.
-
-A server that starts may forward to a queue that it has not started yet, or that was deleted and
-made again. By default it waits 180 s. It looks once in that time: a message waits twice as long at
-most.
-"""
-
 
 class PortMapper(Server):
     """``epmd``, by which a node and rabbitmqctl find each other.
@@ -98,8 +90,7 @@ class RabbitMQ(Server):
             # Small: two threads that neither spin nor claim a core, tables for few processes.
             "RABBITMQ_SCHEDULER_BIND_TYPE": "u",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +P 100000 +t 300000"
-            " -kernel inet_dist_use_interface {127,0,0,1}"
-            f" -rabbit dead_letter_worker_publisher_confirm_timeout {_FORWARD_AGAIN}",
+            " -kernel inet_dist_use_interface {127,0,0,1}",
             # Its script becomes the server itself, rather than to wait for it.
             "RUNNING_UNDER_SYSTEMD": "true",
         }

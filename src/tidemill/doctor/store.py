@@ -40,8 +40,6 @@ def policies(seen: Seen) -> Iterator[Finding]:
         yield Finding("policies", "warn", danger.text, danger.advice)
     if not found.dangers:
         yield Finding("policies", "ok", f"none is known to destroy jobs; {found.seen}")
-    if found.delays:
-        yield Finding("delays", "ok", found.delays)
 
 
 def here(seen: Seen) -> Iterator[Finding]:

@@ -22,12 +22,10 @@ class ServerPolicies(msgspec.Struct, frozen=True):
     Attributes:
         seen: the place where the policies were read, or the reason why they could not be read.
         dangers: the dangerous policies that were found.
-        delays: a notice that workers keep the time of delayed jobs; empty when the server does.
     """
 
     seen: str
     dangers: list[Danger]
-    delays: str = ""
 
 
 class HasPolicies(Protocol):

@@ -11,7 +11,6 @@ from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
-from tidemill.brokers.rabbitmq.due import DelayQueues
 from tidemill.brokers.rabbitmq.exit_flush import flush_at_exit
 from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.message import Writer
@@ -21,7 +20,7 @@ from tidemill.brokers.rabbitmq.queue_announcer import Announcer
 from tidemill.brokers.rabbitmq.queue_registry import Registry
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
-from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues
 from tidemill.brokers.rabbitmq.unsupported import Lacking
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.envelope import Envelope
@@ -44,7 +43,6 @@ class ServerCalls(Lacking):
         self._settings = settings
         self._closed = False
         self._inherited = False  # True when connections and owners belong to a parent process
-        self._version = ""  # the version that the server last reported
         self._lock = Lock()
         settings.parameters(_PUBLISHERS_BEAT)  # check now: raises if a TLS file cannot be used
         self._begin()
@@ -60,21 +58,20 @@ class ServerCalls(Lacking):
         """Prepare for this process, which may be a fork of the process that opened the broker."""
         settings = self._settings
         self._names = Names(settings.prefix, settings.classic)
-        delays = DelayQueues(settings.prefix)
         outages, beat = OutageLog(settings.where), max(1, round(settings.owner_lease / 2))
         self._out = ConnectionThread(settings, "publisher", _PUBLISHERS_BEAT, outages)
         self._in = ConnectionThread(settings, "consumer", beat, outages)
         self._names_thread = ConnectionThread(settings, "names", beat)
-        self._declarer = Declarer(delays, self._names.failed)
+        self._declarer = Declarer(self._names.failed)
         notice = TimerQueues(self._names).notice
         self._publisher = Publisher(self._out, self._declarer, notice)
         for listener in (self._declarer, self._publisher):
             self._out.add(listener)
-        consumers = self._in_declarer = Declarer(delays, self._names.failed)
+        consumers = self._in_declarer = Declarer(self._names.failed)
         self._joined = False
-        self._writer = Writer(self._names, delays, self._workers_keep_time)
+        self._writer = Writer(self._names)
         self._failed = DeadLetters(settings, self._writer, self._publish, self._make_known)
-        self._registry = Registry(self._names_thread, delays, self._names)
+        self._registry = Registry(self._names_thread, self._names)
         shared = self._publisher, self._names, self._writer, itertools.count(1).__next__
         self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
         self._out.add(self._announcer)
@@ -113,11 +110,6 @@ class ServerCalls(Lacking):
                 self._in.add(self._in_declarer)
         self._in.await_up(self._settings.patience)
         return self._in
-
-    def _workers_keep_time(self) -> bool:
-        """True when workers hold delayed jobs until the due time; False when the server does."""
-        self._version = text_of(self._out.server.get("version", "")) or self._version
-        return by_workers(self._settings, self._version)
 
     def _put(self, jobs: Sequence[Envelope], items: Sequence[Outgoing]) -> None:
         """Announce the queues of jobs and publish the jobs, both within one patience."""

@@ -1,7 +1,7 @@
 """``amqp://``: the broker of jobs in the queues of a RabbitMQ server.
 
 This file has the core of the contract; :mod:`.calls` has all other calls. :mod:`.amqp` speaks the
-protocol. :mod:`.put` publishes, :mod:`.claim` takes, and :mod:`.due` lays out the delay queues.
+protocol. :mod:`.put` publishes, :mod:`.claim` takes, and :mod:`.timekeeper` keeps delayed jobs.
 :mod:`.queue_registry` knows the queues that exist, and :mod:`.layout` names all places.
 """
 

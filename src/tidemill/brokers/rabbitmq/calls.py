@@ -54,8 +54,7 @@ class InspectionCalls(ServerCalls):
         """The policies and settings of the server that can destroy accepted jobs."""
         self._check_open()
         self._consuming()
-        version = text_of(self._out.server.get("version", ""))
-        return examine(self._settings, self._names, version)
+        return examine(self._settings, self._names)
 
 
 class AdminCalls(ServerCalls):

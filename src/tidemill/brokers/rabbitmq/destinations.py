@@ -1,4 +1,4 @@
-"""Prepare a place before messages go there: make its queues and delay route, tell workers."""
+"""Prepare a place before messages go there: make its queue, tell workers."""
 
 from __future__ import annotations
 
@@ -40,20 +40,17 @@ class Destinations:
         """Whether everything that a window needs was made."""
         declarer, home = self._declarer, window.home
         told = not home.listed or home.name in self._noticed
-        ways = not window.digits or declarer.knows_waits(window.digits)
-        return told and ways and declarer.knows(home)
+        return told and declarer.knows(home)
 
     def make(self, window: PublishWindow, then: Answer) -> None:
-        """Make the queues and the route that a window needs."""
+        """Make the queue that a window needs."""
 
         def declared(why: str) -> None:
             # A listed place: workers serve the queue only after a notice.
             if window.home.listed and not why:
                 self._send([self._notice(window.home)], noticed)
-            elif why or not window.digits:
-                then(why)
             else:
-                self._declarer.declare_waits(window.digits, then)
+                then(why)
 
         def noticed() -> None:
             self._noticed.add(window.home.name)

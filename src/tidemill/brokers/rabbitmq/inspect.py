@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
-from tidemill.brokers.rabbitmq.due import DelayQueues
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.brokers.rabbitmq.timer_queues import TimerQueues, by_workers
+from tidemill.brokers.rabbitmq.timer_queues import TimerQueues
 
 
 def describe(
@@ -17,9 +16,8 @@ def describe(
 ) -> dict[str, Any]:
     """Describe a server. ``server`` has the properties that the server reports."""
     version = server.get("version", "")
-    waits = [*DelayQueues(settings.prefix).all_waits(), *TimerQueues(names).all()]
     with short_connection(settings) as there:
-        delayed = sum(there.count(place)[0] for place in waits)
+        delayed = sum(there.count(place)[0] for place in TimerQueues(names).all())
         failed, _ = there.count(names.failed)
     return {
         "broker": "rabbitmq",
@@ -30,7 +28,6 @@ def describe(
         "prefix": settings.prefix,
         "durable": True,
         "durability": "accepted jobs survive power loss: only what is synced is confirmed",
-        "delays": "workers" if by_workers(settings, version) else "server",
         "delayed": delayed,
         "failed": failed,
         "publishing": f"blocked: {blocked}" if blocked else "open",

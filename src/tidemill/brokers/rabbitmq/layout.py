@@ -6,9 +6,7 @@
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
     PREFIX.failed                  jobs that failed for good, for a human
     PREFIX.queues                  a stream: the names of all queues that were ever used
-    PREFIX.delay.LEVEL.DIGIT       delayed jobs, if the server keeps time (:mod:`.due`)
-    PREFIX.delay.LEVEL, PREFIX.due exchanges between the delay queues
-    PREFIX.timer.LEVEL             delayed jobs, if workers keep time (:mod:`.timer_queues`)
+    PREFIX.timer.LEVEL             delayed jobs (:mod:`.timer_queues`)
     PREFIX.timers                  the timer queues in use
 
 For the jobs of a carried store, the prefix also has a digest of that store.
@@ -50,7 +48,6 @@ class Place(msgspec.Struct, frozen=True):
         name: its name on the server.
         arguments: the arguments that declare the place.
         queue, kind: its queue of tidemill, and the kind of its jobs: ``tasks`` or ``messages``.
-        due: whether the place is bound to the exchange of the due jobs.
         alone: whether each of its jobs runs alone.
         listed: whether workers serve the place only after a notice (:mod:`.timer_queues`).
     """
@@ -59,7 +56,6 @@ class Place(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
     queue: str = ""
     kind: str = ""
-    due: bool = False
     alone: bool = False
     listed: bool = False
 
@@ -143,7 +139,7 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
         arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
     name = f"{names.prefix}.{kind}.{band}.{queue}"
     arguments |= safe(names.failed)
-    return Place(name, arguments, queue, kind, due=True, alone=band == "suspect")
+    return Place(name, arguments, queue, kind, alone=band == "suspect")
 
 
 def safe(failed: Place) -> dict[str, Any]:

@@ -5,9 +5,9 @@ to run. A new job without a delay has no headers.
 
     attempt   runs so far
     error     the error of the last run
-    home      the place of the due job, if workers keep its time (:mod:`.timer_queues`)
-    due       wall time in ms at which its wait ends, for readers of delayed jobs
-    rest      ms that remain beyond the longest delay of the delay queues
+    home      the place of the job when it is due (:mod:`.timer_queues`)
+    due       wall time in ms at which its wait ends
+    rest      ms that remain beyond the longest delay of a timer queue
     losses    for a suspect: 1 + the deaths of its workers since the job runs alone
     handed    how often the job may have killed its worker before this message was written
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +27,6 @@ from tidemill.brokers.rabbitmq.amqp.death_header import death_of, without_traces
 from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
-from tidemill.brokers.rabbitmq.due import DelayQueues, longest, split
 from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
 from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
 from tidemill.core.clock import clock
@@ -60,18 +59,11 @@ class Carried(msgspec.Struct):
 
 
 class Writer:
-    """Makes messages from jobs. Each message has a unique number.
+    """Makes messages from jobs. Each message has a unique number."""
 
-    ``by_workers`` tells whether workers keep the time of delayed jobs, instead of the server.
-    """
-
-    def __init__(
-        self, names: Names, delays: DelayQueues, by_workers: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, names: Names) -> None:
         self._names = names
-        self._delays = delays
         self._timers = TimerQueues(names)
-        self._by_workers = by_workers
         self._mark = uuid.uuid4().hex[:16]
         self._numbers = itertools.count()
 
@@ -95,18 +87,12 @@ class Writer:
         if job.handed:
             headers["handed"] = job.handed
         if delay <= 0:
-            return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
+            return Outgoing(home.name, self._properties(job, headers), job.encoded, home)
         headers["due"] = math.ceil(((now or clock.wall()) + delay) * 1000)
-        by_workers = self._by_workers()
-        rest = delay - (LONGEST if by_workers else longest())
-        if rest > 0:
-            headers["rest"] = round(rest * 1000)
-        if by_workers:
-            headers[HOME], home = home.name, self._timers.for_delay(delay)
-            return Outgoing("", home.name, self._properties(job, headers), job.encoded, home)
-        digits = split(delay)
-        exchange, key = self._delays.route(digits, home.name)
-        return Outgoing(exchange, key, self._properties(job, headers), job.encoded, home, digits)
+        if delay > LONGEST:
+            headers["rest"] = round((delay - LONGEST) * 1000)
+        headers[HOME], home = home.name, self._timers.for_delay(delay)
+        return Outgoing(home.name, self._properties(job, headers), job.encoded, home)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
         """The message of a job that was just put."""
@@ -121,7 +107,7 @@ class Writer:
             "queue": job.envelope.queue,
         }
         properties = self._properties(job, headers, round(when or clock.wall()))
-        return Outgoing("", home.name, properties, job.encoded, home)
+        return Outgoing(home.name, properties, job.encoded, home)
 
     def write_unreadable(
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
@@ -157,7 +143,7 @@ class Writer:
             timestamp=round(clock.wall()),
             type=source.type,
         )
-        return Outgoing("", home.name, encoded(properties), body, home)
+        return Outgoing(home.name, encoded(properties), body, home)
 
     def _properties(self, job: Carried, headers: dict[str, Any], when: int = 0) -> bytes:
         envelope, classic = job.envelope, self._names.classic

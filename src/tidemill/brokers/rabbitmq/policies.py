@@ -14,7 +14,6 @@ from tidemill.brokers.contract.policies import Danger, ServerPolicies
 from tidemill.brokers.network.address import opener_without_redirects
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.brokers.rabbitmq.timer_queues import by_workers, forwards
 
 _PORT, _TLS_PORT = 15672, 15671
 
@@ -29,8 +28,8 @@ _TAKES_OUT = ("delivery-limit", "message-ttl")
 Rows = list[dict[str, Any]]
 
 
-def examine(settings: Settings, names: Names, version: str) -> ServerPolicies:
-    """Find dangers of loss or delay for all queues under the prefix."""
+def examine(settings: Settings, names: Names) -> ServerPolicies:
+    """Find dangers of loss for all queues under the prefix."""
     rows: Rows | None = None
     seen = ""
     for base in _addresses(settings):
@@ -39,25 +38,7 @@ def examine(settings: Settings, names: Names, version: str) -> ServerPolicies:
             break
         except (OSError, ValueError) as error:
             seen = seen or f"cannot be read: the management plugin at {base} says: {error}"
-    dangers, delays = list(of_version(settings, version)), of_delays(settings, version)
-    if rows is not None:
-        return ServerPolicies(seen, [*dangers, *of_policies(rows, names)], delays)
-    return ServerPolicies(seen, dangers, delays)
-
-
-def of_version(settings: Settings, version: str) -> Iterator[Danger]:
-    """The dangers in a cluster of this version that loses a node."""
-    if len(settings.hosts) > 1 and not (forwards(version) or by_workers(settings, version)):
-        text = f"a cluster of RabbitMQ {version} that loses a node can hold up delayed jobs"
-        advice = "take delays=server out of the url, or update to RabbitMQ 3.12.5 or later"
-        yield Danger(f"{text} until the node is back", advice)
-
-
-def of_delays(settings: Settings, version: str) -> str:
-    """A notice that workers keep the time of delayed jobs; empty when the server does."""
-    if not by_workers(settings, version):
-        return ""
-    return f"workers keep the time of delayed jobs (RabbitMQ {version}): without workers, they wait"
+    return ServerPolicies(seen, list(of_policies(rows or [], names)))
 
 
 def _addresses(settings: Settings) -> list[str]:
@@ -118,7 +99,6 @@ _DELETES = "deletes an unused queue with all that is in it"
 _DROPS = "drops jobs without a trace"
 _DROPS_OLDEST = "drops the oldest jobs without a trace"
 _FORGETS = "forgets failed jobs early"
-_HURRIES = "lets delayed jobs run early"
 _FAILS = "makes delayed jobs fail"
 
 
@@ -140,10 +120,6 @@ def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str
                 yield key, _FORGETS
         if "max-length-bytes" in policy:
             yield "max-length-bytes", _FORGETS
-    elif kind == "delay":
-        own = arguments.get("x-message-ttl", 0)
-        if policy.get("message-ttl", own) < own:
-            yield "message-ttl", _HURRIES
     elif kind in ("timer", "timers"):
         yield from ((key, _FAILS) for key in _TAKES_OUT if key in policy)
 

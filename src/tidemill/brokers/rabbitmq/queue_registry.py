@@ -21,7 +21,6 @@ from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
-from tidemill.brokers.rabbitmq.due import DelayQueues
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, Lock
@@ -37,9 +36,9 @@ _AGAIN = 1.0
 class Registry:
     """The names of all queues, as they become known."""
 
-    def __init__(self, thread: ConnectionThread, delays: DelayQueues, names: Names) -> None:
+    def __init__(self, thread: ConnectionThread, names: Names) -> None:
         self._thread = thread
-        self._declarer = Declarer(delays, names.failed)
+        self._declarer = Declarer(names.failed)
         self._names = names
         self._heard: set[str] = set()
         self._marks: dict[str, Event] = {}
@@ -51,7 +50,7 @@ class Registry:
         """The message that announces a name."""
         home = self._names.registry
         properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
-        return Outgoing("", home.name, encoded(properties), queue.encode(), home)
+        return Outgoing(home.name, encoded(properties), queue.encode(), home)
 
     def listen(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` with every known name and every name to come."""

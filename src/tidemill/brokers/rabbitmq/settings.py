@@ -19,7 +19,7 @@ CONNECT_TIMEOUT = 5.0
 """Seconds that one host has to answer."""
 
 _OPTIONS = (
-    *("delays", "management", "owner_lease", "patience", "prefix", "queues"),
+    *("management", "owner_lease", "patience", "prefix", "queues"),
     *("tls_ca", "tls_cert", "tls_key", "tls_verify"),
 )
 _PREFIX = re.compile(r"[\w:-]{1,20}")
@@ -36,8 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         owner_lease: the seconds after which a silent worker counts as dead, by heartbeats.
         shown: the URL without its password.
         management: the address of the management plugin; empty for its port on the same hosts.
-        delays: the holder of delayed jobs, ``server`` or ``workers``. If empty, the version of the
-            server decides.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -51,7 +49,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     owner_lease: float
     shown: str
     management: str = ""
-    delays: str = ""
 
     @property
     def where(self) -> str:
@@ -145,7 +142,6 @@ def check_url(url: Url) -> Settings:
         owner_lease=lease,
         shown=shown,
         management=_management(options.get("management", "")),
-        delays=_delays(options.get("delays", "")),
     )
 
 
@@ -162,12 +158,6 @@ def _management(text: str) -> str:
         raise InvalidOption(
             f"management in the url must be http://host:port or https://host:port, not {text!r}"
         )
-    return text
-
-
-def _delays(text: str) -> str:
-    if text not in ("", "server", "workers"):
-        raise InvalidOption(f"delays in the url must be server or workers, not {text!r}")
     return text
 
 

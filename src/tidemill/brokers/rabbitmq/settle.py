@@ -116,7 +116,7 @@ class Settlement:
             with self._lock:
                 self.storing -= 1
                 self._acknowledge(left)
-                self._sent_back([item.home for item in items if not item.digits])
+                self._sent_back([item.home for item in items])
 
         self._publisher.send(items, stored)
 

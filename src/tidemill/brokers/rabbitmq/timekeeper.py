@@ -293,7 +293,7 @@ class Timekeeper:
         else:
             del ours[HOME]
         basic.headers = ours or None
-        return Outgoing("", home.name, encoded(basic), held.body, home)
+        return Outgoing(home.name, encoded(basic), held.body, home)
 
     def _stored(self, together: Sequence[_Held]) -> None:
         """Acknowledge moved messages: the server has confirmed their copies."""

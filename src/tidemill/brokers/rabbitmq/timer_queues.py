@@ -1,10 +1,6 @@
-"""Timer queues: the places of delayed jobs that workers, not the server, hold until due.
+"""Timer queues: the places of delayed jobs, which workers hold until they are due.
 
-In a cluster, RabbitMQ before 3.12.5 may fail to move delayed jobs. The server's dead-letter worker
-moves messages from each delay queue (:mod:`.due`) to the next queue, and remembers the leader of
-the next queue. While the node of this leader is lost, the dead-letter worker moves no message. So
-in a cluster each delayed job goes to a plain quorum queue. A worker moves the job on when it is due
-(:mod:`.timekeeper`).
+A worker moves a job on when it is due (:mod:`.timekeeper`). While no worker runs, the job waits.
 
 Each timer queue is for a range of delays: below 0.5 s, from 0.5 to 1 s, from 1 to 2 s, and so on.
 No job in a timer queue is due before it has waited for the least delay of the range.
@@ -17,7 +13,6 @@ No job in a timer queue is due before it has waited for the least delay of the r
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, Final
 
 import pika
@@ -25,13 +20,9 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
 from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
 from tidemill.brokers.rabbitmq.layout import NEVER, Names, Place, safe
-from tidemill.brokers.rabbitmq.settings import Settings
 
 HOME = "home"
 """The header that names the place of a job when it is due."""
-
-_FORWARDS = (3, 12, 5)
-"""The first version that forwards to a queue after the node of its leader is lost."""
 
 _FIRST: Final = 0.5
 """Seconds: the least delay of level 1. Level 0 is for shorter delays."""
@@ -40,19 +31,6 @@ LEVELS: Final = 24
 
 LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)
 """Seconds of the longest delay in one timer queue: 48 days."""
-
-
-def forwards(version: str) -> bool:
-    """Whether a server of this version moves delayed jobs on when a node of its cluster is lost."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    return not numbers or numbers >= _FORWARDS
-
-
-def by_workers(settings: Settings, version: str) -> bool:
-    """Whether workers keep the time of delayed jobs on a server of this version."""
-    if settings.delays:
-        return settings.delays == "workers"
-    return len(settings.hosts) > 1 and not forwards(version)
 
 
 class TimerQueues:
@@ -88,7 +66,7 @@ class TimerQueues:
         """Return the message that tells workers of a timer queue."""
         home, level = self.in_use, place.name.rpartition(".")[2]
         properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=f"timer {level}"))
-        return Outgoing("", home.name, properties, level.encode(), home)
+        return Outgoing(home.name, properties, level.encode(), home)
 
 
 def level_of(seconds: float) -> int:

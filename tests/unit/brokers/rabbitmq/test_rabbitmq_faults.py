@@ -175,23 +175,7 @@ def test_a_queue_that_somebody_deletes_is_made_again(
     # then: nothing that is put is lost, and who takes goes on
     jobs = [job(), job(delay=0.1)]
     broker.put(jobs)
-    # the server may forward the delayed job to the deleted queue, and again after 10 s
     assert {one.open().id for one in worker.await_all(2, limit=120)} == set(ids_of(jobs))
-
-
-def test_a_clock_that_somebody_deletes_is_made_again(
-    server: RabbitMQ, open_one: Open, prefix: str
-) -> None:
-    broker = open_one()
-    worker = LiveOwner(broker)
-    broker.put([job(delay=0.1)])
-    worker.await_all(1)
-    server.eval(
-        f'[rabbit_exchange:delete(rabbit_misc:r(<<"/">>, exchange, '
-        f'<<"{prefix}.delay.", N>>), false, <<"test">>) || N <- "01"]'
-    )
-    broker.put([job(delay=0.1)])
-    worker.await_all(1)
 
 
 def test_while_the_server_is_short_of_memory_puts_are_refused_and_work_ends(

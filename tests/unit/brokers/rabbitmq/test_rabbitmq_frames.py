@@ -131,8 +131,8 @@ def test_a_frame_that_does_not_end_as_it_should_is_an_error() -> None:
 @pytest.mark.parametrize("size", [0, 1, 100, 101, 1000])
 def test_a_publication_is_what_pika_would_send(size: int) -> None:
     body = random.Random(size).randbytes(size)
-    publish = Basic.Publish(exchange="ex", routing_key="a.ö", mandatory=True)
-    assert publication(CHANNEL, "ex", "a.ö", encoded(PLAIN), body, 100) == wire_of(
+    publish = Basic.Publish(exchange="", routing_key="a.ö", mandatory=True)
+    assert publication(CHANNEL, "a.ö", encoded(PLAIN), body, 100) == wire_of(
         frames_of(publish, PLAIN, body, 100, CHANNEL)
     )
 

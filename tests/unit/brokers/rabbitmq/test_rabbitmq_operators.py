@@ -210,7 +210,7 @@ def test_jobs_removed_by_a_delivery_limit_are_failed_and_may_be_retried(
 def test_jobs_removed_by_a_message_ttl_are_failed(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
-    broker, given = open_one(), job("q", delay=0.05)
+    broker, given = open_one(), job("q")
     policy(server, prefix, message_ttl=100)
     broker.put([given])
     (record,) = failed(broker, 1)
@@ -283,11 +283,8 @@ NEW = {"x-dead-letter-exchange": "", "x-overflow": "reject-publish"}
         ("failed", {}, {"max-length": 10**6, "message-ttl": 10**12}, []),
         ("failed", {}, {"max-length": 10}, ["max-length forgets failed jobs"]),
         ("failed", {}, {"delivery-limit": 10}, ["delivery-limit forgets failed jobs"]),
-        ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 100}, []),
-        ("delay.0.9", {"x-message-ttl": 90}, {"message-ttl": 9}, ["message-ttl lets delayed"]),
         ("timer.3", NEW, {"message-ttl": 9}, ["message-ttl makes delayed jobs fail"]),
         ("timer.3", NEW, {"max-length": 9}, []),
-        ("moved.x", {}, {"delivery-limit": 9}, ["delivery-limit forgets how far a move"]),
     ],
 )
 def test_the_harm_of_each_policy_is_named(

@@ -1,4 +1,4 @@
-"""Timer queues of RabbitMQ: delayed jobs for which workers keep the time, on one server."""
+"""Timer queues of RabbitMQ: workers keep the time of delayed jobs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from servers import Proxy, rabbitmq_url
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, timekeeper
-from tidemill.brokers.rabbitmq.policies import of_delays, of_version
-from tidemill.brokers.rabbitmq.settings import check_url
+from tidemill.brokers.rabbitmq import message as rabbitmq_message
 from tidemill.brokers.rabbitmq.timer_queues import (
     LEVELS,
     LONGEST,
-    by_workers,
     least,
     level_of,
     most,
 )
-from tidemill.core.config import parse_url
-from tidemill.core.errors import InvalidOption
+from tidemill.core.envelope import encode_envelope
 from tidemill.core.job import Outcome, State
 
 Open = Callable[..., RabbitBroker]
@@ -45,11 +42,10 @@ def prefix() -> str:
 
 @pytest.fixture
 def open_one(prefix: str) -> Iterator[Open]:
-    """Open brokers whose delayed jobs go to timer queues, unless said otherwise."""
+    """Open brokers."""
     brokers: list[RabbitBroker] = []
 
     def opened(url: str = "", **options: Any) -> RabbitBroker:
-        options = {"delays": "workers", **options}
         brokers.append(open_rabbit(url or rabbitmq_url(), prefix, **options))
         return brokers[-1]
 
@@ -92,25 +88,6 @@ def test_there_are_few_queues_and_each_begins_where_another_ends() -> None:
     assert all(most(level) == least(level + 1) for level in range(LEVELS - 1))
 
 
-@pytest.mark.parametrize(
-    ("url", "version", "workers"),
-    [
-        ("amqp://a,b,c", "3.10.8", True),
-        ("amqp://a,b,c", "3.12.4", True),
-        ("amqp://a,b,c", "3.12.5", False),
-        ("amqp://a,b,c", "4.0.1", False),
-        ("amqp://a,b,c", "", False),
-        ("amqp://a", "3.10.8", False),
-        ("amqp://a?delays=workers", "4.0.1", True),
-        ("amqp://a,b?delays=server", "3.10.8", False),
-    ],
-)
-def test_workers_keep_the_time_where_the_server_cannot(
-    url: str, version: str, workers: bool
-) -> None:
-    assert by_workers(check_url(parse_url(url)), version) is workers
-
-
 # -- on time --------------------------------------------------------------------------------------
 
 
@@ -127,18 +104,23 @@ def test_a_worker_that_comes_later_finds_delayed_jobs(open_one: Open) -> None:
     producer = open_one()
     due = dict(put(producer, delay) for delay in (0.05, 0.6, 1.2))
     assert producer.info()["delayed"] == 3
-    assert producer.info()["delays"] == "workers"
     time.sleep(1.3)
     assert len(lateness(LiveOwner(open_one()), due)) == 3
 
 
-def test_a_worker_whose_server_keeps_time_serves_timer_queues_too(open_one: Open) -> None:
-    # given: a worker of before an upgrade, or whose url names one node
-    producer, worker = open_one(), LiveOwner(open_one(delays="server"))
-    worker.take()
-    # when, then
-    late = lateness(worker, dict(put(producer, delay) for delay in (0.05, 0.6)))
-    assert max(late.values()) < LATE
+def test_a_delay_longer_than_a_timer_queue_goes_round_again(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 9: as if a timer queue held no more than 0.3 s
+    monkeypatch.setattr(rabbitmq_message, "LONGEST", 0.3)
+    broker = open_one()
+    given_job, began = job(delay=1.0), time.monotonic()
+    broker.put([given_job])
+    worker = LiveOwner(broker)
+    [lease] = worker.await_all(1)
+    assert 1.0 <= time.monotonic() - began < LATE
+    assert (lease.open().id, lease.attempt) == (given_job.id, 1)
+    assert lease.envelope == encode_envelope(given_job)
 
 
 def test_a_retry_waits_and_keeps_what_is_known_of_its_job(open_one: Open) -> None:
@@ -286,29 +268,3 @@ def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
     broker.close()
     eventually(lambda: producer.info()["delayed"] == 1, "the server has it again")
     assert min(lateness(LiveOwner(open_one()), due).values()) >= 0
-
-
-# -- looks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "version", "dangers", "said"),
-    [
-        ("amqp://a,b,c", "3.10.8", 0, "workers keep the time of delayed jobs (RabbitMQ 3.10.8)"),
-        ("amqp://a,b,c?delays=server", "3.10.8", 1, ""),
-        ("amqp://a,b,c", "3.12.5", 0, ""),
-        ("amqp://a", "3.10.8", 0, ""),
-    ],
-)
-def test_the_doctor_says_who_keeps_the_time(
-    url: str, version: str, dangers: int, said: str
-) -> None:
-    settings = check_url(parse_url(url))
-    assert len(list(of_version(settings, version))) == dangers
-    assert of_delays(settings, version).startswith(said)
-    assert bool(of_delays(settings, version)) is bool(said)
-
-
-def test_an_unknown_keeper_of_time_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="delays in the url must be server or workers"):
-        check_url(parse_url("amqp://a?delays=me"))

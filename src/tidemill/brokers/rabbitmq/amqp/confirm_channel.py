@@ -81,10 +81,10 @@ class ConfirmChannel:
         if not self._connection.is_quick:
             for e in items:
                 properties = decoded(e.properties)
-                self._channel.basic_publish(e.exchange, e.key, e.body, properties, mandatory=True)
+                self._channel.basic_publish("", e.key, e.body, properties, mandatory=True)
             return
         number, most = self._channel.channel_number, self._connection.body_most
-        frames = [publication(number, e.exchange, e.key, e.properties, e.body, most) for e in items]
+        frames = [publication(number, e.key, e.properties, e.body, most) for e in items]
         self._connection.write(b"".join(frames), 3 * len(frames))
 
     def take_back(self) -> list[Sent]:
@@ -122,9 +122,9 @@ class ConfirmChannel:
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         """Remember that a message was returned. The server confirms this message right after."""
-        returned = (method.exchange, method.routing_key, encoded(properties), body)
+        returned = (method.routing_key, encoded(properties), body)
         for tag, (_, _, item) in self.sent.items():
-            sent = (item.exchange, item.key, item.properties, item.body)
+            sent = (item.key, item.properties, item.body)
             if sent == returned and tag not in self._returned:
                 self._returned.add(tag)
                 break

@@ -1,7 +1,6 @@
 """The ``x-death`` header: why the server took a message out of a queue, and out of which queue.
 
-The server writes this header when it dead-letters a message. The latest entry comes first. The
-header of a job that was delayed also has entries of the delay queues.
+The server writes this header when it dead-letters a message. The latest entry comes first.
 """
 
 from __future__ import annotations

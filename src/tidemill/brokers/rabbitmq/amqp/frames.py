@@ -91,13 +91,11 @@ def read_confirms(data: bytes, at: int, channel: int) -> tuple[list[Confirm], in
     return found, at
 
 
-def publication(
-    channel: int, exchange: str, key: str, properties: bytes, body: bytes, most: int
-) -> bytes:
-    """The frames of a mandatory message, with at most ``most`` bytes of the body in each."""
+def publication(channel: int, key: str, properties: bytes, body: bytes, most: int) -> bytes:
+    """The frames of a mandatory message to a queue, with ``most`` bytes of body in each at most."""
     size = len(body)
     header = _HEADER.pack(HEADER, channel, len(properties) + 12, 60, 0, size)
-    frames = [_publish(channel, exchange, key), header, properties, _END]
+    frames = [_publish(channel, key), header, properties, _END]
     for start in range(0, size, most):
         part = body[start : start + most]
         frames += [_HEAD.pack(BODY, channel, len(part)), part, _END]
@@ -105,16 +103,12 @@ def publication(
 
 
 @functools.lru_cache(1024)
-def _publish(channel: int, exchange: str, key: str) -> bytes:
-    ticket, mandatory = b"\0\0", b"\1"
-    fields = ticket + _short(exchange) + _short(key) + mandatory
+def _publish(channel: int, key: str) -> bytes:
+    ticket, exchange, mandatory = b"\0\0", b"\0", b"\1"
+    name = key.encode()
+    fields = ticket + exchange + bytes((len(name),)) + name + mandatory
     head = _HEAD.pack(METHOD, channel, 4 + len(fields))
     return head + _PUBLISH.to_bytes(4, "big") + fields + _END
-
-
-def _short(text: str) -> bytes:
-    encoded = text.encode()
-    return bytes((len(encoded),)) + encoded
 
 
 def encoded(properties: pika.BasicProperties) -> bytes:

@@ -35,14 +35,12 @@ FIRST, MOST = 16, 1000
 
 
 class Outgoing(msgspec.Struct):
-    """A message to send, its address, and the places that must exist for it."""
+    """A message to send, and the place that it goes to."""
 
-    exchange: str
     key: str
     properties: bytes
     body: bytes
     home: Place
-    digits: tuple[int, ...] = ()
 
 
 def never_made(why: str) -> bool:
@@ -105,12 +103,12 @@ Entry = tuple[Batch, Outgoing, bool]
 
 
 class PublishWindow:
-    """The messages for one place, or for one delay before that place.
+    """The messages for one place.
 
     Attributes:
         back: messages to send again, before all other messages, when no message is under way.
         queued: whether the window waits for its turn to send.
-        target: the queue of the server that gets its messages: its home, or its first delay queue.
+        target: the name of the place.
         halted: its queues are being made, or cannot be made for now.
         checking: the window waits for the check of its target.
         moved: monotonic time of its creation, or of the last answer other than a refusal.
@@ -120,22 +118,19 @@ class PublishWindow:
     """
 
     __slots__ = (
-        *("answered", "back", "digits", "halted", "home", "key", "moved", "queued"),
+        *("answered", "back", "halted", "home", "key", "moved", "queued"),
         *("pause", "target", "checking", "size", "todo", "under_way", "why"),
     )
 
     def __init__(self, item: Outgoing, now: float) -> None:
         self.key = item.key
         self.home = item.home
-        self.digits = item.digits
         self.todo: deque[Entry] = deque()
         self.back: list[Entry] = []
         self.under_way = 0
         self.size = FIRST
         self.queued = self.halted = self.checking = False
         self.target = self.home.name
-        if item.digits:  # the first delay queue: the exchange and the first digit (``due.py``)
-            self.target = f"{item.exchange}.{next(filter(None, item.digits))}"
         self.moved, self.answered = now, 0.0
         self.why, self.pause = "", 0.0
 
@@ -185,7 +180,7 @@ class PublishWindow:
     @property
     def trouble(self) -> str:
         """A sentence that says what is wrong with the place."""
-        name = self.home.name + (" (delayed)" if self.digits else "")
+        name = self.home.name
         if self.why == REFUSED:
             return f"the queue {name} {REFUSED}"
         return f"the queue {name} does not answer" + (f": {self.why}" if self.why else "")

@@ -1,4 +1,4 @@
-"""Declare queues and exchanges on the server, on a separate channel.
+"""Declare queues on the server, on a separate channel.
 
 The declaration of an existing queue changes nothing. So on each connection, this process declares a
 queue before it first uses the queue. The answer also has the numbers of messages and consumers of
@@ -26,7 +26,6 @@ import pika
 from pika.channel import Channel
 from pika.exceptions import AMQPError
 
-from tidemill.brokers.rabbitmq.due import LEVELS, DelayQueues
 from tidemill.brokers.rabbitmq.layout import Place
 
 log = logging.getLogger("tidemill.rabbitmq")
@@ -73,14 +72,12 @@ class _Errand:
 class Declarer:
     """Declares over one connection. All of it runs in the connection thread."""
 
-    def __init__(self, delays: DelayQueues, failed: Place) -> None:
-        self._delays = delays
+    def __init__(self, failed: Place) -> None:
         self._failed = failed
         self._connection: pika.SelectConnection | None = None
         self._channel: Channel | None = None
         self._known: set[str] = set()
         self._doubted: set[str] = set()
-        self._ways: set[tuple[int, ...]] = set()
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
         self._apart: list[_Errand] = []  # errands without a prompt answer
@@ -116,50 +113,17 @@ class Declarer:
         """Whether a declared place may be silent when a consumer asks."""
         return place.name in self._doubted
 
-    def knows_waits(self, digits: tuple[int, ...]) -> bool:
-        """Whether all delay queues of these digits were declared already."""
-        return digits in self._ways
-
     def forget_all(self) -> None:
         """Forget everything that was declared: somebody may have deleted queues."""
         self._known.clear()
-        self._ways.clear()
 
     def declare(self, places: Sequence[Place], then: Answer) -> None:
         """Declare queues that may not exist yet."""
         todo = [place for place in places if place.name not in self._known]
-        acts: list[_Act] = []
-        if any(place.due for place in todo):
-            acts += self._exchange(-1)
         if self._failed.name not in self._known and any(map(self._needs_failed, todo)):
             self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
-        for place in todo:
-            acts.append(self._queue(place))
-            if place.due:
-                acts.append(
-                    _bind(place.name, self._delays.exchange(-1), DelayQueues.arrival(place.name))
-                )
+        acts = [self._queue(place) for place in todo]
         self._run(acts, [place.name for place in todo], then)
-
-    def declare_waits(self, digits: tuple[int, ...], then: Answer) -> None:
-        """Declare the delay queues of these digits, with their exchanges."""
-        delays, acts, names = self._delays, [], []
-        if delays.exchange(LEVELS - 1) not in self._known:
-            for level in range(-1, LEVELS):
-                acts += self._exchange(level)
-            names.append(delays.exchange(LEVELS - 1))
-        for place, level, digit in delays.waits(digits):
-            if place.name not in self._known:
-                pattern = DelayQueues.binding(level, digit)
-                acts += [self._queue(place), _bind(place.name, delays.exchange(level), pattern)]
-                names.append(place.name)
-
-        def over(why: str) -> None:
-            if not why:
-                self._ways.add(digits)
-            then(why)
-
-        self._run(acts, names, over)
 
     def count(
         self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
@@ -179,16 +143,6 @@ class Declarer:
         return lambda ch, done: ch.queue_declare(
             place.name, durable=True, arguments=place.arguments, callback=done
         )
-
-    def _exchange(self, level: int) -> list[_Act]:
-        name = self._delays.exchange(level)
-        acts: list[_Act] = [
-            lambda ch, done: ch.exchange_declare(name, "topic", durable=True, callback=done)
-        ]
-        if level >= 0:
-            below, pattern = self._delays.exchange(level - 1), DelayQueues.binding(level, 0)
-            acts.append(lambda ch, done: ch.exchange_bind(below, name, pattern, callback=done))
-        return acts
 
     # -- errands in order -----------------------------------------------------------------------
 
@@ -296,7 +250,3 @@ class Declarer:
             self._next()
         if self._current or self._apart:
             self._watch()
-
-
-def _bind(queue: str, exchange: str, pattern: str) -> _Act:
-    return lambda ch, done: ch.queue_bind(queue, exchange, pattern, callback=done)
