@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
@@ -62,11 +62,9 @@ class ServerCalls(Lacking):
         self._out = ConnectionThread(settings, "publisher", _PUBLISHERS_BEAT, outages)
         self._in = ConnectionThread(settings, "consumer", beat, outages)
         self._names_thread = ConnectionThread(settings, "names", beat)
-        self._declarer = Declarer(self._names.failed)
         notice = TimerQueues(self._names).notice
-        self._publisher = Publisher(self._out, self._declarer, notice)
-        for listener in (self._declarer, self._publisher):
-            self._out.add(listener)
+        self._publisher = Publisher(self._out, self._names.failed, notice)
+        self._out.add(self._publisher)
         consumers = self._in_declarer = Declarer(self._names.failed)
         self._joined = False
         self._writer = Writer(self._names)

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.base import FAREWELL, text_of
 from tidemill.brokers.rabbitmq.calls import AdminCalls, InspectionCalls
 from tidemill.brokers.rabbitmq.claim import AttachedOwner

@@ -17,7 +17,7 @@ import pika
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
 from tidemill.brokers.rabbitmq.amqp.death_header import death_of
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import (
     ShortConnection,
     Unanswered,

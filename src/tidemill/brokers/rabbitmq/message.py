@@ -26,7 +26,7 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.death_header import death_of, without_traces
 from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
 from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
 from tidemill.core.clock import clock
@@ -87,12 +87,12 @@ class Writer:
         if job.handed:
             headers["handed"] = job.handed
         if delay <= 0:
-            return Outgoing(home.name, self._properties(job, headers), job.encoded, home)
+            return Outgoing(self._properties(job, headers), job.encoded, home)
         headers["due"] = math.ceil(((now or clock.wall()) + delay) * 1000)
         if delay > LONGEST:
             headers["rest"] = round((delay - LONGEST) * 1000)
         headers[HOME], home = home.name, self._timers.for_delay(delay)
-        return Outgoing(home.name, self._properties(job, headers), job.encoded, home)
+        return Outgoing(self._properties(job, headers), job.encoded, home)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
         """The message of a job that was just put."""
@@ -107,7 +107,7 @@ class Writer:
             "queue": job.envelope.queue,
         }
         properties = self._properties(job, headers, round(when or clock.wall()))
-        return Outgoing(home.name, properties, job.encoded, home)
+        return Outgoing(properties, job.encoded, home)
 
     def write_unreadable(
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
@@ -143,7 +143,7 @@ class Writer:
             timestamp=round(clock.wall()),
             type=source.type,
         )
-        return Outgoing(home.name, encoded(properties), body, home)
+        return Outgoing(encoded(properties), body, home)
 
     def _properties(self, job: Carried, headers: dict[str, Any], when: int = 0) -> bytes:
         envelope, classic = job.envelope, self._names.classic

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.message import Writer

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_registry import Registry
 

@@ -19,7 +19,7 @@ from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
 from tidemill.core.errors import BrokerUnavailable
@@ -50,7 +50,7 @@ class Registry:
         """The message that announces a name."""
         home = self._names.registry
         properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
-        return Outgoing(home.name, encoded(properties), queue.encode(), home)
+        return Outgoing(encoded(properties), queue.encode(), home)
 
     def listen(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` with every known name and every name to come."""

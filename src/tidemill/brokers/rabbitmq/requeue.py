@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.core.job import Outcome, Verdict, delay_of
 

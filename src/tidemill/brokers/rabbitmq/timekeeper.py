@@ -29,7 +29,7 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.message import Writer
@@ -293,7 +293,7 @@ class Timekeeper:
         else:
             del ours[HOME]
         basic.headers = ours or None
-        return Outgoing(home.name, encoded(basic), held.body, home)
+        return Outgoing(encoded(basic), held.body, home)
 
     def _stored(self, together: Sequence[_Held]) -> None:
         """Acknowledge moved messages: the server has confirmed their copies."""

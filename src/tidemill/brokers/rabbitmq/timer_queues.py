@@ -18,7 +18,7 @@ from typing import Any, Final
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.frames import encoded
-from tidemill.brokers.rabbitmq.amqp.publish_windows import Outgoing
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.layout import NEVER, Names, Place, safe
 
 HOME = "home"
@@ -66,7 +66,7 @@ class TimerQueues:
         """Return the message that tells workers of a timer queue."""
         home, level = self.in_use, place.name.rpartition(".")[2]
         properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=f"timer {level}"))
-        return Outgoing(home.name, properties, level.encode(), home)
+        return Outgoing(properties, level.encode(), home)
 
 
 def level_of(seconds: float) -> int:

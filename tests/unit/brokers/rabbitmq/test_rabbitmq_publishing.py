@@ -24,13 +24,12 @@ from rabbitmq_desk import (
 from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_announcer
 from tidemill.brokers.rabbitmq.amqp import connection_check
-from tidemill.brokers.rabbitmq.amqp.publish_windows import REFUSED
+from tidemill.brokers.rabbitmq.amqp.publish_channel import REFUSED
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.job import Outcome, State
 from tidemill.core.owner import Owner
 
 Open = Callable[..., RabbitBroker]
@@ -116,8 +115,8 @@ def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
     broker.put([job("down"), job("other")])
     over, crowd = threading.Event(), [job("down") for _ in range(20_000)]
     late = Put(broker, crowd, until=over.is_set)
-    main = broker._publisher._main
-    eventually(lambda: len(main.sent) > 800, "a crowd under way")
+    down = broker._publisher._places[place(prefix, "down")]
+    eventually(lambda: len(down.sent) > 800, "a crowd under way")
     with suspended(server, place(prefix, "down")):
         # when
         broker.put([job("other") for _ in range(50)])
@@ -130,14 +129,14 @@ def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
 def test_a_put_that_meets_an_election_is_stored_when_that_is_over(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
-    broker = open_one(patience=60)
-    broker.put([job("led")])  # over a channel of its own
+    broker, other = open_one(), open_one(patience=60)
+    broker.put([job("led")])
     eventually(lambda: ready(broker) == {"led": 1}, "the first")
     with led_by_a_lost_node(server, place(prefix, "led")):
         # when
-        late = Put(broker, [job("led")])
-        windows = broker._publisher._windows
-        eventually(lambda: any(window.why == REFUSED for window in windows), "a refusal")
+        late = Put(other, [job("led")])  # over a new channel
+        places, led = other._publisher._places, place(prefix, "led")
+        eventually(lambda: led in places and places[led].why == REFUSED, "a refusal")
         # then
         assert not late.is_over
     assert late.end() == ""
@@ -365,9 +364,6 @@ def test_a_name_that_cannot_be_stops_nobody_who_serves_all_queues(open_one: Open
     one, named = open_one(), job("a*#")
     with pytest.raises(InvalidOption, match="reads as a pattern"):
         one.put([job(), named])
-    record = Record(envelope=named, state=State.READY, seq=1, rank=named.rank)
-    with pytest.raises(InvalidOption, match="reads as a pattern"):
-        one.adopt(Departure("m", "here", 9), [record], "")
     assert one.stats() == []
     one.put([job()])
     one._publish([one._registry.entry("b.#")])  # as others might
