@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE, HistoryRow
+from msgspec.structs import astuple
+
+from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history_numbers import QueueNumbers, QueuePoint
 from tidemill.client.queue_rows import (
@@ -15,7 +17,6 @@ from tidemill.client.queue_rows import (
     Latest,
     before_history,
     counts_of,
-    later,
     latest_of,
 )
 
@@ -24,8 +25,6 @@ Read = Callable[[str, int, int, int], list[HistoryRow]]
 
 ReadQueues = Callable[[], Sequence[QueueStats]]
 """Reads the queues as they are now."""
-
-_ADDED_NOTHING: Counts = (0,) * TOTALS
 
 
 def queue_numbers(
@@ -42,51 +41,55 @@ def queue_numbers(
     for row in read("queue", span, since - span, current + span):
         found.setdefault(row.name, {})[row.at] = row.counts
     names = (found.keys() | latest.keys()) - {ALL_QUEUES}
-    first = {name: _first(found.get(name, {}), latest.get(name), span) for name in names}
+    first = {name: _first(found.get(name, {}), latest.get(name)) for name in names}
     if stats is not None:
-        queues = counts_of(stats(), now)
+        queues = counts_of(stats())
         for name in first.keys() | queues.keys():
             counts = queues.get(name, NOTHING)
             if name not in first:
-                first[name] = Latest(NOTHING if latest else before_history(counts), current)
+                first[name] = NOTHING if latest else before_history(counts)
             found.setdefault(name, {})[current] = counts
-    times = range(since, current + span, span)
-    lines = {name: _points(times, found.get(name, {}), first[name]) for name in sorted(first)}
+    ends = [(at, min(at + span, int(now))) for at in range(since, current + span, span)]
+    lines = {name: _points(ends, found.get(name, {}), first[name]) for name in sorted(first)}
     return [
-        QueueNumbers(name, span, [QueuePoint(*point) for point in points])
-        for name, points in (("", _sum(times, lines)), *lines.items())
+        QueueNumbers(name, span, points)
+        for name, points in (("", _sum(ends, lines.values())), *lines.items())
     ]
 
 
-def _first(rows: Mapping[int, Counts], latest: Latest | None, span: int) -> Latest:
-    """The first known numbers of a queue, with their period, to compare later numbers with."""
+def _first(rows: Mapping[int, Counts], latest: Latest | None) -> Counts:
+    """The first known numbers of a queue, to compare later numbers with."""
     if rows:
-        return Latest(rows[min(rows)], min(rows))
+        return rows[min(rows)]
     assert latest is not None  # a queue without a row in this time has not changed
-    return Latest(latest.counts, latest.at + MINUTE - span)
+    return latest.counts
 
 
-def _points(times: Sequence[int], rows: Mapping[int, Counts], first: Latest) -> list[Counts]:
-    """A point for each time. A time without a row adds nothing and keeps the last states.
+def _points(
+    ends: Sequence[tuple[int, int]], rows: Mapping[int, Counts], last: Counts
+) -> list[QueuePoint]:
+    """A point for each period. A period without a row adds nothing and keeps the last states.
 
     A total may fall, because a queue was deleted and made again. Then the point adds nothing.
     """
-    points, (last, last_at) = [], first
-    for at in times:
-        counts = rows.get(at)
-        if counts is None:
-            points.append((at, *_ADDED_NOTHING, *later(last, at - last_at)[TOTALS:]))
-        else:
-            added = [max(0, now - then) for now, then in zip(counts, last[:TOTALS], strict=False)]
-            points.append((at, *added, *counts[TOTALS:]))
-            last, last_at = counts, at
+    points = []
+    for at, end in ends:
+        counts = rows.get(at, last)
+        added = [max(0, now - then) for now, then in zip(counts, last[:TOTALS], strict=False)]
+        *states, oldest = counts[TOTALS:]
+        numbers = at, *added, *states, max(1, end - oldest) if oldest else 0
+        points.append(QueuePoint(*numbers))
+        last = counts
     return points
 
 
-def _sum(times: Sequence[int], lines: Mapping[str, Sequence[Counts]]) -> list[Counts]:
+def _sum(
+    ends: Sequence[tuple[int, int]], lines: Iterable[Sequence[QueuePoint]]
+) -> list[QueuePoint]:
     """The sums of the points of all queues, and the age of the oldest job in all queues."""
     sums = []
-    for place, at in enumerate(times):
-        columns = [*zip(NOTHING, *(points[place][1:] for points in lines.values()), strict=True)]
-        sums.append((at, *map(sum, columns[:-1]), max(columns[-1])))
+    for (at, _), *points in zip(ends, *lines, strict=True):
+        columns = [*zip(NOTHING, *[astuple(point)[1:] for point in points], strict=True)]
+        numbers = at, *map(sum, columns[:-1]), max(columns[-1])
+        sums.append(QueuePoint(*numbers))
     return sums

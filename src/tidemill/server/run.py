@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 
 from tidemill.app import Tidemill
-from tidemill.core.errors import InvalidOption
+from tidemill.client.queue_snapshots import QueueSnapshots
+from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.server.beanstalk.listener import listener_of
 from tidemill.server.embedded_worker import EmbeddedWorker
 from tidemill.server.http.access_log import AccessLog
@@ -30,7 +31,6 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.connection import Connection
 from tidemill.server.http.request_pipeline import RequestPipeline
 from tidemill.server.http.tls import tls_context
-from tidemill.server.minutes import Minutes
 from tidemill.server.settings import Settings, check, is_loopback
 from tidemill.server.tokens import read
 
@@ -110,6 +110,7 @@ class _Server:
         self._settings = settings
         self._embedded_worker = EmbeddedWorker(worker, self._end_with) if worker else None
         self._code = 0
+        self._snapshots = QueueSnapshots()
         self._signalled_at = 0.0  # loop time of the first TERM or INT
 
     async def run(self) -> int:
@@ -157,20 +158,33 @@ class _Server:
         _warn(settings)
         if self._embedded_worker is not None:
             self._embedded_worker.start()
-        minutes = Minutes(self._mill)
-        helpers = [loop.create_task(self._sweep()), loop.create_task(minutes.run())]
+        helpers = [loop.create_task(self._sweep()), loop.create_task(self._keep_snapshots())]
         try:
             await self.uvicorn.serve([sock])
         finally:
             for helper in helpers:
                 helper.cancel()
             with contextlib.suppress(TimeoutError):  # an unreachable store must not delay the end
-                await asyncio.wait_for(minutes.keep(ending=True), LAST_SNAPSHOT)
+                await asyncio.wait_for(self._keep_snapshot(ending=True), LAST_SNAPSHOT)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self.app.sweep()
+
+    async def _keep_snapshots(self) -> None:
+        """Keep the totals of the queues once a minute: the clients of a server do not."""
+        while True:
+            await self._keep_snapshot()
+            self._snapshots.acted()
+            await asyncio.sleep(self._snapshots.due_in())
+
+    async def _keep_snapshot(self, *, ending: bool = False) -> None:
+        mill = self._mill
+        try:
+            await mill.threaded(lambda: self._snapshots.keep(mill.broker, ending=ending))
+        except (TidemillError, OSError) as error:
+            log.warning("the totals of queues are not kept for this minute: %s", error)
 
     def _on_signal(self, signum: int) -> None:
         now = asyncio.get_running_loop().time()

@@ -7,7 +7,7 @@ import datetime as dt
 import itertools
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -172,15 +172,18 @@ def test_queues_are_differences_of_snapshots_and_end_now(mill: Tidemill, clock: 
         assert one.total("accepted") == 5
 
 
-def test_the_first_snapshot_of_an_old_store_adds_nothing(mill: Tidemill, clock: MovedClock) -> None:
+def test_jobs_that_ended_before_the_history_began_add_nothing(  # they were moved here
+    mill: Tidemill, clock: MovedClock
+) -> None:
     @mill.task(name="t")
     def task() -> None: ...
 
     mill.enqueue_many([task.call() for _ in range(3)])
     run_all(mill)
     assert isinstance(mill.broker, MemoryBroker)
-    for row in rows(mill):
-        mill.broker.keep_history([msgspec.structs.replace(row, counts=())])
+    for span in (MINUTE, HOUR, ALWAYS):
+        for row in mill.broker.history("queue", span):
+            mill.broker.keep_history([msgspec.structs.replace(row, counts=())])
     clock.advance(120)
     QueueSnapshots().keep(mill.broker)
     task.enqueue()
@@ -230,7 +233,7 @@ def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: Mov
     def of(ago: int, accepted: int) -> list[HistoryRow]:
         counts = (accepted, *[0] * 11)
         at = floor(NOW - ago, 60)
-        return [HistoryRow("queue", name, MINUTE, at, counts) for name in (ALL_QUEUES, "q")]
+        return [HistoryRow("queue", "q", MINUTE, at, counts)]
 
     keep(mill, *of(240, 10), *of(180, 15), *of(120, 2), *of(60, 4))
     one = numbers(mill.history.queues(since=180), "q")
@@ -238,9 +241,9 @@ def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: Mov
 
 
 def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: MovedClock) -> None:
-    counts = (5, *[0] * 8, 4, 0, 9)
     at = floor(NOW - 180, 60)
-    keep(mill, *[HistoryRow("queue", n, MINUTE, at, counts) for n in (ALL_QUEUES, "q")])
+    counts = (5, *[0] * 8, 4, 0, at + 51)  # a job is ready since then
+    keep(mill, HistoryRow("queue", "q", MINUTE, at, counts))
     one = numbers(mill.history.queues(since=180), "q")
     assert [point.ready for point in one.points] == [4, 4, 4, 0]  # the store is empty now
     assert [point.oldest for point in one.points] == [9, 69, 129, 0]  # nobody has taken the job
@@ -249,9 +252,20 @@ def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: Mov
 # -- when snapshots are kept ----------------------------------------------------------------------
 
 
+@pytest.fixture
+def put(mill: Tidemill) -> Callable[[], object]:
+    """Change the queues."""
+
+    @mill.task(name="t")
+    def task() -> None: ...
+
+    return task.enqueue
+
+
 def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: MovedClock) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
+    assert marked(mill) == floor(NOW, 60) - 60
     assert snapshots.due_in() == float("inf")
     snapshots.acted()
     assert 39 < snapshots.due_in() < 41  # soon after the end of the minute
@@ -259,7 +273,7 @@ def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: 
     assert snapshots.due_in() == 0
     snapshots.keep(mill.broker)
     assert snapshots.due_in() == float("inf")
-    assert {row.at for row in rows(mill)} == {floor(NOW, 60) - 60, floor(NOW, 60)}
+    assert rows(mill) == []  # no queue has changed
 
 
 def test_after_a_failure_the_next_try_comes_a_minute_later(
@@ -284,59 +298,50 @@ def test_after_a_failure_the_next_try_comes_a_minute_later(
     assert snapshots.due_in() == float("inf")
 
 
-def test_a_busy_process_keeps_a_snapshot_of_every_minute(mill: Tidemill, clock: MovedClock) -> None:
-    snapshots = QueueSnapshots()
+def test_one_of_several_busy_processes_keeps_the_snapshot_of_a_minute(
+    mill: Tidemill, clock: MovedClock, put: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, stats, reads = [QueueSnapshots() for _ in range(3)], mill.broker.stats, list[float]()
+    monkeypatch.setattr(mill.broker, "stats", lambda: reads.append(clock.wall()) or stats())
     for _ in range(300):  # a step each second
-        snapshots.keep(mill.broker)
-        snapshots.acted()
+        put()
+        for one in processes:
+            one.keep(mill.broker)
+            one.acted()
         clock.advance(1)
     first = floor(NOW, 60) - 60
-    assert [row.at for row in rows(mill)] == [first + 60 * n for n in range(6)]
-    assert 0 < snapshots.due_in() <= 60.1
+    assert [row.at for row in rows(mill)][1:] == [first + 60 * n for n in range(6)]
+    assert len(reads) == 6
+    assert 0 < processes[0].due_in() <= 60.1
 
 
 def test_a_snapshot_that_comes_late_is_of_the_minute_before(
-    mill: Tidemill, clock: MovedClock
+    mill: Tidemill, clock: MovedClock, put: Callable[[], object]
 ) -> None:
     snapshots = QueueSnapshots()
     snapshots.keep(mill.broker)
     snapshots.acted()
+    put()
     clock.advance(600)
     snapshots.keep(mill.broker)
-    assert max(row.at for row in rows(mill)) == floor(clock.wall(), 60) - 60
+    assert max(row.at for row in rows(mill)) == floor(clock.wall(), 60) - 60 == marked(mill)
 
 
 def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(
-    mill: Tidemill, clock: MovedClock
+    mill: Tidemill, clock: MovedClock, put: Callable[[], object]
 ) -> None:
-    snapshots = QueueSnapshots()
-    snapshots.keep(mill.broker, ending=True)  # it did nothing, so this is its first snapshot
-    snapshots.acted()
-    snapshots.keep(mill.broker, ending=True)
-    assert [row.at for row in rows(mill)] == [floor(NOW, 60) - 60, floor(NOW, 60)]
-
-
-def test_a_server_keeps_a_snapshot_only_when_the_queues_have_changed(
-    mill: Tidemill, clock: MovedClock
-) -> None:
-    @mill.task(name="t")
-    def task() -> None: ...
-
-    snapshots = QueueSnapshots()
-    for puts in (0, 1, 0, 2):  # in four minutes
-        snapshots.keep_if_changed(mill.broker)
-        mill.enqueue_many([task.call() for _ in range(puts)])
-        clock.advance(60)
-    snapshots.keep_if_changed(mill.broker, ending=True)
-    first = floor(NOW, 60)
-    assert [row.at for row in rows(mill) if row.name == ALL_QUEUES] == [
-        first - 60,  # the first one
-        first + 60,
-        first + 240,  # at its end, for the minute that is not over
-    ]
-    assert [point.accepted for point in numbers(mill.history.queues(since=240)).points] == [
-        *(0, 1, 0, 0, 2)
-    ]
+    ends, stays = QueueSnapshots(), QueueSnapshots()
+    for one in (ends, stays):
+        one.keep(mill.broker)
+        one.acted()
+    put()
+    ends.keep(mill.broker, ending=True)
+    assert max(row.at for row in rows(mill)) == floor(NOW, 60)
+    # when the other process has more jobs in this minute, then the row counts these, too
+    put()
+    clock.advance(60)
+    stays.keep(mill.broker)
+    assert [row.counts[0] for row in rows(mill) if row.at == floor(NOW, 60)] == [2]
 
 
 def test_idle_queues_cost_no_rows(mill: Tidemill, clock: MovedClock) -> None:
@@ -356,8 +361,8 @@ def test_idle_queues_cost_no_rows(mill: Tidemill, clock: MovedClock) -> None:
         snapshots.keep(mill.broker)
     # then only this queue has more rows: by minute, and by hour
     new = all_rows(mill) - before
-    assert {name for name, _, _ in new} == {"q7", ALL_QUEUES}
-    assert len(new) == 2 * (180 + 3)
+    assert {name for name, _, _ in new} == {"q7"}
+    assert len(new) == 180 + 3
     idle = numbers(mill.history.queues(since=3600), "q8")
     assert [point.ready for point in idle.points] == [1] * 61
     ages = [point.oldest for point in idle.points]
@@ -415,7 +420,7 @@ def keep_at_random(
     def keeps(rows: Sequence[HistoryRow]) -> None:
         keep_history(rows)
         for row in rows:
-            if row.name == ALL_QUEUES:
+            if row.span:
                 totals[row.span, row.at] = accepted(mill)
 
     monkeypatch.setattr(mill.broker, "keep_history", keeps)
@@ -451,23 +456,11 @@ def accepted(mill: Tidemill) -> dict[str, int]:
     return {row.name: row.accepted for row in mill.queues()}
 
 
-def test_a_process_that_was_stopped_stores_no_old_totals(
-    mill: Tidemill, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = QueueSnapshots()
-    snapshots.keep(mill.broker)
-    snapshots.acted()
-    clock.advance(61)
-    stats = mill.broker.stats
-
-    def stopped() -> list[Any]:
-        found = stats()
-        clock.advance(120)
-        return found
-
-    monkeypatch.setattr(mill.broker, "stats", stopped)
-    snapshots.keep(mill.broker)
-    assert [row.at for row in rows(mill)] == [floor(NOW, 60) - 60]
+def marked(mill: Tidemill) -> int:
+    """The minute of the latest snapshot."""
+    assert isinstance(mill.broker, MemoryBroker)
+    (mark,) = mill.broker.history("queue", ALWAYS, name=ALL_QUEUES)
+    return mark.counts[0]
 
 
 def rows(mill: Tidemill) -> list[HistoryRow]:
