@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from urllib.parse import unquote, urlencode
 
+from starlette.responses import Response
+
 from tidemill import Tidemill
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.request import Request
-from tidemill.dashboard.response import Response
+from tidemill.dashboard.mounts import parts_of
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
-from tidemill.dashboard.security import CSRF_COOKIE
 
 LINK = re.compile(r'<a (?:class="[^"]*" )?href="([^"]*/jobs\?[^"]*)"[^>]*>(.*?)</a>', re.DOTALL)
 VALUE = re.compile(r'class="value">([^<]*)<')
@@ -49,23 +49,22 @@ class Visitor:
         if form is not None:
             sent |= {"content-type": "application/x-www-form-urlencoded"}
             sent |= {"sec-fetch-site": "same-origin"}
-        body = urlencode(form or {}).encode()
-        request = Request(
-            method,
-            unquote(path),
-            query,
-            body,
-            headers=sent | (headers or {}),
-            root=self.root,
-            user=self.user,
-        )
-        self.last = self.dashboard.handle(request)
-        for name, value in self.last.headers:
-            if name == "set-cookie":
-                key, _, rest = value.partition("=")
-                self.cookies[key] = rest.partition(";")[0]
-                if "Max-Age=0" in value:
-                    del self.cookies[key]
+        scope = {
+            "type": "http",
+            "method": method,
+            "root_path": self.root,
+            "path": self.root + unquote(path),
+            "query_string": query.encode(),
+            "headers": [
+                (name.encode(), value.encode()) for name, value in (sent | (headers or {})).items()
+            ],
+        }
+        self.last = self.dashboard.handle(scope, self.user, urlencode(form or {}).encode())
+        for value in self.last.headers.getlist("set-cookie"):
+            key, _, rest = value.partition("=")
+            self.cookies[key] = rest.partition(";")[0]
+            if "Max-Age=0" in value:
+                del self.cookies[key]
         return self.last
 
     @staticmethod
@@ -76,27 +75,28 @@ class Visitor:
     def get(self, path: str, status: int = 200) -> str:
         """The text of a page, which has this status."""
         response = self.send("GET", path)
-        text = response.read().decode()
-        assert response.status == status, (response.status, text[-600:])
+        text = read(response)
+        assert response.status_code == status, (response.status_code, text[-600:])
         return text
 
     def post(self, path: str, status: int = 303, /, **form: str) -> Response:
-        """Send a form with the right token; the answer has this status."""
-        if CSRF_COOKIE not in self.cookies:
-            self.send("GET", "/help")
-        name = self.user.name if self.user is not None else ""
-        token = self.dashboard.signer.token(self.cookies[CSRF_COOKIE], name)
-        response = self.send("POST", path, {"csrf": token, **form})
-        assert response.status == status, (response.status, response.read()[-600:])
+        """Send a form; the answer has this status."""
+        response = self.send("POST", path, form)
+        assert response.status_code == status, (response.status_code, response.body[-600:])
         return response
 
     def act(self, path: str, /, **form: str) -> str:
         """Send a form, follow the redirect, and return the message that the next page shows."""
-        location = self.post(path, **form).header("location")
+        location = self.post(path, **form).headers["location"]
         text = self.get(location.removeprefix(self.root))
         found = re.search(r'<p class="flash (\w+)">.*?<span>(.*?)</span></p>', text, re.DOTALL)
         assert found, "no message on the page"
         return f"{found[1]}: {html.unescape(found[2])}"
+
+
+def read(response: Response) -> str:
+    """The whole text of an answer."""
+    return b"".join(parts_of(response)).decode()
 
 
 # -- numbers and lists -----------------------------------------------------------------------------

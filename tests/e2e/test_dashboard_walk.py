@@ -18,10 +18,10 @@ from servers.http import JobServer
 from tidemill import Limit, chain, group
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import new_id
-from tidemill.dashboard import bulk_run
+from tidemill.dashboard import bulk_notes, bulk_run
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.job_query import parse
-from tidemill.dashboard.routes import Route, find_route
+from tidemill.dashboard.routes import Route, routes_at
 
 APP = """
 @mill.task(queue="mail", retries=0)
@@ -96,7 +96,7 @@ def fill(place: Place) -> None:
         eventually(lambda: len(list(place.mill.jobs(state="scheduled", queue="mail"))) == 1)
     if Feature.HISTORY in features:
         bulk = bulk_run.start(place.mill, "cancel", parse("queue:nothing"), "anna")
-        eventually(lambda: bulk_run.get(place.mill, bulk.id).state == "done")
+        eventually(lambda: bulk_notes.get(place.mill, bulk.id).state == "done")
 
 
 class Walker:
@@ -130,16 +130,18 @@ class Walker:
 
     def pattern(self, path: str) -> str:
         """The pattern of a page."""
-        found = find_route(self._routes, "GET", unquote(path.partition("?")[0]))
-        assert isinstance(found, tuple), path
-        return found[0].path
+        return routes_at(self._routes, unquote(path.partition("?")[0]))["GET"][0].path
 
 
 def test_every_page_opens_and_its_numbers_are_those_of_its_lists(place: Place) -> None:
     features = place.mill.broker.features
     server = JobServer("--quiet", where=place.url)
     try:
-        routes = [route for route in Dashboard(place.mill).routes if route.method == "GET"]
+        routes = [
+            route
+            for route in Dashboard(place.mill).routes
+            if route.method == "GET" and not route.path.startswith(("/live", "/static/"))
+        ]
         walker = Walker(server, routes)
         walker.walk("/")
         told = [(path, *each) for path, text in walker.pages.items() for each in numbers(text)]

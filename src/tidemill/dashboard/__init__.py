@@ -17,8 +17,7 @@ from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.roles import User
 
 if TYPE_CHECKING:
-    from tidemill.dashboard.asgi_app import AsgiDashboard, Who
-    from tidemill.dashboard.wsgi_app import WsgiDashboard
+    from tidemill.dashboard.mounts import AsgiDashboard, Who, WsgiDashboard
 
 __all__ = ["User", "asgi", "wsgi"]
 
@@ -34,11 +33,11 @@ def asgi(mill: Tidemill, *, user: Who | None, **settings: Any) -> AsgiDashboard:
         settings: see :class:`tidemill.dashboard.dashboard.Dashboard`.
 
     Raises:
-        InvalidOption: a setting is wrong, or the package jinja2 is missing.
+        InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
-    _check_jinja()
-    from tidemill.dashboard.asgi_app import AsgiDashboard
+    _check_packages()
     from tidemill.dashboard.dashboard import Dashboard
+    from tidemill.dashboard.mounts import AsgiDashboard
 
     return AsgiDashboard(Dashboard(mill, **settings), user)
 
@@ -56,19 +55,20 @@ def wsgi(
         settings: see :class:`tidemill.dashboard.dashboard.Dashboard`.
 
     Raises:
-        InvalidOption: a setting is wrong, or the package jinja2 is missing.
+        InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
-    _check_jinja()
+    _check_packages()
     from tidemill.dashboard.dashboard import Dashboard
-    from tidemill.dashboard.wsgi_app import WsgiDashboard
+    from tidemill.dashboard.mounts import WsgiDashboard
 
     return WsgiDashboard(Dashboard(mill, live="poll", **settings), user)
 
 
-def _check_jinja() -> None:
-    try:
-        importlib.import_module("jinja2")
-    except ModuleNotFoundError:
-        raise InvalidOption(
-            "the dashboard needs jinja2; install it with: pip install 'tidemill[dashboard]'"
-        ) from None
+def _check_packages() -> None:
+    for name in ("jinja2", "starlette"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            raise InvalidOption(
+                f"the dashboard needs {name}; install it with: pip install 'tidemill[dashboard]'"
+            ) from None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock
 from tidemill.dashboard import audit
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 
 routes = Routes()

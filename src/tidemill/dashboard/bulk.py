@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from starlette.responses import Response
+
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import bulk_notes, bulk_run
 from tidemill.dashboard.job_actions import ACTIONS
 from tidemill.dashboard.jobs import query_of
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.target import target_of

@@ -6,6 +6,7 @@ import collections
 import time
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.history_numbers import FailureNumbers
@@ -18,7 +19,6 @@ from tidemill.dashboard.job_list import pages_of
 from tidemill.dashboard.job_query import parse, query_text
 from tidemill.dashboard.mutes import change_of, mute, mutes, unmute
 from tidemill.dashboard.page import NotFound, Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import WINDOWS, Window, failures, window

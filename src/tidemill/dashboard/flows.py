@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from starlette.responses import Response
+
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
@@ -19,7 +21,6 @@ from tidemill.dashboard.formats import ICONS, duration, percent
 from tidemill.dashboard.job_list import page_of
 from tidemill.dashboard.job_query import parse, query_text
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.workflows.planner import step_id

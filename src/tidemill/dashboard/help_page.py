@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from starlette.responses import Response
+
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 
 routes = Routes()

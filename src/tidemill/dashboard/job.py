@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.client.argument_check import pack_checked_call
 from tidemill.client.arguments import summary
@@ -32,7 +33,6 @@ from tidemill.dashboard.job_facts import (
     whole_of,
 )
 from tidemill.dashboard.page import Forbidden, Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.same_again import as_curl, as_python
@@ -122,7 +122,7 @@ def job_file(page: Page, job_id: str) -> Response:
     record = _record(page, job_id)
     response = page.render("job_file.html", title=f"Job {job_id}", **facts(page, record))
     name = re.sub(r"[^\w.-]", "_", job_id, flags=re.ASCII)[:80]
-    response.headers.append(("content-disposition", f'attachment; filename="job-{name}.html"'))
+    response.headers["content-disposition"] = f'attachment; filename="job-{name}.html"'
     return response
 
 

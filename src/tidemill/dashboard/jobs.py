@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
@@ -24,7 +25,7 @@ from tidemill.dashboard.job_list import (
 )
 from tidemill.dashboard.job_query import FIELDS, SECRET, JobQuery, parse
 from tidemill.dashboard.page import Forbidden, Page
-from tidemill.dashboard.response import Response
+from tidemill.dashboard.response import LongResponse
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.target import alter_form, target_of
@@ -137,7 +138,7 @@ def _state_numbers(page: Page, query: JobQuery) -> dict[str, int]:
 @routes.post("/jobs/act")
 def act_on_jobs(page: Page) -> Response:
     """Act on the selected jobs, or go to the preview of the action on all jobs that match."""
-    name, ids = page.request.field("act"), page.request.fields("id")
+    name, ids = page.request.field("act"), page.request.form_data.getlist("id")
     if name not in ACTIONS:
         raise InvalidOption(f"choose an action: {', '.join(ACTIONS)}")
     if page.request.field("all"):
@@ -146,7 +147,7 @@ def act_on_jobs(page: Page) -> Response:
     if not ids:
         return page.back("select jobs first: with the boxes, or with j, k and x", "/jobs", "error")
     page.need(ACTIONS[name].role)
-    if ACTIONS[name].asks and "to_queue" not in page.request.form:
+    if ACTIONS[name].asks and "to_queue" not in page.request.form_data:
         return alter_form(page, page.url("/jobs/act"), ids)
     target = target_of(page.request, name)
     done = act(page.mill, name, ids, target)
@@ -176,24 +177,19 @@ def _exported(page: Page, record: Record) -> Exported:
     return (record if page.sees_arguments else record.without_values()).public()
 
 
-def _file(parts: Iterator[bytes], media: str, name: str) -> Response:
-    return Response(
-        parts,
-        media=media,
-        headers={
-            "content-disposition": f'attachment; filename="{name}"',
-            "cache-control": "no-store",
-        },
-    )
+def _file(parts: Generator[bytes], media: str, name: str) -> Response:
+    disposition = f'attachment; filename="{name}"'
+    headers = {"content-disposition": disposition, "cache-control": "no-store"}
+    return LongResponse(parts, headers, media)
 
 
-def _json_lines(pages: Iterator[list[Exported]]) -> Iterator[bytes]:
+def _json_lines(pages: Iterator[list[Exported]]) -> Generator[bytes]:
     """A part for each page of the store; the part is empty when no job of the page matches."""
     for rows in pages:
         yield b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
 
 
-def _csv_lines(pages: Iterator[list[Exported]]) -> Iterator[bytes]:
+def _csv_lines(pages: Iterator[list[Exported]]) -> Generator[bytes]:
     """A part for each page of the store. The first part begins with the names of the columns."""
     out = io.StringIO()
     writer = csv.writer(out)

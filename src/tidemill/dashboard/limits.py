@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
+from starlette.responses import Response
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
@@ -12,7 +14,6 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.doctor.queues import state_of_limit

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response, StreamingResponse
 
 from tidemill.core.errors import TidemillError
 from tidemill.dashboard.look import EVERY, Looks
+from tidemill.dashboard.page import NotFound, Page
+from tidemill.dashboard.routes import Routes
 
-log = logging.getLogger("tidemill.dashboard")
+routes = Routes()
 
 KEEP_ALIVE = 15.0
 """Seconds after which a stream without events sends a comment, so that no proxy closes it."""
@@ -22,10 +25,10 @@ KEEP_ALIVE = 15.0
 _HELLO = b": live\n\nretry: 2000\n\n"
 
 
-class Live:
+class News:
     """The updates of one store, for any number of viewers on one event loop."""
 
-    def __init__(self, looks: Looks, ended: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, looks: Looks, ended: Callable[[], bool]) -> None:
         self._looks = looks
         self._ended = ended
         self._viewers = 0
@@ -87,3 +90,13 @@ class Live:
         if self._changed is not None:
             self._changed.set()
             self._changed = asyncio.Event()
+
+
+@routes.get("/live")
+def live(page: Page) -> Response:
+    """The event stream of a page, in a site that is not of WSGI."""
+    if page.dashboard.live != "sse":
+        raise NotFound("this site has no event stream; its pages ask for changes")
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    news = page.dashboard.news.listen()
+    return StreamingResponse(news, headers=headers, media_type="text/event-stream")

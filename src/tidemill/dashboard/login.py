@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.request import Request
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import User
 from tidemill.dashboard.routes import Routes
 
@@ -29,19 +30,12 @@ class Login:
         self.routes.post("/login", role=None)(self._log_in)
         self.routes.post("/logout", role=None)(self._log_out)
 
-    def token_of(self, request: Request) -> str:
-        """The token in the cookie of a request; empty for none."""
-        return request.cookies.get(self.cookie, "")[:_MOST_TOKEN]
+    def token_of(self, cookies: str) -> str:
+        """The token in the header ``Cookie`` of a request; empty for none."""
+        return cookie_parser(cookies).get(self.cookie, "")[:_MOST_TOKEN]
 
     def _ask(self, page: Page) -> Response:
-        return page.render(
-            "login.html",
-            title="Log in",
-            section="",
-            next=page.request.arg("next"),
-            wrong="",
-            still=True,
-        )
+        return _form(page, page.request.arg("next"))
 
     def _log_in(self, page: Page) -> Response:
         token = page.request.field("token").strip()[:_MOST_TOKEN]
@@ -49,15 +43,17 @@ class Login:
         user = self._find(token) if token and is_plain else None
         if user is None:
             wrong = "The token is unknown or has expired."
-            values = {"next": page.request.field("back"), "wrong": wrong, "still": True}
-            return page.render("login.html", 403, title="Log in", section="", **values)
+            return _form(page, page.request.field("back"), wrong, 403)
         response = page.back()
-        path, secure = page.request.root or "/", page.request.secure
-        response.set_cookie(self.cookie, token, path, secure=secure)
+        page.set_cookie(response, self.cookie, token)
         return response
 
     def _log_out(self, page: Page) -> Response:
         response = page.redirect(page.url("/login"))
-        path, secure = page.request.root or "/", page.request.secure
-        response.set_cookie(self.cookie, "", path, secure=secure, age=0)
+        page.set_cookie(response, self.cookie, "", age=0)
         return response
+
+
+def _form(page: Page, after: str, wrong: str = "", status: int = 200) -> Response:
+    values = {"title": "Log in", "section": "", "still": True}
+    return page.render("login.html", status, next=after, wrong=wrong, **values)

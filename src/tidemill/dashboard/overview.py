@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from starlette.responses import Response
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
 from tidemill.client.history_numbers import FailureNumbers, TaskNumbers
@@ -11,7 +13,6 @@ from tidemill.dashboard.formats import duration, number, percent, rate
 from tidemill.dashboard.job_actions import RETRY_FIRST
 from tidemill.dashboard.page import Page, jobs_query
 from tidemill.dashboard.problems import problems
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import (
     WINDOWS,

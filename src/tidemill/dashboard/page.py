@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import jinja2
-from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
 
-from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import audit
 from tidemill.dashboard.formats import FILTERS, ICONS
 from tidemill.dashboard.job_query import query_text, without_values
-from tidemill.dashboard.look import Cache, Look, Looks
+from tidemill.dashboard.look import Look
 from tidemill.dashboard.request import Request
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
-from tidemill.dashboard.security import CSRF_FIELD, Signer
 from tidemill.dashboard.static_files import version_of
 from tidemill.doctor.held import Held, held_jobs
+
+if TYPE_CHECKING:
+    from tidemill.app import Tidemill
+    from tidemill.dashboard.dashboard import Dashboard
 
 T = TypeVar("T")
 
@@ -38,8 +39,7 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.filters.update(FILTERS)
 _TEMPLATES.globals["icon_of"] = ICONS
 
-Flash = tuple[str, str]
-"""The kind of a message, ``ok`` or ``error``, and its text."""
+_MESSAGE = "tidemill_flash"
 
 
 class Forbidden(Exception):
@@ -50,22 +50,6 @@ class NotFound(Exception):
     """There is nothing at this path; the text names what is missing."""
 
 
-class Frame(Protocol):
-    """The parts of the dashboard that its pages use."""
-
-    mill: Tidemill
-    title: str
-    app: str
-    live: str
-    logout: bool
-    see_arguments: Role
-    edit_jobs: Role
-    signer: Signer
-    looks: Looks
-    cache: Cache
-    navigation: list[tuple[str, str, str, str]]
-
-
 class Page:
     """One request on its way to an answer.
 
@@ -74,17 +58,17 @@ class Page:
         request: the request.
         user: the user who sent the request.
         dashboard: the dashboard, with its settings.
-        flashes: messages that the page shows once.
+        flashes: the message that the page shows once, by its kind and text, if there is one.
     """
 
-    def __init__(self, dashboard: Frame, request: Request, user: User, seed: str) -> None:
+    def __init__(self, dashboard: Dashboard, request: Request, user: User) -> None:
         self.dashboard = dashboard
         self.mill: Tidemill = dashboard.mill
         self.request = request
         self.user = user
-        self.csrf = dashboard.signer.token(seed, user.name)
-        self.flashes: list[Flash] = []
-        self.written: list[Flash] = []  # messages for the page after a redirect
+        self.flashes: list[tuple[str, str]] = []
+        if "x-live" not in request.headers:  # an update leaves the message to the next page
+            self.flashes = dashboard.signer.unpack(request.cookies.get(_MESSAGE, ""))
         self._look: Look | None = None
 
     # -- what a page shows -------------------------------------------------------------------------
@@ -130,11 +114,6 @@ class Page:
         """A search text as the user may see it."""
         return text if self.sees_arguments else without_values(text)
 
-    @property
-    def csrf_field(self) -> Markup:
-        """The hidden field that each form with ``method="post"`` needs."""
-        return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF_FIELD, self.csrf)
-
     # -- links -------------------------------------------------------------------------------------
 
     def url(self, path: str, *parts: str, **query: object) -> str:
@@ -156,7 +135,7 @@ class Page:
 
     def with_query(self, **changes: object) -> str:
         """The URL of this page with other query parameters; an empty value removes a parameter."""
-        query = {name: values[-1] for name, values in self.request.query.items()}
+        query = dict(self.request.query_params)
         for name, value in changes.items():
             query.pop(name, None)
             if value not in ("", None):
@@ -178,19 +157,26 @@ class Page:
             may=self.may,
             **values,
         )
-        headers = {"cache-control": "no-store"}
-        return Response(text, status, headers=headers)
+        response = HTMLResponse(text, status, {"cache-control": "no-store"})
+        if self.flashes and status == 200:
+            self.set_cookie(response, _MESSAGE, "", age=0)
+        return response
 
-    def flash(self, text: str, kind: str = "ok") -> None:
-        """Show a message once, on this page or on the page after a redirect."""
-        message = (kind, text[:500])
-        (self.written if self.request.method == "POST" else self.flashes).append(message)
+    def set_cookie(
+        self, response: Response, name: str, value: str, *, age: int | None = None
+    ) -> None:
+        """Set a cookie that scripts and other sites cannot use; ``age`` is in seconds."""
+        safe: dict[str, Any] = {"httponly": True, "samesite": "strict"}
+        path, secure = self.request.root or "/", self.request.secure
+        response.set_cookie(name, value, age, path=path, secure=secure, **safe)
 
     def redirect(self, url: str, text: str = "", kind: str = "ok") -> Response:
         """Go to another page, with a message to show there."""
+        response = Response(b"", 303, {"location": url, "cache-control": "no-store"})
         if text:
-            self.flash(text, kind)
-        return Response(b"", 303, headers={"location": url, "cache-control": "no-store"})
+            packed = self.dashboard.signer.pack((kind, text[:500]))
+            self.set_cookie(response, _MESSAGE, packed, age=60)
+        return response
 
     def back(self, text: str = "", path: str = "/", kind: str = "ok") -> Response:
         """Go back to the page that the form names in ``back``, else to ``path``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from tidemill.dashboard import (
     audit_page,
     bulk,
@@ -13,22 +11,19 @@ from tidemill.dashboard import (
     job,
     jobs,
     limits,
+    live,
     overview,
     queues,
     schedules,
     settings_page,
+    static_files,
     tasks,
     workers,
 )
-from tidemill.dashboard.routes import Routes
 
-
-class _Pages(Protocol):
-    @property
-    def routes(self) -> Routes: ...
-
-
-MODULES: tuple[_Pages, ...] = (
+MODULES = (
+    static_files,
+    live,
     overview,
     queues,
     jobs,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from starlette.responses import Response
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE
@@ -18,7 +20,6 @@ from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk_run
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import has_tasks, worker_command
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.spark import spark
@@ -333,13 +334,13 @@ def bounds(page: Page, name: str) -> Response:
     _stats(page, name)
     form = page.request
     changes: dict[str, Any] = {}
-    if "rate" in form.form:
+    if "rate" in form.form_data:
         changes["rate"] = form.field("rate").strip() or None
-    if "concurrency" in form.form:
+    if "concurrency" in form.form_data:
         changes["concurrency"] = _whole("concurrency", form.field("concurrency"))
     if changes:
         page.mill.limits.set_queue(name, **changes)
-    if "max_size" in form.form:
+    if "max_size" in form.form_data:
         page.mill.broker.set_queue(
             name, max_size=_whole("the most jobs", form.field("max_size")) or 0
         )

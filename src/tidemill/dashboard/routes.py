@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from tidemill.dashboard.response import Response
+from starlette.responses import Response
+from starlette.routing import compile_path
+
 from tidemill.dashboard.roles import Role
 
 Handler = Callable[..., Response]
 
 
 class Route(NamedTuple):
-    """A method, a path pattern such as ``/queues/{name}/pause``, and the function that answers.
+    """A method, a path such as ``/queues/{name}/pause``, and the function that answers.
 
     ``role`` is the least role that may use the route. None allows requests without a user, too.
     """
@@ -46,40 +48,20 @@ class Routes:
 
     def _add(self, method: str, path: str, role: Role | None) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
-            self.list.append(Route(method, _pattern(path), path, handler, role))
+            self.list.append(Route(method, compile_path(path)[0], path, handler, role))
             return handler
 
         return declare
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{\w+(?::path)?\})", path)
-    text = "".join(
-        f"(?P<{part[1:-1].removesuffix(':path')}>{'.+' if ':path' in part else '[^/]+'})"
-        if part.startswith("{")
-        else re.escape(part)
-        for part in parts
-    )
-    return re.compile(text)
-
-
-def find_route(
-    routes: Iterable[Route], method: str, path: str
-) -> tuple[Route, dict[str, str]] | list[str]:
-    """The route of a method and a path, with the values in the path.
-
-    If the path lacks the method, the result is the list of the path's methods, empty for an unknown
-    path.
-    """
-    methods = []
+def routes_at(routes: Iterable[Route], path: str) -> dict[str, tuple[Route, dict[str, str]]]:
+    """The first route for each method of a path, with the values in the path."""
+    found: dict[str, tuple[Route, dict[str, str]]] = {}
     for route in routes:
-        match = route.pattern.fullmatch(path)
-        if match is None:
-            continue
-        if route.method == method:
-            return route, {name: _name_of(value) for name, value in match.groupdict().items()}
-        methods.append(route.method)
-    return methods
+        if match := route.pattern.fullmatch(path):
+            values = {name: _name_of(value) for name, value in match.groupdict().items()}
+            found.setdefault(route.method, (route, values))
+    return found
 
 
 def part_of(name: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from starlette.responses import Response
+
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.job_list import LOOK, Listed
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.schedules.declare import Schedule

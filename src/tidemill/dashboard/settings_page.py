@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+from starlette.responses import Response
+
 from tidemill import __version__
 from tidemill.brokers.contract.features import Feature
 from tidemill.dashboard.formats import ago, number, size
 from tidemill.dashboard.page import Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 
 routes = Routes()

@@ -1,4 +1,4 @@
-"""Static files: styles, scripts and icons, with an ETag and a long cache."""
+"""Static files: styles, scripts and icons, with a long cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import functools
 import hashlib
 import mimetypes
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tidemill.dashboard.request import Request
-from tidemill.dashboard.response import Response
+from starlette.responses import PlainTextResponse, Response
+
+from tidemill.dashboard.routes import Routes
+
+if TYPE_CHECKING:
+    from tidemill.dashboard.page import Page
+
+routes = Routes()
 
 _FOLDER = (Path(__file__).parent / "static").resolve()
-_MEDIA = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_MEDIA = {".js": "text/javascript", ".css": "text/css"}
 _FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -32,17 +39,13 @@ def version_of(name: str) -> str:
     return found[1]
 
 
-def static_file(request: Request, name: str) -> Response:
-    """A static file, or 304 when the browser has it."""
+@routes.get("/static/{name:path}", role=None)
+def static_file(page: Page, name: str) -> Response:
+    """A static file. A browser keeps the file of a URL with its version."""
     found = _read(name) if len(name) < 100 and name.isprintable() else None
     if found is None:
-        return Response("there is no such file", 404, "text/plain; charset=utf-8")
+        return PlainTextResponse("there is no such file", 404)
     data, version = found
-    tag = f'"{version}"'
-    cache = _FOREVER if request.arg("v") == version else "no-cache"
-    headers = {"etag": tag, "cache-control": cache}
-    if tag in request.headers.get("if-none-match", ""):
-        return Response(b"", 304, headers=headers)
-    suffix = Path(name).suffix
-    media = _MEDIA.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return Response(data, 200, media, headers)
+    cache = _FOREVER if page.request.arg("v") == version else "no-cache"
+    media = _MEDIA.get(Path(name).suffix) or mimetypes.guess_type(name)[0]
+    return Response(data, headers={"cache-control": cache}, media_type=media)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.core.config import check_alter
 from tidemill.core.errors import InvalidOption
@@ -12,7 +13,6 @@ from tidemill.core.job import Record
 from tidemill.core.priority import priority_of
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.request import Request
-from tidemill.dashboard.response import Response
 
 
 class Target(msgspec.Struct, frozen=True):

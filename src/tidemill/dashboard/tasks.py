@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from starlette.responses import Response
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.history_numbers import Deploy, TaskNumbers, Times
@@ -12,7 +14,6 @@ from tidemill.core.clock import clock
 from tidemill.dashboard.job_facts import latest_jobs
 from tidemill.dashboard.job_list import Listed
 from tidemill.dashboard.page import NotFound, Page
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import (
     WINDOWS,

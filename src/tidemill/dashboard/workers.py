@@ -6,6 +6,8 @@ import socket
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from starlette.responses import HTMLResponse, Response
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.flame_graph import flame_graph
 from tidemill.client.worker_reports import ask_worker
@@ -17,7 +19,6 @@ from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import worker_command
 from tidemill.dashboard.processes import Usage, Usages
-from tidemill.dashboard.response import Response
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 
@@ -175,7 +176,7 @@ def profile(page: Page, owner_id: str) -> Response:
     name = "".join(sign if sign.isalnum() else "-" for sign in owner.name if sign.isascii())
     disposition = f'attachment; filename="profile-{name}.html"'
     headers = {"content-disposition": disposition, "cache-control": "no-store"}
-    return Response(body, headers=headers)
+    return HTMLResponse(body, headers=headers)
 
 
 def _worker(page: Page, owner_id: str) -> Owner:

@@ -8,7 +8,7 @@ who is not logged in gets the login page; other users are refused.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -19,12 +19,13 @@ from django.db import transaction
 from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import NoReverseMatch, re_path, reverse
 from django.views.decorators.csrf import csrf_exempt
+from starlette.responses import Response
+from starlette.types import Scope
 
-from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.long_body import PartsFromThread, filled
-from tidemill.dashboard.request import MOST_BODY, Request
-from tidemill.dashboard.response import Response
+from tidemill.dashboard.mounts import parts_of, scope_of
+from tidemill.dashboard.request import MOST_BODY
+from tidemill.dashboard.response import LongResponse
 from tidemill.dashboard.roles import Role, User
 from tidemill.django.project import project_mill
 
@@ -63,10 +64,9 @@ def view(request: Any, path: str = "") -> Any:
     length = request.META.get("CONTENT_LENGTH") or "0"
     if not length.isdigit() or int(length) > MOST_BODY:
         return HttpResponse(b"The form is too large.", status=413, content_type="text/plain")
-    try:
-        answer = dashboard().handle(_request(request, path, User(name, role or Role.VIEWER)))
-    except InvalidOption as error:
-        return HttpResponse(str(error).encode(), status=400, content_type="text/plain")
+    body = request.body if request.method == "POST" else b""
+    viewer = User(name, role or Role.VIEWER)
+    answer = dashboard().handle(_scope(request, path), viewer, body)
     return _response(answer, isinstance(request, ASGIRequest))
 
 
@@ -78,48 +78,43 @@ def _login_url() -> str:
         return str(settings.LOGIN_URL)
 
 
-def _request(request: Any, path: str, user: User) -> Request:
-    headers = {name.lower(): str(value) for name, value in request.headers.items()}
-    headers.setdefault("content-type", request.META.get("CONTENT_TYPE", ""))
+def _scope(request: Any, path: str) -> Scope:
     root = request.path[: len(request.path) - len(path) - 1]
-    return Request(
-        str(request.method),
-        f"/{path}",
-        request.META.get("QUERY_STRING", ""),
-        request.body if request.method == "POST" else b"",
-        headers=headers,
-        root=root,
-        user=user,
-        secure=request.is_secure(),
-    )
+    scope = scope_of(request.META)
+    return {**scope, "root_path": root, "path": f"{root}/{path}", "scheme": request.scheme}
 
 
 def _response(answer: Response, is_async: bool) -> Any:
     response: Any
-    if isinstance(answer.body, bytes):
-        response = HttpResponse(answer.body, status=answer.status)
-    else:  # under ASGI, Django would first collect all parts of a plain iterator
-        parts = answer.parts()
-        body: Any = PartsFromThread(parts, _in_thread) if is_async else filled(parts)
-        response = StreamingHttpResponse(body, status=answer.status)
+    if is_async and isinstance(answer, LongResponse):
+        response = StreamingHttpResponse(_in_thread(answer.parts), status=answer.status_code)
+    elif isinstance(answer, LongResponse):
+        response = StreamingHttpResponse(parts_of(answer), status=answer.status_code)
+    else:
+        response = HttpResponse(bytes(answer.body), status=answer.status_code)
     del response.headers["Content-Type"]
-    cookies = []
-    for name, value in answer.headers:
-        if name.lower() == "set-cookie":
-            cookies.append(value)
+    for name, value in answer.headers.items():
+        if name == "set-cookie":
+            response.cookies.load(value)
         else:
             response.headers[name] = value
-    for cookie in cookies:
-        response.cookies.load(cookie)
     return response
 
 
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Make a call in the thread of the request, because Django closes that thread's connections."""
-    return await sync_to_async(function)()
+async def _in_thread(parts: Generator[bytes]) -> AsyncGenerator[bytes]:
+    """Parts that the thread of the request makes, because Django closes its connections.
+
+    From a plain generator, Django would collect all parts before it sends the first part.
+    """
+    try:
+        while (part := await sync_to_async(lambda: next(parts, None))()) is not None:
+            if part:
+                yield part
+    finally:
+        await sync_to_async(parts.close)()
 
 
-_view: Any = csrf_exempt(view)  # the forms have the dashboard's own token
+_view: Any = csrf_exempt(view)  # the dashboard checks the origin of its forms
 for _alias in settings.DATABASES:  # writes of the dashboard must not join ATOMIC_REQUESTS
     _view = transaction.non_atomic_requests(using=_alias)(_view)
 urls = ([re_path(r"^(?P<path>.*)$", _view, name="dashboard")], "tidemill", "tidemill")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, read
 
 from tidemill import Fail, Tidemill
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
@@ -64,7 +64,7 @@ def states(mill: Tidemill) -> set[str]:
 
 
 def started(anna: Visitor, **form: str) -> str:
-    location: str = anna.post("/bulk", **form).header("location")
+    location: str = anna.post("/bulk", **form).headers["location"]
     return location.removeprefix("/bulk/")
 
 
@@ -207,7 +207,7 @@ def test_a_running_operation_cannot_be_forgotten_or_resumed(mill: Tidemill, anna
 @pytest.mark.parametrize("form", [{"rate": "-1"}, {"rate": "fast"}, {"first": "9999999"}])
 def test_a_bad_number_is_refused(anna: Visitor, form: dict[str, str]) -> None:
     response = anna.post("/bulk", 400, act="retry", q="state:failed", **form)
-    assert "must be a whole number" in words(response.read().decode())
+    assert "must be a whole number" in words(read(response))
 
 
 def test_jobs_that_match_since_the_start_are_in_the_count(mill: Tidemill, anna: Visitor) -> None:
@@ -344,7 +344,7 @@ def purged(mill: Tidemill, count: int) -> str:
 
 def restored(anna: Visitor, purge_id: str) -> str:
     """The id of the operation that restores a purge."""
-    location: str = anna.post("/queues/mail/restore", purge=purge_id).header("location")
+    location: str = anna.post("/queues/mail/restore", purge=purge_id).headers["location"]
     assert location.startswith("/bulk/")
     return location.removeprefix("/bulk/")
 

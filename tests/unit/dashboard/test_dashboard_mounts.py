@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -20,10 +21,10 @@ from tidemill import Tidemill
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.dashboard import User, asgi, wsgi
 from tidemill.dashboard import live as live_module
-from tidemill.dashboard.asgi_app import AsgiDashboard
-from tidemill.dashboard.live import Live
+from tidemill.dashboard.live import News
 from tidemill.dashboard.look import Looks
-from tidemill.dashboard.response import Response
+from tidemill.dashboard.mounts import AsgiDashboard
+from tidemill.dashboard.response import LongResponse
 from tidemill.dashboard.routes import Routes
 
 
@@ -86,12 +87,10 @@ def test_an_asgi_site_acts_once_it_knows_the_user(site: Any, mill: Tidemill) -> 
         async with visit(site) as client:
             page = await client.get("/queues")
             action = re.search(r'action="([^"]*/pause)"', page.text)
-            token = re.search(r'name="csrf" value="([^"]*)"', page.text)
             assert action
-            assert token
             url = f"http://shop.example{action[1]}"
-            refused = await client.post(url, data={"csrf": "wrong"})
-            done = await client.post(url, data={"csrf": token[1]})
+            refused = await client.post(url)
+            done = await client.post(url, headers={"origin": "http://shop.example"})
             assert (refused.status_code, done.status_code) == (403, 303)
         async with visit(site, "") as client:
             assert (await client.get("/queues")).status_code == 403
@@ -104,7 +103,7 @@ def test_a_form_that_is_too_large_is_413(site: Any) -> None:
     async def run() -> int:
         async with visit(site) as client:
             return (
-                await client.post("/queues/x/pause", data={"csrf": "a" * (2 << 20)})
+                await client.post("/queues/x/pause", data={"back": "a" * (2 << 20)})
             ).status_code
 
     assert asyncio.run(run()) == 413
@@ -122,7 +121,13 @@ class Viewer:
         self.gone = asyncio.Event()
         self._asked = False
         headers = [(b"x-user", user.encode())] if user else []
-        scope = {"type": "http", "method": "GET", "path": "/live", "headers": headers}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/live",
+            "query_string": b"",
+            "headers": headers,
+        }
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
@@ -172,7 +177,7 @@ def test_news_come_to_all_viewers_from_one_look(
         viewers = [Viewer(app) for _ in range(20)]
         for viewer in viewers:
             assert (await viewer.part()).startswith(b": ")
-        while not app._live._version:
+        while not app.dashboard.news._version:
             await asyncio.sleep(0.01)
         before, began = looks, time.monotonic()
         await mill.queue("a/b").aput("more")
@@ -181,7 +186,7 @@ def test_news_come_to_all_viewers_from_one_look(
         assert looks - before <= (time.monotonic() - began) / live_module.EVERY + 2
         for viewer in viewers:
             await viewer.leave()
-        while app._live._looking is not None:  # nobody looks while nobody watches
+        while app.dashboard.news._looking is not None:  # nobody looks while nobody watches
             await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -191,7 +196,7 @@ def test_news_come_to_all_viewers_from_one_look(
 def test_news_come_at_once_though_a_wait_ends_at_the_same_moment(mill: Tidemill) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        live = Live(Looks(mill))
+        live = News(Looks(mill), lambda: False)
         parts = live.listen()
         assert (await anext(parts)).startswith(b": ")
         assert (await anext(parts)).startswith(b"event: changed\n")
@@ -271,11 +276,10 @@ def test_a_wsgi_site_shows_the_pages_and_acts(flask_client: Client, mill: Tidemi
     assert page.status_code == 200
     assert 'data-live="poll"' in page.text
     action = re.search(r'action="(/jobs/queues/[^"]*/pause)"', page.text)
-    token = re.search(r'name="csrf" value="([^"]*)"', page.text)
     assert action
-    assert token
-    form = {"csrf": token[1], "back": "/jobs/queues"}
-    done = flask_client.post(action[1], data=form, headers=headers)
+    form, ours = {"back": "/jobs/queues"}, {**headers, "Sec-Fetch-Site": "same-origin"}
+    assert flask_client.post(action[1], data=form, headers=headers).status_code == 403
+    done = flask_client.post(action[1], data=form, headers=ours)
     assert (done.status_code, done.headers["location"]) == (303, "/jobs/queues")
     assert [row.paused for row in mill.queues()] == [True]
     assert "is paused" in flask_client.get("/jobs/queues", headers=headers).text
@@ -283,17 +287,22 @@ def test_a_wsgi_site_shows_the_pages_and_acts(flask_client: Client, mill: Tidemi
 
 def test_a_wsgi_site_refuses_nobody_and_large_forms(flask_client: Client) -> None:
     assert flask_client.get("/jobs/queues").status_code == 403
-    large = {"csrf": "a" * (2 << 20)}
-    assert flask_client.post("/jobs/queues/x/pause", data=large).status_code == 400
+    large = {"back": "a" * (2 << 20)}
+    assert flask_client.post("/jobs/queues/x/pause", data=large).status_code == 413
 
 
 def test_a_wsgi_site_has_no_stream_and_says_so(flask_client: Client) -> None:
     assert flask_client.get("/jobs/live", headers={"X-User": "anna"}).status_code == 404
 
 
+def ab() -> Generator[bytes]:
+    yield b"a"
+    yield b"b"
+
+
 def test_a_long_answer_is_sent_in_parts(mill: Tidemill) -> None:
     routes = Routes()
-    routes.get("/export")(lambda page: Response(iter([b"a", b"b"]), media="text/csv"))
+    routes.get("/export")(lambda page: LongResponse(ab(), {}, "text/csv"))
     app = asgi(mill, user=None, extra=routes.list)
 
     async def run() -> bytes:

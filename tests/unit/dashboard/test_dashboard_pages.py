@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, read
 
 import tidemill.dashboard.workers
 from tidemill import Tidemill
@@ -312,13 +312,13 @@ def test_the_stacks_and_the_profile_of_a_worker_are_shown(
 
     monkeypatch.setattr("tidemill.dashboard.workers.ask_worker", answer)
     # when somebody asks for its stacks, and for a profile
-    stacks = anna.post(f"/workers/{owner.id}/dump", 200).read().decode()
+    stacks = read(anna.post(f"/workers/{owner.id}/dump", 200))
     profile = anna.post(f"/workers/{owner.id}/profile", 200, seconds="3")
     # then both come, the profile as a file that the policy of the dashboard does not concern
     assert "&lt;File&gt; shop.py" in stacks
     assert "Process 78 does not answer." in words(stacks)
-    assert profile.header("content-disposition") == 'attachment; filename="profile-box-1.html"'
-    assert b"send" in profile.read()
+    assert profile.headers["content-disposition"] == 'attachment; filename="profile-box-1.html"'
+    assert b"send" in bytes(profile.body)
     assert asked == [(owner.id, "dump"), (owner.id, "profile", 3.0, 100.0)]
     for wrong in ("0", "61", "1e9", "x"):
         anna.post(f"/workers/{owner.id}/profile", 400, seconds=wrong)

@@ -7,7 +7,7 @@ import re
 import threading
 
 import pytest
-from dashboard_desk import ANNA, Visitor
+from dashboard_desk import ANNA, Visitor, read
 
 from tidemill import Tidemill
 from tidemill.dashboard import audit, bulk_run
@@ -56,7 +56,7 @@ def test_a_bulk_operation_hides_what_it_searched(
     for path in ("/bulk", f"/bulk/{bulk_id}", "/audit"):
         assert "secret" not in olga.get(path), path
         hidden = "queue:mail key:hidden args:hidden"
-        assert hidden in words(olga.last.read().decode()), path
+        assert hidden in words(read(olga.last)), path
         assert f"queue:mail {SECRETS}" in words(anna.get(path)), path
 
 
@@ -72,7 +72,7 @@ def test_the_search_of_the_audit_list_does_not_find_what_is_hidden(
 def test_a_search_that_the_audit_list_cut_off_is_hidden(mill: Tidemill, olga: Visitor) -> None:
     audit.note(mill, "anna", "started bulk retry", f'task:a key:"secret {"x" * 600}"')
     assert "secret" not in olga.get("/audit")
-    assert "task:a key:hidden" in words(olga.last.read().decode())
+    assert "task:a key:hidden" in words(read(olga.last))
 
 
 def test_the_reason_of_a_refused_retry_does_not_tell_the_key(mill: Tidemill, olga: Visitor) -> None:

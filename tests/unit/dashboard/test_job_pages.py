@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, read
 
 from tidemill import Fail, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.inspection import Filter
@@ -83,7 +83,7 @@ def test_a_bad_search_gets_a_sentence_on_the_page(anna: Visitor) -> None:
 @pytest.mark.parametrize("part", [slice(None), slice(0, 20), slice(-8, None)])
 def test_an_id_or_a_part_of_it_opens_the_job(mill: Tidemill, anna: Visitor, part: slice) -> None:
     job_id = pay(mill, 1)[0]
-    assert anna.send("GET", f"/jobs?q={job_id[part]}").header("location") == f"/jobs/{job_id}"
+    assert anna.send("GET", f"/jobs?q={job_id[part]}").headers["location"] == f"/jobs/{job_id}"
 
 
 def test_a_link_with_its_count_says_how_many_jobs_are_kept(mill: Tidemill, anna: Visitor) -> None:
@@ -204,7 +204,7 @@ def test_a_job_that_does_not_wait_is_not_altered(mill: Tidemill, anna: Visitor) 
 def test_selected_jobs_are_altered_after_a_form(mill: Tidemill, anna: Visitor) -> None:
     ids = pay(mill, 1, 2)
     asked = anna.post("/jobs/act", 200, act="alter", id=ids[0], back="/jobs?q=queue:default")
-    text = asked.read().decode()
+    text = read(asked)
     assert "1 selected job" in words(text)
     assert re.findall(r'name="id" value="([^"]+)"', text) == ids[:1]
     assert 'name="back" value="/jobs?q=queue:default"' in text
@@ -227,7 +227,7 @@ def test_a_bad_target_is_refused(
 ) -> None:
     job_id = pay(mill, 1)[0]
     response = anna.post(f"/jobs/{job_id}/act", 400, act="alter", **form)
-    assert said in words(response.read().decode())
+    assert said in words(read(response))
     assert mill.job(job_id).refresh().envelope.queue == "default"
 
 
@@ -306,7 +306,7 @@ def test_the_file_of_a_job_needs_nothing_else(mill: Tidemill, anna: Visitor) -> 
     job_id = pay(mill, -3)[0]
     run_all(mill)
     text = anna.get(f"/jobs/{job_id}/file")
-    assert "attachment" in anna.last.header("content-disposition")
+    assert "attachment" in anna.last.headers["content-disposition"]
     assert "no order -3" in text
     assert not re.search(r'(src|href)="', text)
 
@@ -321,7 +321,7 @@ def test_a_job_runs_again_with_edits_and_links_to_its_origin(mill: Tidemill, ann
     assert '"args": [\n    -3\n  ]' in form
     edited = json.dumps({"args": [4], "kwargs": {"note": "by hand"}})
     sent = {"arguments": edited, "queue": "default", "priority": "7"}
-    location = anna.post(f"/jobs/{job_id}/edit", **sent).header("location")
+    location = anna.post(f"/jobs/{job_id}/edit", **sent).headers["location"]
     new = location.removeprefix("/jobs/")
     run_all(mill)
     assert mill.job(new).result() == 8
@@ -347,7 +347,7 @@ def test_bad_edits_are_refused_and_kept_in_the_form(
     job_id = pay(mill, 1)[0]
     good = {"arguments": '{"args": [1], "kwargs": {}}', "queue": "default", "priority": "0"}
     response = anna.post(f"/jobs/{job_id}/edit", 400, **{**good, **sent})
-    assert sentence in words(response.read().decode())
+    assert sentence in words(read(response))
     assert len(list(mill.jobs())) == 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from tidemill import Tidemill
 from tidemill.dashboard import asgi, wsgi
 from tidemill.dashboard import jobs as jobs_module
 from tidemill.dashboard.job_list import pages_of
-from tidemill.dashboard.response import Response
+from tidemill.dashboard.mounts import parts_of
+from tidemill.dashboard.response import LongResponse
 from tidemill.dashboard.routes import Routes
 
 
@@ -29,7 +30,7 @@ class Source:
         self.made = 0
         self.is_closed = False
 
-    def body(self) -> Iterator[bytes]:
+    def body(self) -> Generator[bytes]:
         try:
             while True:
                 self.made += 1
@@ -39,7 +40,7 @@ class Source:
 
     def routes(self) -> list[Any]:
         routes = Routes()
-        routes.get("/export")(lambda page: Response(self.body(), media="text/csv"))
+        routes.get("/export")(lambda page: LongResponse(self.body(), {}, "text/csv"))
         return routes.list
 
 
@@ -51,7 +52,13 @@ class Reader:
         self._may_send = asyncio.Semaphore(0)
         self._gone = asyncio.Event()
         self._asked = False
-        scope = {"type": "http", "method": "GET", "path": "/export", "headers": []}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/export",
+            "query_string": b"",
+            "headers": [],
+        }
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
@@ -113,12 +120,12 @@ def test_an_answer_ends_when_its_reader_goes(mill: Tidemill, part: bytes) -> Non
 
 
 def test_a_body_that_fails_is_an_answer_that_fails(mill: Tidemill) -> None:
-    def broken() -> Iterator[bytes]:
+    def broken() -> Generator[bytes]:
         yield b"x"
         raise ValueError("broken")
 
     routes = Routes()
-    routes.get("/export")(lambda page: Response(broken(), media="text/csv"))
+    routes.get("/export")(lambda page: LongResponse(broken(), {}, "text/csv"))
 
     async def run() -> None:
         reader = Reader(asgi(mill, user=None, extra=routes.list))
@@ -140,7 +147,9 @@ def test_a_wsgi_server_closes_the_body(mill: Tidemill) -> None:
 
 def test_a_wsgi_server_gets_no_empty_part(mill: Tidemill) -> None:
     routes = Routes()
-    routes.get("/export")(lambda page: Response(iter([b"", b"a", b"", b"b"]), media="text/csv"))
+    routes.get("/export")(
+        lambda page: LongResponse((part for part in (b"", b"a", b"", b"b")), {}, "text/csv")
+    )
     answer = Client(wsgi(mill, user=None, extra=routes.list)).get("/export", buffered=False)
     assert list(answer.iter_encoded()) == [b"a", b"b"]
 
@@ -154,10 +163,10 @@ def test_an_export_reads_a_page_of_the_store_for_each_part(
     mill.queue("mail").put_many(bodies)
     count = sum("7" in body for body in bodies) if query else 45
     anna = Visitor(mill)
-    lines = list(anna.send("GET", f"/jobs.json?q={query}").parts())
+    lines = list(parts_of(anna.send("GET", f"/jobs.json?q={query}")))
     rows = [json.loads(line) for line in b"".join(lines).splitlines()]
     assert len(rows) == count
-    parts = list(anna.send("GET", f"/jobs.csv?q={query}").parts())
+    parts = list(parts_of(anna.send("GET", f"/jobs.csv?q={query}")))
     table = list(csv.DictReader(io.StringIO(b"".join(parts).decode())))
     assert [row["id"] for row in table] == [row["id"] for row in rows]
     if not query:

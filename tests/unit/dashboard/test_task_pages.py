@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import msgspec
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, read
 
 from tidemill import Fail, Limit, Tidemill, chain, group
 from tidemill.brokers.contract.exchange import Step, Want
@@ -167,7 +167,7 @@ def test_a_schedule_says_when_it_comes(anna: Visitor, nightly: str) -> None:
 def test_a_schedule_is_run_paused_resumed_and_removed(
     mill: Tidemill, anna: Visitor, nightly: str
 ) -> None:
-    location = anna.post(f"{nightly}/run").header("location")
+    location = anna.post(f"{nightly}/run").headers["location"]
     assert mill.job(location.removeprefix("/jobs/")).state is State.READY
     assert location.removeprefix("/jobs/") in anna.get(nightly)
     anna.post(f"{nightly}/pause")
@@ -214,7 +214,7 @@ def test_bad_times_are_refused(
     mill: Tidemill, anna: Visitor, nightly: str, form: dict[str, str], sentence: str
 ) -> None:
     response = anna.post(f"{nightly}/edit", 400, **form)
-    assert sentence in words(response.read().decode())
+    assert sentence in words(read(response))
     assert mill.schedules.get("nightly").when == "0 3 * * 1-5 Asia/Tokyo"
 
 
@@ -238,7 +238,7 @@ def test_a_limit_shows_its_settings_and_is_changed(mill: Tidemill, anna: Visitor
     [row] = mill.limits.list()
     assert (row.terms.rate, row.terms.concurrency, row.by_hand) == ((5.0, 1.0), 7, True)
     bad = anna.post("/limits/edit", 400, name="bank", rate="fast")
-    assert "rate must be jobs per time" in words(bad.read().decode())
+    assert "rate must be jobs per time" in words(read(bad))
     anna.post("/limits/edit", name="bank", declared="yes")
     assert mill.limits.list()[0].terms.concurrency == 3
     anna.get("/limits/edit?name=nobody", 400)

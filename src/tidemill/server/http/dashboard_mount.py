@@ -10,10 +10,9 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from tidemill.core.errors import InvalidOption
-from tidemill.dashboard.asgi_app import AsgiDashboard
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.login import Login
-from tidemill.dashboard.request import Request
+from tidemill.dashboard.mounts import AsgiDashboard
 from tidemill.dashboard.roles import Role, User
 from tidemill.server.http.access import Access, Client, bearer_token
 from tidemill.server.http.backend import Backend
@@ -36,8 +35,9 @@ class DashboardMount:
             app=settings.app or "MODULE:VAR",
             see_arguments=settings.see_arguments,
             extra=self._login.routes.list if has_tokens else (),
+            ended=backend.stopping.is_set,
         )
-        self._app = AsgiDashboard(self._dashboard, self._who, backend.stopping.is_set)
+        self._app = AsgiDashboard(self._dashboard, self._who)
 
     def serves(self, exchange: Exchange) -> bool:
         """True when a request is for the dashboard, and not for the API."""
@@ -53,8 +53,7 @@ class DashboardMount:
         """
         authorization = exchange.header(b"authorization")
         if not bearer_token(authorization) and self._access.tokens is not None:
-            cookies = {"cookie": exchange.header(b"cookie")}
-            token = self._login.token_of(Request("GET", "/", headers=cookies))
+            token = self._login.token_of(exchange.header(b"cookie"))
             authorization = f"Bearer {token}" if token else ""
         try:
             client = self._access.identify(authorization)
