@@ -72,7 +72,6 @@ CROWDED_ROOMS = {
     "brokers/lmdb": 52,
     "brokers/postgres": 29,
     "brokers/postgres/sql": 29,
-    "brokers/rabbitmq": 26,
     "brokers/redis/lua": 40,
     "client": 52,
     "core": 42,
