@@ -70,12 +70,13 @@ class ServerCalls(Lacking):
         self._writer = Writer(self._names)
         self._failed = DeadLetters(settings, self._writer, self._publish, self._make_known)
         self._registry = Registry(self._names_thread, self._names)
-        shared = self._publisher, self._names, self._writer, itertools.count(1).__next__
         self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
         self._out.add(self._announcer)
-        self._context = OwnerContext(self._in, consumers, *shared, self._announcer.entries)
+        lines = self._in, self._names_thread, consumers
+        parts = (*lines, self._publisher, self._names, self._writer)
+        next_token = itertools.count(1).__next__
+        self._context = OwnerContext(*parts, next_token, self._announcer.entries)
         self._owners: dict[str, AttachedOwner] = {}
-        parts = self._in, consumers, self._publisher, self._names, self._writer
         self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
 
     def after_fork_child(self) -> None:

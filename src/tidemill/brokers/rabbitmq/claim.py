@@ -62,8 +62,9 @@ class AttachedOwner:
         self._turn = 0
         self._served: dict[str, int] = {}  # the turn in which a queue was last taken from
         self._held: dict[int, HeldMessage] = {}  # leased messages by token
+        heard = self._came, self._lost, self._all
         self._channel = ConsumerChannel(
-            context.thread, context.declarer, owner.name, self._came, self._lost, self._all
+            context.thread, context.side, context.declarer, owner.name, *heard
         )
         shared = context.publisher, context.writer, self._held, self._lock, context.announce
         self._settlement = Settlement(self._channel, *shared, self._sent_back)

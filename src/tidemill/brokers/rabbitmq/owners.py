@@ -18,6 +18,7 @@ class OwnerContext(msgspec.Struct, frozen=True):
     """The objects that the owners of a process share."""
 
     thread: ConnectionThread
+    side: ConnectionThread
     declarer: Declarer
     publisher: Publisher
     names: Names

@@ -192,6 +192,8 @@ class Publisher:
                 quiet.set()
 
     def _owes(self) -> bool:
+        for place in self._places.values():
+            place.try_anew()
         return any(place.sent for place in self._places.values())
 
     # -- giving up ------------------------------------------------------------------------------

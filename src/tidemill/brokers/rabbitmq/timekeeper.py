@@ -138,6 +138,7 @@ class Timekeeper:
     def __init__(
         self,
         thread: ConnectionThread,
+        side: ConnectionThread,
         declarer: Declarer,
         publisher: Publisher,
         names: Names,
@@ -159,7 +160,7 @@ class Timekeeper:
         self._alarm = float("inf")  # machine time for which a timer is set
         self._closing = False
         self._channel = ConsumerChannel(
-            thread, declarer, "timekeeper", self._came, self._lost, self._states
+            thread, side, declarer, "timekeeper", self._came, self._lost, self._states
         )
         thread.do(self._renew)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 from collections.abc import Sequence
 
 from tidemill.core.locks import Lock
-from tidemill.core.signals import InterruptibleWait
+from tidemill.core.wake_pipe import WakePipe, readable
 
 
 class WakeUp:
     """A pipe to sleep on. While there is unseen news, a sleep ends at once."""
 
     def __init__(self) -> None:
-        self._end, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe = WakePipe()
         self._news, self._asleep, self._closed = True, False, False
         self._lock = Lock()
 
@@ -30,58 +27,36 @@ class WakeUp:
             self._news = True
             if self._asleep:
                 self._asleep = False
-                self._ring()
+                self._pipe.wake()
 
     def wake(self) -> None:
         """End the current sleep. If nobody sleeps, end the next sleep at once."""
         with self._lock:
             self._news = True
-            self._ring()
-
-    def arm(self) -> bool:
-        """Ask for a wake-up at the next news; False when there is news already."""
-        with self._lock:
-            self._asleep = not self._news
-            return self._asleep
-
-    def disarm(self) -> None:
-        """Ask for no more wake-ups."""
-        with self._lock:
-            self._asleep = False
-            if not self._closed:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._end, 4096)
+            self._pipe.wake()
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
         """Sleep until news, a readable descriptor or the timeout. Return readable descriptors."""
-        if self._closed:
-            return []
-        poll = select.poll()
-        for fd in (self._end, *fds):
-            poll.register(fd, select.POLLIN)
-        until = max(0.0, timeout) if self.arm() else 0.0
-        with InterruptibleWait():
-            ready = [fd for fd, _ in poll.poll(min(until, 3600.0) * 1000)]
-        self.disarm()
-        return [fd for fd in ready if fd != self._end]
+        with self._lock:
+            if self._closed:
+                return []
+            self._asleep = not self._news
+            fd, seconds = self._pipe.fd, timeout if self._asleep else 0.0
+        ready = readable((fd, *fds), min(seconds, 3600.0))
+        with self._lock:
+            self._asleep = False
+            if not self._closed:
+                self._pipe.drain()
+        return [one for one in ready if one != fd]
 
     def close(self) -> None:
         """Wake the sleeper and close the pipe."""
         with self._lock:
-            if not self._closed:
-                self._ring()  # wake the sleeper: poll does not notice a closed descriptor
-                self._closed = True
-                os.close(self._end)
-                os.close(self._rope)
+            self._pipe.wake()  # poll does not notice a closed descriptor
+            self._closed = True
+            self._pipe.close()
 
     def after_fork_child(self) -> None:
         """In a forked child: close the copy of the parent's pipe."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._end)
-            os.close(self._rope)
-
-    def _ring(self) -> None:
-        if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # a wake-up is already in the pipe
-                os.write(self._rope, b"x")
+        self._closed = True
+        self._pipe.after_fork_child()

@@ -297,11 +297,11 @@ def test_a_sleeper_asks_again_for_empty_queues_after_a_reconnect(broker: RabbitB
 
     eventually(sleeps, "an empty queue")
     wake_up = intake_of(broker, worker).wake_up
-    assert wake_up.arm()
+    assert not wake_up._news
     connects = thread.connects
     thread.do(lambda: thread._connection.close())
     eventually(lambda: thread.connects > connects, "another line")
-    eventually(lambda: not wake_up.arm(), "the bell")
+    eventually(lambda: wake_up._news, "the bell")
 
 
 # -- asking for one -----------------------------------------------------------------------------

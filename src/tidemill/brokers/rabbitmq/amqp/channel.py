@@ -52,6 +52,7 @@ class ConsumerChannel:
     def __init__(
         self,
         thread: ConnectionThread,
+        side: ConnectionThread,
         declarer: Declarer,
         name: str,
         came: Callable[[Sequence[Arrival]], None],
@@ -70,7 +71,7 @@ class ConsumerChannel:
             deque()
         )  # the first question is under way
         self._unmade: set[str] = set()  # places that are being made, or cannot be made
-        self._probes = Probes(thread, self._adjust)
+        self._probes = Probes(thread, side, self._adjust)
         self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tag of the consumer
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0

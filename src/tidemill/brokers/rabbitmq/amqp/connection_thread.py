@@ -105,8 +105,6 @@ class ConnectionThread:
         self._pause = _PAUSE
         self._closing = False
         self._connecting: Any = None
-        self._beside: list[pika.SelectConnection] = []
-        self._reaching: list[Any] = []  # side connections that are being made
         self._thread: threading.Thread | None = None
         self.connects = 0
 
@@ -206,9 +204,9 @@ class ConnectionThread:
 
     def _close_sockets(self) -> None:
         """Close the sockets of all connections, made or being made, without a goodbye."""
-        making = [part(one, "_connector") for one in (self._connecting, *self._reaching)]
-        made = (self._connection, *self._beside, *(part(one, "_amqp_conn") for one in making))
-        holders = (*making, *(part(connection, "_transport") for connection in made))
+        making = part(self._connecting, "_connector")
+        made = (self._connection, part(making, "_amqp_conn"))
+        holders = (making, *(part(connection, "_transport") for connection in made))
         for sock in filter(None, (part(holder, "_sock") for holder in holders)):
             with contextlib.suppress(OSError):
                 os.close(sock.detach())
@@ -307,48 +305,15 @@ class ConnectionThread:
 
     def cut(self, why: str) -> None:
         """Drop a dead connection without a goodbye, and reconnect. In the connection thread."""
-        if self._connection is not None:
-            _cut(self._connection, why)
-
-    def beside(self, heard: Callable[[Any], None]) -> None:
-        """Open a side connection, for work that may break it. In the connection thread.
-
-        ``heard`` gets the connection, or the error. :meth:`leave` ends the connection.
-        """
-
-        def connected(result: Any) -> None:
-            self._reaching.remove(reaching)
-            if not isinstance(result, BaseException):
-                self._beside.append(result)
-                result.add_on_close_callback(left)
-            heard(result)
-            if self._closing and not isinstance(result, BaseException):
-                self.leave(result, at_once=True)
-            self._end()
-
-        def left(connection: Any, _: BaseException) -> None:
-            self._beside.remove(connection)
-            self._end()
-
-        reaching = Connection.create_connection(
-            self.settings.parameters(self._heartbeat), connected, self._loop
-        )
-        self._reaching.append(reaching)
-
-    @staticmethod
-    def leave(connection: pika.SelectConnection, *, at_once: bool) -> None:
-        """End a side connection; ``at_once`` if the server may not answer the goodbye."""
-        if connection.is_open:
-            if at_once:
-                _cut(connection, "nothing more is expected of it")
-            else:
-                connection.close()
+        # pika itself calls this when heartbeats are missing. No other call closes at once.
+        if (terminate := part(self._connection, "_terminate_stream")) is not None:
+            terminate(AMQPHeartbeatTimeout(why))
+        elif self._connection is not None:
+            self._connection.close()
 
     def _hang_up(self) -> None:
         # Stop the loop even if the server no longer answers.
         self._loop.call_later(_GOODBYE, self._loop.stop)
-        for beside in list(self._beside):
-            self.leave(beside, at_once=False)
         connection = self._connection
         if connection is not None and connection.is_open:
             connection.close()
@@ -358,17 +323,8 @@ class ConnectionThread:
 
     def _end(self) -> None:
         """Stop the loop, if the thread is closing and no connection is open any more."""
-        is_open = self._connection or self._connecting or self._beside or self._reaching
-        if self._closing and not is_open:
+        if self._closing and not (self._connection or self._connecting):
             self._loop.stop()
-
-
-def _cut(connection: pika.SelectConnection, why: str) -> None:
-    # pika itself calls this when heartbeats are missing. No other call closes a connection at once.
-    if (terminate := part(connection, "_terminate_stream")) is not None:
-        terminate(AMQPHeartbeatTimeout(why))
-    else:
-        connection.close()
 
 
 def _call_off(connecting: Any) -> None:

@@ -3,8 +3,9 @@
 A place (a queue of the server) that lost its log, or recovers, is silent. A consume from a silent
 place waits for 65 s, and so do all later requests on its channel. Then the server closes the
 connection. For these 65 s the server also keeps the messages that it handed out over the channel,
-even if the consumer is gone. So a probe first asks each place, on a separate connection, whether a
-consumer would begin there. A silent place is left alone, and asked again after growing pauses.
+even if the consumer is gone. So a probe first asks each place, on the connection that reads the
+names of queues, whether a consumer would begin there. A silent place is left alone, and asked again
+after growing pauses.
 
 The probe's consumer has no credit, so the server hands out nothing to it. A server without credit
 (RabbitMQ 4) sends the probe a message, which goes back and counts as delivered. So with such a
@@ -13,10 +14,8 @@ server, only places that may be silent are probed.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pika
 from pika.channel import Channel
@@ -33,28 +32,25 @@ ANSWERS_WITHIN = 10.0
 _PAUSE, _PAUSE_MOST = 5.0, 300.0
 """Seconds until a place is asked again: at first, and at most."""
 
-_MOST = 64
-"""The most places that are asked at a time."""
-
-_IDLE = 1.0
-"""Seconds after which an idle side connection is closed."""
-
 _NO_CREDIT = {"x-credit": {"credit": long(0), "drain": False}}
 _KNOW_CREDIT = ("3",)
 """The major versions of servers that know credit."""
 
 
 class Probes:
-    """The probes of one owner, in the connection thread.
+    """The probes of one owner, in the connection thread of its consumers.
 
-    ``answered`` is called when a probe finds that a place answers.
+    ``side`` is the thread of the connection that asks. ``answered`` is called when a probe finds
+    that a place answers.
     """
 
-    def __init__(self, thread: ConnectionThread, answered: Callable[[], None]) -> None:
+    def __init__(
+        self, thread: ConnectionThread, side: ConnectionThread, answered: Callable[[], None]
+    ) -> None:
         self._thread = thread
+        self._side = side
         self._answered = answered
         self._connection: pika.SelectConnection | None = None
-        self._round: _Round | None = None
         self._is_free = False
         self._silent: set[str] = set()
         self._well: set[str] = set()  # places that answered on this connection
@@ -65,7 +61,6 @@ class Probes:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         """Begin on a new connection, and ask all silent places at once."""
-        self.close()
         self._connection = connection
         version = str((connection.server_properties or {}).get("version", ""))
         self._is_free = version.partition(".")[0] in _KNOW_CREDIT
@@ -75,9 +70,7 @@ class Probes:
 
     def close(self) -> None:
         """Ask no more."""
-        if self._round is not None:
-            self._round.end()
-        self._connection = self._round = None
+        self._connection = None
 
     def try_first(self, name: str, *, doubted: bool) -> bool:
         """Ask a place that has not answered on this connection yet; True if an answer will come."""
@@ -111,11 +104,14 @@ class Probes:
         )
 
     def _ask(self, name: str) -> None:
-        if self._connection is None or not self._connection.is_open:
-            return  # the probe of the next connection asks
-        if self._round is None or self._round.is_over:
-            self._round = _Round(self._thread, self._told)
-        self._round.ask(name)
+        connection = self._connection
+
+        def told(answers: bool | None) -> None:
+            if connection is self._connection:  # else the probe of the next connection asks
+                self._told(name, answers)
+
+        if connection is not None:
+            _Probe(self._side, name, lambda said: self._thread.do(lambda: told(said)))
 
     def _told(self, name: str, answers: bool | None) -> None:
         """Handle an answer. None means that the place was not asked.
@@ -130,100 +126,54 @@ class Probes:
             self._try_later(name)
 
 
-class _Round:
-    """A side connection with the places to ask over it. It ends soon after the last answer.
+class _Probe:
+    """One question. ``told`` is called once: with the answer, or with None if nobody was asked."""
 
-    ``told`` is called with each place and True or False for its answer. It gets None for a place
-    that was not asked, because no connection was made.
-    """
-
-    def __init__(self, thread: ConnectionThread, told: Callable[[str, bool | None], None]) -> None:
+    def __init__(
+        self, thread: ConnectionThread, name: str, told: Callable[[bool | None], None]
+    ) -> None:
         self._thread = thread
-        self._told = told
-        self._connection: pika.SelectConnection | None = None
-        self._todo: dict[str, None] = {}
-        self._asked: set[str] = set()
-        self._stuck = False  # True while a waiting consume keeps the connection from closing
-        self.is_over = False
-        thread.beside(self._connected)
+        self._name = name
+        self._told: Callable[[bool | None], None] | None = told
+        self._asked = False
+        thread.add(self)
+        thread.do(lambda: thread.later(ANSWERS_WITHIN, self._missed))
 
-    def ask(self, name: str) -> None:
-        """Ask one more place."""
-        self._todo[name] = None
-        self._next()
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if self._told is not None and connection.is_open:
+            self._asked = True
+            connection.channel(on_open_callback=self._begin)
 
-    def end(self) -> None:
-        """End the round without a call of ``told``."""
-        self.is_over = True
-        self._hang_up()
+    def unblocked(self) -> None:
+        """Do nothing: a probe publishes nothing."""
 
-    def _connected(self, result: pika.SelectConnection | BaseException) -> None:
-        if isinstance(result, BaseException):
-            self._lost()
-            return
-        self._connection = result
-        result.add_on_close_callback(lambda *_: self._lost())
-        if self.is_over:
-            self._hang_up()
-        else:
-            self._next()
+    def lost(self, why: str) -> None:
+        """Wait for the next connection: another place may have broken this one."""
+        self._asked = False
 
-    def _lost(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            # The server has closed the connection because of a silent place.
-            for name in self._asked:
-                self._told(name, False)
-            for name in self._todo:
-                self._told(name, None)
-
-    def _next(self) -> None:
-        connection = self._connection
-        if self.is_over or connection is None or not connection.is_open:
-            return
-        while self._todo and len(self._asked) < _MOST:
-            name = next(iter(self._todo))
-            del self._todo[name]
-            self._asked.add(name)
-            connection.channel(on_open_callback=functools.partial(self._begin, name))
-            self._thread.later(ANSWERS_WITHIN, functools.partial(self._missed, name))
-        if not self._asked:
-            self._thread.later(_IDLE, self._rest)
-
-    def _rest(self) -> None:
-        if not (self._asked or self._todo or self.is_over):
-            self.end()
-
-    def _begin(self, name: str, channel: Channel) -> None:
-        def closed(_: Any, why: BaseException) -> None:
+    def _begin(self, channel: Channel) -> None:
+        def closed(_: object, why: BaseException) -> None:
             if isinstance(why, ChannelClosedByBroker):  # the place is missing, or its node is away
-                self._heard(name, answers=True)
+                self._end(answers=True)
 
-        def begun(_: Any) -> None:
-            if self._heard(name, answers=True):
+        def begun(_: object) -> None:
+            self._end(answers=True)
+            if channel.is_open:
                 channel.close()
 
         channel.add_on_close_callback(closed)
         channel.basic_qos(prefetch_count=1)
-        channel.basic_consume(name, _ignore, arguments=_NO_CREDIT, callback=begun)
+        channel.basic_consume(self._name, _ignore, arguments=_NO_CREDIT, callback=begun)
 
-    def _missed(self, name: str) -> None:
-        self._heard(name, answers=False)
+    def _missed(self) -> None:
+        self._end(answers=False if self._asked else None)
 
-    def _heard(self, name: str, *, answers: bool) -> bool:
-        """Handle an answer, or its absence; False when the place already has a result."""
-        if self.is_over or name not in self._asked:
-            return False
-        self._asked.discard(name)
-        self._stuck = self._stuck or not answers
-        self._told(name, answers)
-        self._next()
-        return True
-
-    def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._thread.leave(self._connection, at_once=self._stuck or bool(self._asked))
+    def _end(self, *, answers: bool | None) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            self._thread.remove(self)
+            told(answers)
 
 
-def _ignore(*_: Any) -> None:
+def _ignore(*_: object) -> None:
     pass

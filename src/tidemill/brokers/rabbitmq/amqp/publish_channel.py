@@ -45,6 +45,9 @@ _NEVER_MADE = ("ACCESS_REFUSED", "NOT_ALLOWED", "NOT_IMPLEMENTED", "PRECONDITION
 _AGAIN, _AGAIN_MOST = 0.2, 2.0
 """Seconds until a place is tried again, at first and at most."""
 
+_SILENT = 60.0
+"""Seconds without an answer after which messages are sent again over another channel."""
+
 FIRST, MOST = 16, 1000
 """Messages of a place under way, at first and at most: enough to hide the delay of the disk."""
 
@@ -132,6 +135,7 @@ class PublishChannel:
         self.sent: dict[int, Entry] = {}  # under way, by delivery tag
         self._returned: set[int] = set()
         self._next = 1  # the tag of the next message
+        self._opened_at = 0.0
         self._size = FIRST
         self._pause = 0.0
         self._channel: Channel | None = None
@@ -173,7 +177,7 @@ class PublishChannel:
         if self._channel is None:
             if begin or self._todo:
                 self._ready = False
-                self._next = 1
+                self._next, self._opened_at = 1, time.monotonic()
                 self._channel = connection.channel(on_open_callback=self._opened)
                 self._channel.add_on_close_callback(self._closed)
         elif self._back:
@@ -205,8 +209,14 @@ class PublishChannel:
         self.sent, self._back = {}, []
         self._returned.clear()
 
+    def try_anew(self) -> None:
+        """Replace a channel without an answer for long: its queue may have lost its log."""
+        quiet = time.monotonic() - max(self.answered, self._opened_at)
+        if self.sent and quiet > _SILENT and self._publisher.may_send:
+            self._replace()
+
     def _replace(self) -> None:
-        """Give up a channel whose messages came back."""
+        """Give up a channel whose messages came back, or get no answer."""
         self.leave()
         self._take_back()
         if self.why:
