@@ -33,8 +33,8 @@ _REVIEW, _UNSURE = 0.25, 0.5
 """The most seconds between two checks of a put's patience; and the seconds that a refused put waits
 for missing answers after its patience."""
 
-_CHANNELS = 250
-"""Channels above which the channels of idle places are closed."""
+_CHANNELS = 500
+"""The most channels that are open at a time. The server allows 2,047 for a connection."""
 
 
 class Publisher:
@@ -54,6 +54,7 @@ class Publisher:
         self.check = ConnectionCheck(thread, self._owes)
         self.connection: pika.SelectConnection | None = None
         self._places: dict[str, PublishChannel] = {}
+        self._deferred: dict[str, PublishChannel] = {}  # places that wait for a free channel
         self._closed = False
         self._listeners: list[Event] = []  # set when no message is under way
         self._lock = Lock()
@@ -160,15 +161,11 @@ class Publisher:
                 place.pump()
 
     def _of(self, home: Place) -> PublishChannel:
+        if home.name != self._failed.name and self._failed.name not in self._places:
+            self._of(self._failed).pump(begin=True)  # the server moves messages there
         place = self._places.get(home.name)
         if place is None:
-            if len(self._places) >= _CHANNELS:
-                for idle in [one for one in self._places.values() if one.is_idle]:
-                    idle.leave()
-                    del self._places[idle.place.name]
             place = self._places[home.name] = PublishChannel(home, self)
-            if home.name != self._failed.name:
-                self._of(self._failed).pump(begin=True)  # the server needs the queue
         return place
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -179,13 +176,27 @@ class Publisher:
         """The server's text, with the command that grants a missing right."""
         return with_grant(why, self._thread.settings)
 
+    def may_open(self, place: PublishChannel) -> bool:
+        """Whether a place may open a channel; else it may do so later, when another is idle."""
+        room = _CHANNELS - sum(one.is_open for one in self._places.values())
+        for idle in [one for one in self._places.values() if one.is_idle] if room <= 0 else ():
+            idle.leave()
+            del self._places[idle.place.name]
+            room += 1
+        if room <= 0:
+            self._deferred[place.place.name] = place
+        return room > 0
+
     @property
     def may_send(self) -> bool:
         """Whether the server reads publications."""
         return not self._thread.blocked and self._thread.is_up
 
     def look(self) -> None:
-        """Tell the listeners if no message is under way."""
+        """Let deferred places go on, and tell the listeners if no message is under way."""
+        deferred, self._deferred = self._deferred, {}
+        for place in deferred.values():
+            place.pump()
         if self._listeners and all(place.is_idle for place in self._places.values()):
             listeners, self._listeners = self._listeners, []
             for quiet in listeners:

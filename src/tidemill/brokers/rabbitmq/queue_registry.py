@@ -121,7 +121,7 @@ class Registry:
             else:
                 connection.channel(on_open_callback=functools.partial(self._consume, connection))
 
-        self._declarer.declare([self._names.registry], consume)
+        self._declarer.declare(self._names.registry, consume)
 
     def unblocked(self) -> None:
         """Do nothing: the registry publishes nothing on this connection."""

@@ -25,6 +25,7 @@ from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_announcer
+from tidemill.brokers.rabbitmq import put as put_module
 from tidemill.brokers.rabbitmq.amqp import connection_check
 from tidemill.brokers.rabbitmq.amqp.publish_channel import REFUSED
 from tidemill.core.envelope import Envelope
@@ -124,6 +125,18 @@ def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
         assert not late.is_over
         over.set()
     assert late.end() == ""
+
+
+def test_more_places_than_channels_take_turns(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(put_module, "_CHANNELS", 5)
+    broker = open_one()
+    broker.put([job(f"q{n}") for n in range(30)])
+    broker.put([job(f"q{n}") for n in range(30)])
+    eventually(lambda: ready(broker) == {f"q{n}": 2 for n in range(30)}, "all of them")
+    places = broker._publisher._places.values()
+    assert sum(place.is_open for place in places) <= 5
 
 
 def test_a_put_that_meets_an_election_is_stored_when_that_is_over(

@@ -257,7 +257,7 @@ class ConsumerChannel:
             elif state.place.name not in self._unmade:
                 self._unmade.add(state.place.name)
                 declared = functools.partial(self._declared, state.place.name)
-                self._declarer.declare([state.place], declared)
+                self._declarer.declare(state.place, declared)
 
     def _declared(self, name: str, why: str) -> None:
         if why and self._thread.is_up:  # report the error; other queues go on
@@ -378,7 +378,7 @@ class ConsumerChannel:
                 if channel is self._channel:
                     self._got(None) if why else self._get(state)
 
-            self._declarer.declare([state.place], declared)
+            self._declarer.declare(state.place, declared)
 
     def _got(self, found: Any) -> None:
         _, then = self._asked.popleft()

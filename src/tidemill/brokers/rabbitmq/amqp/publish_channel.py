@@ -147,6 +147,11 @@ class PublishChannel:
         return not (self._todo or self._back or self.sent)
 
     @property
+    def is_open(self) -> bool:
+        """Whether the place has a channel."""
+        return self._channel is not None
+
+    @property
     def trouble(self) -> str:
         """A sentence that says what is wrong with the place."""
         if self.why == REFUSED:
@@ -175,7 +180,7 @@ class PublishChannel:
         if self._pausing or connection is None or not connection.is_open:
             return
         if self._channel is None:
-            if begin or self._todo:
+            if (begin or self._todo) and self._publisher.may_open(self):
                 self._ready = False
                 self._next, self._opened_at = 1, time.monotonic()
                 self._channel = connection.channel(on_open_callback=self._opened)

@@ -4,9 +4,8 @@ The declaration of an existing queue changes nothing. So on each connection, thi
 queue before it first uses the queue. The answer also has the numbers of messages and consumers of
 the queue. AMQP tells no more about a queue.
 
-A queue that lost its log delays the answer, and all later requests on the channel. An *errand* is a
-list of requests of one caller. An errand without a prompt answer keeps its channel, and the other
-errands go on over another channel.
+A queue that lost its log delays the answer, and all later requests on the channel. A question
+without a prompt answer keeps its channel, and the other questions go on over another channel.
 
 For a silent quorum queue, the server answers after a quarter of a second that the queue is empty.
 So after a slow answer nobody knows whether the queue works (``doubts``).
@@ -19,7 +18,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pika
@@ -42,31 +41,27 @@ SILENT = f"no answer in {_SILENT:g} s"
 Answer = Callable[[str], None]
 """Called in the connection thread: with an empty text when all is done, else with the reason."""
 
-_Act = Callable[[Channel, Callable[..., None]], Any]
-
 
 class _Errand:
-    """Requests in order: each act waits for the previous answer. A failure ends the errand.
+    """A question about one place.
 
     Attributes:
-        over: called with the answer to the last act, or with the reason of a failure.
-        slow: called if an act gets no answer soon.
-        channel: the channel of its acts.
-        since: monotonic time of the last answer, or of the beginning.
-        prompt: True while every answer came soon.
+        over: called with the number of ready messages, or with the reason of a failure.
+        slow: called if there is no answer soon.
+        channel: the channel of the question.
+        since: monotonic time of the question.
     """
 
-    __slots__ = ("acts", "channel", "over", "prompt", "since", "slow")
+    __slots__ = ("channel", "over", "place", "since", "slow")
 
     def __init__(
-        self, acts: Sequence[_Act], over: Callable[[Any, str], None], slow: Callable[[], None]
+        self, place: Place, over: Callable[[int, str], None], slow: Callable[[], None]
     ) -> None:
-        self.acts = deque(acts)
+        self.place = place
         self.over = over
         self.slow = slow
         self.channel: Channel | None = None
         self.since = 0.0
-        self.prompt = True
 
 
 class Declarer:
@@ -101,7 +96,7 @@ class Declarer:
         self._opening = self._watching = False
         self._waiting, self._apart = deque(), []
         for errand in begun:
-            errand.over(None, why)
+            errand.over(0, why)
 
     # -- asking ---------------------------------------------------------------------------------
 
@@ -117,49 +112,38 @@ class Declarer:
         """Forget everything that was declared: somebody may have deleted queues."""
         self._known.clear()
 
-    def declare(self, places: Sequence[Place], then: Answer) -> None:
-        """Declare queues that may not exist yet."""
-        todo = [place for place in places if place.name not in self._known]
-        if self._failed.name not in self._known and any(map(self._needs_failed, todo)):
-            self._run([self._queue(self._failed)], [self._failed.name], lambda why: None)
-        acts = [self._queue(place) for place in todo]
-        self._run(acts, [place.name for place in todo], then)
+    def declare(self, place: Place, then: Answer) -> None:
+        """Declare a queue that may not exist yet."""
+        if place.name in self._known:
+            then("")
+            return
+        if self._failed.name not in self._known and self._needs_failed(place):
+            self._declare(self._failed, lambda why: None)
+        self._declare(place, then)
+
+    def _declare(self, place: Place, then: Answer) -> None:
+        def over(_: int, why: str) -> None:
+            if not why:
+                self._known.add(place.name)
+                self._doubted.discard(place.name)
+                if time.monotonic() - errand.since >= _PROMPT:
+                    self._doubted.add(place.name)
+            then(why)
+
+        errand = _Errand(place, over, lambda: None)
+        self._begin(errand)
 
     def count(
         self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
     ) -> None:
         """Count the ready messages of a queue. ``slow`` is called if no answer comes soon."""
-
-        def answer(frame: Any, why: str) -> None:
-            then(0 if why else int(frame.method.message_count), why)
-
-        self._begin(_Errand([self._queue(place)], answer, slow))
+        self._begin(_Errand(place, then, slow))
 
     def _needs_failed(self, place: Place) -> bool:
         """Whether the server moves the messages that it takes out of a place to the failed jobs."""
         return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
 
-    def _queue(self, place: Place) -> _Act:
-        return lambda ch, done: ch.queue_declare(
-            place.name, durable=True, arguments=place.arguments, callback=done
-        )
-
-    # -- errands in order -----------------------------------------------------------------------
-
-    def _run(self, acts: Sequence[_Act], names: Sequence[str], then: Answer) -> None:
-        def over(_: Any, why: str) -> None:
-            if not why:
-                self._known.update(names)
-                self._doubted.difference_update(names)
-                if not errand.prompt:
-                    self._doubted.update(names)
-            then(why)
-
-        if acts:
-            errand = _Errand(acts, over, lambda: None)
-            self._begin(errand)
-        else:
-            then("")
+    # -- questions in order ---------------------------------------------------------------------
 
     def _begin(self, errand: _Errand) -> None:
         self._waiting.append(errand)
@@ -187,27 +171,22 @@ class Declarer:
 
     def _go_on(self, errand: _Errand) -> None:
         assert errand.channel is not None
-        errand.acts[0](errand.channel, functools.partial(self._answered, errand))
+        place, answered = errand.place, functools.partial(self._answered, errand)
+        errand.channel.queue_declare(
+            place.name, durable=True, arguments=place.arguments, callback=answered
+        )
 
     def _answered(self, errand: _Errand, frame: Any) -> None:
-        if errand is not self._current and errand not in self._apart:
-            return  # this errand was given up
-        errand.acts.popleft()
-        now = time.monotonic()
-        errand.prompt = errand.prompt and now - errand.since < _PROMPT
-        errand.since = now
-        if errand.acts:
-            self._go_on(errand)
-        else:
-            self._end(errand, frame, "")
+        if errand is self._current or errand in self._apart:  # else it was given up
+            self._end(errand, int(frame.method.message_count), "")
 
-    def _end(self, errand: _Errand, frame: Any, why: str) -> None:
+    def _end(self, errand: _Errand, count: int, why: str) -> None:
         if errand is self._current:
             self._current = None
         else:
             self._apart.remove(errand)
             self._leave(errand.channel)
-        errand.over(frame, why)
+        errand.over(count, why)
         self._next()
 
     @staticmethod
@@ -226,7 +205,7 @@ class Declarer:
         why = str(getattr(reason, "reply_text", reason))
         for errand in [self._current, *self._apart]:
             if errand is not None and errand.channel is channel:
-                self._end(errand, None, why)
+                self._end(errand, 0, why)
 
     # -- late answers ---------------------------------------------------------------------------
 
@@ -242,7 +221,7 @@ class Declarer:
         self._watching = False
         now, current = time.monotonic(), self._current
         for errand in [one for one in self._apart if now - one.since >= _SILENT]:
-            self._end(errand, None, SILENT)
+            self._end(errand, 0, SILENT)
         if current is not None and current is self._current and now - current.since >= _SLOW:
             self._apart.append(current)
             self._current = self._channel = None
