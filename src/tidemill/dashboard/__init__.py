@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.roles import User
 
 if TYPE_CHECKING:
+    from tidemill.dashboard.dashboard import Dashboard
     from tidemill.dashboard.mounts import AsgiDashboard, Who, WsgiDashboard
 
 __all__ = ["User", "asgi", "wsgi"]
@@ -35,11 +35,10 @@ def asgi(mill: Tidemill, *, user: Who | None, **settings: Any) -> AsgiDashboard:
     Raises:
         InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
-    _check_packages()
-    from tidemill.dashboard.dashboard import Dashboard
+    dashboard = _dashboard(mill, **settings)
     from tidemill.dashboard.mounts import AsgiDashboard
 
-    return AsgiDashboard(Dashboard(mill, **settings), user)
+    return AsgiDashboard(dashboard, user)
 
 
 def wsgi(
@@ -57,18 +56,17 @@ def wsgi(
     Raises:
         InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
-    _check_packages()
-    from tidemill.dashboard.dashboard import Dashboard
+    dashboard = _dashboard(mill, live="poll", **settings)
     from tidemill.dashboard.mounts import WsgiDashboard
 
-    return WsgiDashboard(Dashboard(mill, live="poll", **settings), user)
+    return WsgiDashboard(dashboard, user)
 
 
-def _check_packages() -> None:
-    for name in ("jinja2", "starlette"):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            raise InvalidOption(
-                f"the dashboard needs {name}; install it with: pip install 'tidemill[dashboard]'"
-            ) from None
+def _dashboard(mill: Tidemill, **settings: Any) -> Dashboard:
+    try:
+        from tidemill.dashboard.dashboard import Dashboard
+    except ModuleNotFoundError as error:
+        raise InvalidOption(
+            f"the dashboard needs {error.name}; install it with: pip install 'tidemill[dashboard]'"
+        ) from None
+    return Dashboard(mill, **settings)

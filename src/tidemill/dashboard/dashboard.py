@@ -80,11 +80,7 @@ class Dashboard:
         self.news = News(self.looks, ended)
         self.cache = Cache()
         self.routes = [*extra, *(route for module in MODULES for route in module.routes.list)]
-        self.navigation = [link for link in NAVIGATION if self.has_page(link[0])]
-
-    def has_page(self, path: str) -> bool:
-        """True when there is a page at this path."""
-        return any(route.method == "GET" and route.path == path for route in self.routes)
+        self.navigation = NAVIGATION
 
     def serves(self, path: str) -> bool:
         """True when there is a route of any method at this path."""
@@ -165,10 +161,5 @@ class Dashboard:
         return page.redirect(page.url("/login", next=here if here != page.url("/") else ""))
 
     def _error(self, page: Page, status: int, title: str, text: str) -> Response:
-        try:
-            return page.render(
-                "error.html", status, title=title, section="", text=text, still=status < 500
-            )
-        except Exception:  # the error page may fail for the same reason as the page
-            log.exception("the page of an error failed")
-            return PlainTextResponse(f"{title}: {text}", status)
+        still = status < 500
+        return page.render("error.html", status, title=title, section="", text=text, still=still)

@@ -54,4 +54,4 @@ NAVIGATION = (
     ("/audit", "Audit", "audit", "a"),
     ("/settings", "Settings", "settings", "e"),
 )
-"""Path, name, icon and key (after ``g``) of each link. A page that does not exist has no link."""
+"""Path, name, icon and key (after ``g``) of each link."""
