@@ -14,7 +14,7 @@ from tidemill.client.history_numbers import QueueNumbers, QueuePoint, TaskNumber
 from tidemill.client.purges import list_purges
 from tidemill.client.purges import purge as purge_jobs
 from tidemill.client.purges import restore as restore_jobs
-from tidemill.client.queue_rows import ALL_QUEUES, latest_of
+from tidemill.client.queue_history import ALL_QUEUES, latest_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk_run

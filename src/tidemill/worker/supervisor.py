@@ -29,7 +29,7 @@ from collections.abc import Callable
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
-from tidemill.client.queue_snapshots import QueueSnapshots
+from tidemill.client.queue_history import QueueSnapshots
 from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
