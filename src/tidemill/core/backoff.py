@@ -56,7 +56,7 @@ BY_POLICY = -1.0
 def backoff(policy: RetryPolicy, attempt: int) -> float:
     """Seconds until a job runs again after the failure of its attempt ``attempt``, from 1.
 
-    Redis and PostgreSQL compute the same numbers for messages: ``backoff.lua``, ``29_backoff.sql``.
+    Redis and PostgreSQL compute the same numbers: ``backoff.lua`` and ``29_backoff.sql``.
     """
     step = attempt - 1 - policy.immediate
     if policy.limit < 0 or policy.delay <= 0 or step < 0:

@@ -6,6 +6,8 @@ import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
@@ -83,8 +85,9 @@ class AdminCalls(ServerCalls):
         self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
     ) -> list[bool]:
         self._check_open()
-        arguments = [_ids(job_ids), rank, queue, altered_text(rank, queue)]
-        types = "text[], bigint, text, text"
+        packed = None if queue is None else msgspec.msgpack.encode(queue)
+        arguments = [_ids(job_ids), rank, queue, packed, altered_text(rank, queue)]
+        types = "text[], bigint, text, bytea, text"
         done: list[bool] = self._session.once("alter_jobs", arguments, types)
         return done
 

@@ -111,8 +111,8 @@ class _Row(msgspec.Struct):
         )
 
 
-_LARGE = 4096
-"""The bytes of an envelope above which the server leaves its body out of a list."""
+_WITHOUT_BODY = """CASE WHEN body IS NULL THEN envelope ELSE overlay(envelope
+    PLACING '\\xc400'::bytea FROM length(envelope) - body[1] - body[2] + 1 FOR body[1]) END"""
 
 
 def _select(session: Session, *, listed: bool = False) -> str:
@@ -120,8 +120,7 @@ def _select(session: Session, *, listed: bool = False) -> str:
     schema = session.address.schema
     columns = dict(zip(_COLUMNS, _COLUMNS, strict=True))
     if listed:
-        cut = f'WHEN length(envelope) > {_LARGE} THEN "{schema}".without_body(envelope)'
-        columns |= {"envelope": f"CASE {cut} ELSE envelope END", "result": "NULL", "log": "NULL"}
+        columns |= {"envelope": _WITHOUT_BODY, "result": "NULL", "log": "NULL"}
     of_lease = ", ".join(
         f'(SELECT {column} FROM "{schema}".lease WHERE lease.seq = shown.seq)'
         for column in ("token", "deadline")

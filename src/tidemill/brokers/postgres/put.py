@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from msgspec.msgpack import encode
 
 from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.postgres.caller_transaction import open_transaction, run_inside
@@ -17,6 +18,7 @@ from tidemill.brokers.postgres.encoding import blobs, clean, ints, json, texts
 from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
 from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.timed_connection import Connection
+from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
@@ -28,8 +30,18 @@ if TYPE_CHECKING:
 _FIELDS = (
     *("line", "rank", "delay", "at", "expires", "timeout", "ttr", "result_ttl", "tries", "key"),
     *("conflict", "verdict", "linked", "next", "waits", "inputs", "period", "max_wait"),
-    *("lane", "cost", "terms", "if_new"),
+    *("lane", "cost", "terms", "if_new", "backoff", "body"),
 )
+_LARGE = 4096
+"""The bytes of a body above which lists of jobs leave it out."""
+
+
+def _numbers(policy: RetryPolicy) -> tuple[float, ...]:
+    delay = policy.delay if policy.limit >= 0 else 0.0
+    return delay, policy.factor, policy.cap, float(policy.jitter), float(policy.immediate)
+
+
+_OF_TASKS, _OF_MESSAGES = _numbers(RetryPolicy()), _numbers(MESSAGE)
 
 
 def pack_jobs(
@@ -39,6 +51,7 @@ def pack_jobs(
     queues = session.known({job.queue for job in jobs})
     known: dict[tuple[Any, ...], int] = {}
     shape = []
+    envelopes = [encode_envelope(job) for job in jobs]
     for place, job in enumerate(jobs):
         row = (
             queues[job.queue] * 4 + (not job.task),
@@ -48,6 +61,7 @@ def pack_jobs(
             *_links(job.links),
             *((job.unique.period, job.unique.max_wait) if job.unique else (None, None)),
             *_limit(job),
+            *(backoff_of(job), body_of(job, envelopes[place])),
         )
         shape.append(known.setdefault(row, len(known)))
     shapes = [
@@ -56,10 +70,26 @@ def pack_jobs(
     ]
     return (
         texts([job.id for job in jobs]),
-        blobs([encode_envelope(job) for job in jobs]),
+        blobs(envelopes),
         ints(shape),
         json(shapes),
     )
+
+
+def backoff_of(job: Envelope) -> tuple[float, ...] | None:
+    """The numbers of a job's backoff; None for the default, which ``29_backoff.sql`` knows."""
+    numbers = _numbers(job.retries)
+    return None if numbers == (_OF_MESSAGES if job.is_message else _OF_TASKS) else numbers
+
+
+def body_of(job: Envelope, envelope: bytes) -> tuple[int, int] | None:
+    """The bytes of a large body in its envelope, and the bytes behind it; None if it is small."""
+    size = len(job.body)
+    if size <= _LARGE:
+        return None
+    size += 3 if size < 1 << 16 else 5
+    fields_before = encode((job.id, job.queue, job.task))  # its head has two bytes less
+    return size, len(envelope) - size - len(fields_before) - 2
 
 
 def _links(links: Links | None) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from tidemill.brokers.contract.schedules import Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, json, texts
 from tidemill.brokers.postgres.limits import lane_of, numbers
+from tidemill.brokers.postgres.put import backoff_of, body_of
 from tidemill.brokers.postgres.statements import Session
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
@@ -42,12 +43,18 @@ def adopt(
 ) -> list[bool]:
     """Adopt jobs and schedules of a departed store."""
     queues = session.known({record.envelope.queue for record in records})
+    envelopes = [encode_envelope(record.envelope) for record in records]
     taken: list[bool] = session.once(
         "adopt_all",
         [
             *(departure.mark, departure.last, cursor),
-            json([_row(queues, record) for record in records]),
-            blobs([encode_envelope(record.envelope) for record in records]),
+            json(
+                [
+                    _row(queues, record) | {"body": body_of(record.envelope, envelope)}
+                    for record, envelope in zip(records, envelopes, strict=True)
+                ]
+            ),
+            blobs(envelopes),
             blobs([record.raw_result for record in records]),
             texts([schedule.name for schedule in schedules]),
             floats([schedule.due for schedule in schedules]),
@@ -80,6 +87,7 @@ def _row(queues: Mapping[str, int], record: Record) -> dict[str, Any]:
         "line": queues[e.queue] * 4 + kind,
         "state": _STATES.index(record.state),
         "policy": e.retries.max_attempts,
+        "backoff": backoff_of(e),
         "tries": record.max_attempts,
         "attempt": record.attempt,
         "losses": record.losses,

@@ -5,13 +5,14 @@ CREATE OR REPLACE FUNCTION tidemill.unpack(new_jobs tidemill.batch) RETURNS SETO
 LANGUAGE sql STABLE ROWS 1000 AS $$
     SELECT g.ord, g.id, g.envelope, s.line, s.rank, s.delay, s.at, s.expires, s.timeout, s.ttr,
            s.result_ttl, s.tries, s.key, s.conflict, s.verdict,
-           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait, s.lane, s.cost, s.terms, s.if_new
+           s.linked, s.next, s.waits, s.inputs, s.period, s.max_wait, s.lane, s.cost, s.terms, s.if_new,
+           s.backoff, s.body
     FROM unnest(new_jobs.ids, new_jobs.envelopes, new_jobs.shape) WITH ORDINALITY AS g (id, envelope, shape, ord)
     JOIN jsonb_to_recordset(new_jobs.shapes) AS s (
         n int, line int, rank bigint, delay float8, at float8, expires float8, timeout float8,
         ttr float8, result_ttl float8, tries int, key text, conflict text, verdict int,
         linked boolean, next text[], waits text, inputs text[], period float8, max_wait float8,
-        lane text, cost float8, terms float8[], if_new boolean)
+        lane text, cost float8, terms float8[], if_new boolean, backoff float8[], body int[])
     ON s.n = g.shape
 $$;
 
@@ -90,9 +91,9 @@ BEGIN
         FROM (SELECT * FROM unpack(new_jobs) ORDER BY ord) AS g
     ), new AS (
         INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                         envelope, linked, inputs, lane, cost)
+                         envelope, linked, inputs, lane, cost, backoff, body)
         SELECT seq, rank, due, until, timeout, ttr, result_ttl, line, tries, tries, id, envelope,
-               coalesce(linked, false), inputs, lane, cost
+               coalesce(linked, false), inputs, lane, cost, backoff, body
         FROM given
         ON CONFLICT (id) DO NOTHING
         RETURNING seq

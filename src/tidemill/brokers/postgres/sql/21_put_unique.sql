@@ -43,11 +43,11 @@ BEGIN
         PERFORM check_space(g.line / 4);
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id, key,
-                     envelope, linked, inputs, lane, cost)
+                     envelope, linked, inputs, lane, cost, backoff, body)
     VALUES (nextval('acceptance'), g.rank, start,
             CASE WHEN g.expires > 0 THEN t + g.expires ELSE 0 END, g.timeout, g.ttr, g.result_ttl,
             g.line, g.tries, g.tries, g.id, g.key, g.envelope, coalesce(g.linked, false), g.inputs,
-            g.lane, g.cost)
+            g.lane, g.cost, g.backoff, g.body)
     ON CONFLICT (id) DO NOTHING
     RETURNING seq INTO new_seq;
     IF NOT FOUND THEN

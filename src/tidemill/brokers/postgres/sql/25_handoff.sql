@@ -54,7 +54,8 @@ BEGIN
     PERFORM check_here();
     SELECT * INTO g FROM jsonb_to_record(new_jobs.shapes -> 0) AS s (
         line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
-        result_ttl float8, tries int, key text, linked boolean, lane text);
+        result_ttl float8, tries int, key text, linked boolean, lane text,
+        backoff float8[], body int[]);
     SELECT max_size, paused, gated INTO q FROM queue WHERE number = g.line / 4;
     IF q.max_size > 0 OR q.gated OR g.key IS NOT NULL OR g.linked OR g.lane IS NOT NULL THEN
         RETURN;
@@ -73,9 +74,9 @@ BEGIN
     n := nextval('acceptance');
     WITH new AS (
         INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                         envelope)
+                         envelope, backoff, body)
         VALUES (n, g.rank, g.at, 0, g.timeout, g.ttr, g.result_ttl, g.line, g.tries, g.tries, new_jobs.ids[1],
-                new_jobs.envelopes[1])
+                new_jobs.envelopes[1], g.backoff, g.body)
         ON CONFLICT (id) DO NOTHING RETURNING seq
     ), lent AS (
         INSERT INTO lease (seq, token, serial, leased, result_ttl, owner, line, attempt, keyed)

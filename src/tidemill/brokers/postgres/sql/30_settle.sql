@@ -128,7 +128,7 @@ BEGIN
                 ORDER BY n DESC LIMIT 20) AS latest)
         WHERE seq = l.seq;
     END IF;
-    SELECT attempt, tries, cancelling, expires, line, envelope INTO STRICT j FROM job WHERE seq = l.seq;
+    SELECT attempt, tries, cancelling, expires, line, backoff INTO STRICT j FROM job WHERE seq = l.seq;
     IF does = 1 AND j.tries > 0 AND j.attempt >= j.tries THEN
         does := 2;
     END IF;
@@ -141,7 +141,7 @@ BEGIN
                 RETURN;
             END IF;
             IF v.delay < 0 OR (v.delay = 0 AND j.line & 3 = 1) THEN
-                v.delay := backoff(j.envelope, j.attempt);
+                v.delay := backoff(j.backoff, j.line & 3 = 1, j.attempt);
             END IF;
         END IF;
         UPDATE job SET due = CASE WHEN v.delay > 0 THEN t + v.delay ELSE 0 END,

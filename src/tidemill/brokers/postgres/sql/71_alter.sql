@@ -1,9 +1,10 @@
 -- Other ranks and other queues for jobs that wait.
 
 -- Give jobs that wait another rank, or move them to another queue while that queue has room. NULL
--- changes nothing. "said" is a line for their logs.
+-- changes nothing. "packed" is the name of the queue as an envelope has it: the second field, behind
+-- three bytes and the id. "said" is a line for their logs.
 CREATE OR REPLACE FUNCTION tidemill.alter_jobs(
-    ids text[], new_rank bigint, to_queue text, said text, p tidemill.prefs) RETURNS boolean[]
+    ids text[], new_rank bigint, to_queue text, packed bytea, said text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     done   boolean[] := '{}';
@@ -26,7 +27,7 @@ BEGIN
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || alter_one(which, new_rank, target, to_queue, said, t);
+        done := done || alter_one(which, new_rank, target, packed, said, t);
     END LOOP;
     IF true = ANY (done) THEN
         UPDATE queue SET listed = true WHERE number = target AND NOT listed;
@@ -39,7 +40,7 @@ END $$;
 -- with its due time.
 -- lock_acts has locked the other rows, so a job that is not in "later" cannot come there meanwhile.
 CREATE OR REPLACE FUNCTION tidemill.alter_one(
-    which bigint, new_rank bigint, target int, to_queue text, said text, t float8) RETURNS boolean
+    which bigint, new_rank bigint, target int, packed bytea, said text, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
@@ -67,7 +68,9 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE job SET rank = new_rank, line = other, due = CASE stood WHEN 'ready' THEN 0 ELSE due END,
-                   envelope = CASE line WHEN other THEN envelope ELSE with_queue(envelope, to_queue) END
+                   envelope = CASE line WHEN other THEN envelope ELSE overlay(
+                       envelope PLACING packed FROM 4 + packed_size(id)
+                       FOR packed_size((SELECT name FROM queue WHERE number = line / 4))) END
     WHERE seq = which;
     PERFORM add_line(which, said, t);
     IF stood = 'ready' OR l.seq IS NULL THEN
@@ -79,15 +82,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- An envelope with another queue, the second field of its array.
-CREATE OR REPLACE FUNCTION tidemill.with_queue(envelope bytea, name text) RETURNS bytea
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    at   int   := (read_value(envelope, CASE get_byte(envelope, 0) WHEN 220 THEN 3 ELSE 1 END)).next;
-    data bytea := convert_to(name, 'UTF8');
-    head bytea := CASE WHEN length(data) < 32 THEN set_byte(E'\\x00', 0, 160 + length(data))
-                       ELSE set_byte(E'\\xd900', 1, length(data)) END;
-BEGIN
-    RETURN substring(envelope FROM 1 FOR at) || head || data
-           || substring(envelope FROM (read_value(envelope, at)).next + 1);
-END $$;
+-- The bytes of a text in an envelope.
+CREATE OR REPLACE FUNCTION tidemill.packed_size(data text) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT size + CASE WHEN size < 32 THEN 1 WHEN size < 256 THEN 2 ELSE 3 END
+    FROM octet_length(convert_to(data, 'UTF8')) AS size
+$$;

@@ -88,7 +88,8 @@ BEGIN
                 ttr float8, result_ttl float8, cancelling boolean, key text, error text,
                 trail jsonb, done float8, total float8, text text, log jsonb, linked boolean, inputs text[],
                 next text[], waits text, pending bigint, failures bigint, dropped boolean,
-                delay float8, at float8, until float8, lane text, cost float8, terms float8[])
+                delay float8, at float8, until float8, lane text, cost float8, terms float8[],
+                backoff float8[], body int[])
         ORDER BY n
     LOOP
         r.seq := start + r.seq;
@@ -114,7 +115,8 @@ BEGIN
         result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
         total float8, text text, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
-        delay float8, at float8, until float8, lane text, cost float8, terms float8[]);
+        delay float8, at float8, until float8, lane text, cost float8, terms float8[],
+        backoff float8[], body int[]);
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
             [r.state + 1];
     ended := r.state > 3;
@@ -132,11 +134,12 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, attempt,
-                     losses, cancelling, id, key, error, trail, envelope, linked, inputs, lane, cost)
+                     losses, cancelling, id, key, error, trail, envelope, linked, inputs, lane, cost,
+                     backoff, body)
     VALUES (r.seq, r.rank, r.due, r.expires, r.timeout, r.ttr, r.result_ttl, r.line, r.policy,
             r.tries, r.attempt, r.losses, r.cancelling, r.id, r.key,
             CASE WHEN ended THEN '' ELSE r.error END, nullif(r.trail, 'null'), envelope,
-            r.linked, r.inputs, r.lane, r.cost);
+            r.linked, r.inputs, r.lane, r.cost, r.backoff, r.body);
     IF r.lane IS NOT NULL THEN
         PERFORM declare(r.lane, r.terms, true);
     END IF;

@@ -1,23 +1,9 @@
--- An envelope with an empty body, for lists. The body is the fourth field of its array. A small body costs less than
--- this function.
-CREATE OR REPLACE FUNCTION tidemill.without_body(envelope bytea) RETURNS bytea
-LANGUAGE plpgsql IMMUTABLE SET search_path = tidemill, pg_temp AS $$
-DECLARE
-    at int := CASE get_byte(envelope, 0) WHEN 220 THEN 3 ELSE 1 END;
-BEGIN
-    FOR field IN 1..3 LOOP
-        at := (read_value(envelope, at)).next;
-    END LOOP;
-    RETURN substring(envelope FROM 1 FOR at) || E'\\xc400'
-           || substring(envelope FROM (read_value(envelope, at)).next + 1);
-END $$;
-
 -- Inspection. This view joins a job with its rows in other tables. It has all columns that a query may use;
 -- inspect.py reads it.
 
 CREATE OR REPLACE VIEW tidemill.shown AS
 SELECT job.seq, job.id, job.line, job.key, job.rank, job.tries, job.losses,
-       job.due, job.expires, job.cancelling, job.trail, job.envelope,
+       job.due, job.expires, job.cancelling, job.trail, job.envelope, job.body,
        coalesce(done.state, CASE WHEN ready.seq IS NOT NULL THEN 2 WHEN lease.seq IS NOT NULL THEN 3
                                  WHEN later.waiting THEN 0 WHEN later.seq IS NOT NULL THEN 1
                                  ELSE 2 END) AS state,  -- else the job is parked

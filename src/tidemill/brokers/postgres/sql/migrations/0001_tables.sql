@@ -45,6 +45,8 @@ CREATE TABLE tidemill.job (
     error      text    NOT NULL DEFAULT '',  -- why it waits
     trail      jsonb,                        -- attempts but the one in "done"
     envelope   bytea   NOT NULL,
+    backoff    float8[],                     -- unless it is the default, see 29_backoff.sql
+    body       int[],                        -- of a large body: its bytes in the envelope, and the bytes behind it
     linked     boolean NOT NULL DEFAULT false, -- part of a flow
     inputs     text[],                       -- ids whose ends come with its lease
     lane       text COLLATE "C",             -- its key of a limit
@@ -226,7 +228,8 @@ CREATE TYPE tidemill.given AS (
     ord bigint, id text, envelope bytea, line int, rank bigint, delay float8, at float8,
     expires float8, timeout float8, ttr float8, result_ttl float8, tries int, key text,
     conflict text, verdict int, linked boolean, next text[], waits text, inputs text[],
-    period float8, max_wait float8, lane text, cost float8, terms float8[], if_new boolean
+    period float8, max_wait float8, lane text, cost float8, terms float8[], if_new boolean,
+    backoff float8[], body int[]
 );
 
 -- What an owner wants of a step; "queues" NULL means all.
