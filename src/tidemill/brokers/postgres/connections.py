@@ -72,6 +72,8 @@ class Connections:
         self._why: BrokerUnavailable | None = None
         self.pooled: bool | None = None  # True behind PgBouncer, None before the first look
         self._closed = False
+        self._heard_at = time.monotonic()
+        self.silent_until = 0.0  # the end of the last silence of the server, see ``owners.py``
 
     def run(self, work: Callable[[ServerConnection, Connection], T], *, patience: float = 0.0) -> T:
         """Do ``work`` over a connection; if the connection breaks, repeat it over a new connection.
@@ -141,6 +143,10 @@ class Connections:
                 with InterruptibleWait():
                     time.sleep(max(0.01, min(self._not_before, deadline) - time.monotonic()))
                 continue
+            now = time.monotonic()
+            if now - self._heard_at > self._address.owner_lease / 2:
+                self.silent_until = now
+            self._heard_at = now
             return result
 
     def _connect(self, until: float) -> Connection:

@@ -1,16 +1,15 @@
 """The owners of this process: attaching, detaching, sleeping, and detecting deaths.
 
-An owner has three signs of life: a FIFO, a session lock, and a lease in the table. The owner renews
-its lease. When the owner dies, the kernel closes its FIFO, and the server frees its lock.
+An owner has two signs of life: a FIFO on its own machine, and a lease in the table. Each step of
+the owner renews the lease. When the owner dies, the kernel closes its FIFO.
 
-    FIFO here, nobody holds it         dead, at once: its process is gone
-    FIFO here, held                    alive, whatever the server says
-    no FIFO here, lock held            alive: its session still exists, however slow
-    no FIFO here, lock free, lease on  alive: its connection was cut, and it has time to come back
-    no FIFO here, lock free, lease off dead; owners on its own machine reap it first
+    FIFO here, nobody holds it    dead, at once: its process is gone
+    FIFO here, held               alive, whatever the server says
+    no FIFO here, lease on        alive
+    no FIFO here, lease off       dead; owners on its own machine reap it first
 
-When the server ends, it frees every lock, and leases run out while it is away. So leases count only
-after the server and the listening connection have worked for the time of a lease.
+While the server is away, no owner can renew its lease. So leases count only after the server has
+answered this process for the time of a lease.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Row(msgspec.Struct, frozen=True):
     id: str
     kind: str
     host: str
-    locked: bool
     late: float
     facts: bytes
     lease: float
@@ -122,15 +120,12 @@ class Owners:
             "attach",
             [
                 *(owner.id, clean(owner.name), owner.kind, clean(owner.host), channel),
-                *(session.wake_ups is not None and not owner.lease, _owner.encode(owner)),
-                *(owner.lease, owner.serial),
+                *(_owner.encode(owner), owner.lease, owner.serial),
             ],
-            "text, text, text, text, text, bool, bytea, float8, bigint",
+            "text, text, text, text, text, bytea, float8, bigint",
         )
         if not owner.lease:
             self._liveness.hold(number)
-            if session.wake_ups is not None:
-                session.wake_ups.hold(number)
         attached = self._enter(owner, number)
         attached.hears = True
         if not owner.lease:  # the others may have looked before the FIFO was there
@@ -227,8 +222,6 @@ class Owners:
         with self._watching:
             self._drop(attached)
             self._unwatch()
-        if self._session.wake_ups is not None:
-            self._session.wake_ups.let_go(attached.number)
         self._liveness.let_go(attached.number)
 
     def leave(self) -> None:
@@ -322,18 +315,14 @@ class Owners:
     def renewed(self, attached: AttachedOwner, step: Step) -> None:
         """Go on after an exchange has renewed the owner's lease.
 
-        A local owner also renews its lock. After a step with a want, this process gets the
-        notifications of a remote owner. After another step, the remote owner may sleep in another
-        process.
+        After a step with a want, this process gets the notifications of a remote owner. After
+        another step, the remote owner may sleep in another process.
         """
         attached.renewed = time.monotonic()
-        if attached.owner.lease:
-            if step.want is not None and not attached.hears:
-                self._session.call("hear", [attached.number, self._session.listen()], "int, text")
-                # Ask again: notifications before this were lost.
-                attached.hears = attached.partial = True
-        elif self._session.wake_ups is not None:
-            self._session.wake_ups.renew(attached.number)
+        if attached.owner.lease and step.want is not None and not attached.hears:
+            self._session.call("hear", [attached.number, self._session.listen()], "int, text")
+            # Ask again: notifications before this were lost.
+            attached.hears = attached.partial = True
 
     # -- deaths ---------------------------------------------------------------------------------
 
@@ -384,8 +373,6 @@ class Owners:
         if self._liveness.is_here(row.number):
             return not self._liveness.alive(row.number)
         if row.late <= 0 or not self._session.lasted():
-            return False
-        if row.locked and self._session.call("is_locked", [row.number], "int", plain=True):
             return False
         near = any(r.host == row.host and r.number != row.number and r.late <= 0 for r in rows)
         return self._near(row) or not near or row.late > _PRECEDENCE

@@ -309,15 +309,9 @@ class Session:
         return 3600.0 if wake_ups.since else 0.2
 
     def lasted(self) -> bool:
-        """True when the server and the wake-ups have worked for as long as a lease lasts."""
-        lease = self.address.owner_lease
-        now = time.monotonic()
-        if now - self._server_since < lease:
-            return False
-        wake_ups = self.wake_ups
-        if wake_ups is None or not wake_ups.broken:
-            return True
-        return bool(wake_ups.since) and now - wake_ups.since > lease
+        """True when every living owner has had time to renew its lease at the server."""
+        since = max(self._server_since, self.connections.silent_until)
+        return time.monotonic() - since >= self.address.owner_lease
 
     def close(self) -> None:
         """Close every connection."""

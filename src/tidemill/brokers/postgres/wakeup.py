@@ -1,8 +1,8 @@
-"""The listening connection, with the locks that show that this process's owners live.
+"""The listening connection.
 
 A thread sleeps on this connection and passes on notifications, since the server keeps all
-notifications that nobody has read. When the connection breaks, the thread makes a new connection
-and takes the locks again. Then the thread wakes all sleepers, since notifications were lost.
+notifications that nobody has read. When the connection breaks, the thread makes a new connection.
+Then the thread wakes all sleepers, since notifications were lost.
 """
 
 from __future__ import annotations
@@ -36,21 +36,16 @@ class WakeUps:
         back: Callable[[], None],
     ) -> None:
         self._address = address
-        self._table = table  # the oid of table "owner": the first key of each lock
-        # Seconds within which the server must notice that a connection is dead.
-        self._lease = int(address.owner_lease)
+        self._table = table  # the oid of table "owner": all processes of the store listen to it
         self._heard = heard
         self._back = back
         self.channel = f"tidemill_{table}_{secrets.token_hex(6)}"
         self._conn: Connection | None = None
-        self._held: set[int] = set()
-        self._missing: set[int] = set()  # held owners whose lock could not be taken yet
         self._lock = LongLock()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pipe = WakePipe()
         self.since = 0.0  # monotonic time of the last connect; 0 while disconnected
-        self.broken = 0  # how often the connection was lost
 
     def start(self) -> None:
         """Listen from now on. Idempotent.
@@ -72,21 +67,9 @@ class WakeUps:
                 raise
 
     def _connect(self) -> None:
-        # The server must notice that a machine has vanished, and free its locks. An idle connection
-        # needs keepalives for this, a busy connection needs tcp_user_timeout.
-        conn = connect(
-            self._address,
-            direct=True,
-            tcp_keepalives_idle=max(1, self._lease // 3),
-            tcp_keepalives_interval=max(1, self._lease // 10),
-            tcp_keepalives_count=3,
-            tcp_user_timeout=self._lease * 1000 * 2 // 3,
-            application_name="tidemill",
-        )
+        conn = connect(self._address, direct=True, application_name="tidemill")
         try:
             conn.execute(f'LISTEN "tidemill_{self._table}"; LISTEN "{self.channel}"'.encode())
-            for number in list(self._held):  # a copy, since the set may grow during the loop
-                self._take_lock(conn, number)
         except psycopg.Error as error:
             conn.close()
             where = self._address.where
@@ -94,49 +77,6 @@ class WakeUps:
         conn.until = None
         self._conn = conn
         self.since = time.monotonic()
-
-    def _take_lock(self, conn: Connection, number: int) -> None:
-        # The old session holds the lock until the server notices its end. Meanwhile the lease shows
-        # that the owner lives, and each renewal tries the lock again.
-        query = "SELECT pg_try_advisory_lock(%s, %s)"
-        row = conn.execute(query, [self._table, number]).fetchone()
-        if row and row[0]:
-            self._missing.discard(number)
-        else:
-            self._missing.add(number)
-
-    # -- locks ----------------------------------------------------------------------------------
-
-    def hold(self, number: int) -> None:
-        """Hold the lock of an owner as long as this process lives."""
-        self._held.add(number)
-        self._missing.add(number)
-        self.renew(number)
-
-    def renew(self, number: int) -> None:
-        """Take the lock of an owner, if this connection does not have it."""
-        if number in self._missing:
-            self._do(lambda conn: self._take_lock(conn, number))
-
-    def let_go(self, number: int) -> None:
-        """Release the lock of an owner."""
-        self._held.discard(number)
-        self._missing.discard(number)
-        query = "SELECT pg_advisory_unlock(%s, %s)"
-        self._do(lambda conn: conn.execute(query, [self._table, number]))
-
-    def _do(self, work: Callable[[Connection], object]) -> None:
-        with self._lock:
-            if self._conn is None:
-                return
-            conn = self._conn
-            conn.until = time.monotonic() + self._address.limit
-            try:
-                work(conn)
-            except psycopg.Error:
-                pass  # the thread connects again and takes the held locks
-            conn.until = None
-            self._pipe.wake()  # psycopg may have read notifications from the socket
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -151,8 +91,7 @@ class WakeUps:
                 continue
             pause = 0.0
             try:
-                if self._pipe.fd in readable([conn.fileno(), self._pipe.fd]):
-                    self._pipe.drain()
+                readable([conn.fileno(), self._pipe.fd])  # the pipe ends the wait at the close
                 with self._lock:
                     if not self._closed:
                         for notify in conn.notifies(timeout=0):
@@ -164,7 +103,6 @@ class WakeUps:
                 with self._lock:
                     conn.close()
                     self._conn, self.since = None, 0.0
-                    self.broken += 1
                 self._back()
 
     def _come_back(self) -> None:
@@ -179,7 +117,7 @@ class WakeUps:
         self._back()
 
     def close(self) -> None:
-        """Stop listening, and release every lock."""
+        """Stop listening."""
         self._closed = True
         thread = self._thread
         if thread is not None:

@@ -354,11 +354,11 @@ class Shop:
     def crash(self) -> None:
         wake_ups = self.broker._session.wake_ups
         assert wake_ups is not None
-        before = wake_ups.broken
+        before = wake_ups.since
         self.server.kill()
         self.server.start()
         give_up = time.monotonic() + 20
-        while wake_ups.broken == before or not wake_ups.since:
+        while wake_ups.since in (0.0, before):
             assert time.monotonic() < give_up
             time.sleep(0.01)
 

@@ -1,7 +1,7 @@
 -- The list of owners, dead or alive, and their commands and notifications.
 
 CREATE OR REPLACE FUNCTION tidemill.attach(
-    new_id text, new_name text, new_kind text, new_host text, new_channel text, has_lock boolean,
+    new_id text, new_name text, new_kind text, new_host text, new_channel text,
     new_facts bytea, new_lease float8, over bigint, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
@@ -21,8 +21,8 @@ BEGIN
         END IF;
     END IF;
     PERFORM let_go(new_id, true, '{}', '{}', p);
-    INSERT INTO owner (id, name, kind, host, channel, locked, facts, lease)
-    VALUES (new_id, new_name, new_kind, new_host, new_channel, has_lock, new_facts, new_lease)
+    INSERT INTO owner (id, name, kind, host, channel, facts, lease)
+    VALUES (new_id, new_name, new_kind, new_host, new_channel, new_facts, new_lease)
     RETURNING number INTO new_number;
     INSERT INTO pulse (owner, serial, until) VALUES (new_number, over, clock(p) + p.lease);
     PERFORM tell_all('roster');
@@ -115,23 +115,14 @@ BEGIN
     RETURN ARRAY (SELECT token FROM lease WHERE owner = who);
 END $$;
 
--- True while a session holds the lock of an owner.
-CREATE OR REPLACE FUNCTION tidemill.is_locked(who int) RETURNS boolean
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    RETURN NOT pg_try_advisory_xact_lock_shared('owner'::regclass::oid::int, who);
-END $$;
-
 -- The list of owners, for a reaper. "late" is the seconds since an owner's lease ran out, negative
--- before that. "locked" says whether the owner has a session lock to show that it lives. A consumer
--- is not late while it has a message whose ttr is not over.
+-- before that. A consumer is not late while it has a message whose ttr is not over.
 CREATE OR REPLACE FUNCTION tidemill.roster(p tidemill.prefs)
-RETURNS TABLE (number int, id text, kind text, host text, locked boolean, late float8, facts bytea,
-               lease float8)
+RETURNS TABLE (number int, id text, kind text, host text, late float8, facts bytea, lease float8)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN QUERY
-    SELECT o.number, o.id, o.kind, o.host, o.locked, clock(p) - greatest(pulse.until, (
+    SELECT o.number, o.id, o.kind, o.host, clock(p) - greatest(pulse.until, (
                SELECT max(deadline) FROM lease AS l WHERE l.owner = o.number)), o.facts, o.lease
     FROM owner AS o JOIN pulse ON pulse.owner = o.number ORDER BY o.number;
 END $$;

@@ -156,7 +156,6 @@ CREATE TABLE tidemill.owner (
     kind    text    NOT NULL,
     host    text    NOT NULL,
     channel text    NOT NULL,                -- where it hears
-    locked  boolean NOT NULL,                -- it holds a session lock as long as it lives
     facts   bytea   NOT NULL,
     lease   float8  NOT NULL DEFAULT 0       -- seconds of silence after which a remote owner is given up
 );
