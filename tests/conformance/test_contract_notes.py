@@ -38,6 +38,7 @@ def test_notes_are_listed_by_kind_and_name_in_pages(store: Store, notes: Notes) 
         notes.put(f"{number:03}", b"%d" % number)
     assert bodies(notes) == [b"%d" % number for number in range(600)]
     assert bodies(other) == [b"other"]
+    assert [note.body for note in notes.list("009", "012")] == [b"10", b"11"]
     assert store.list_schedules(LAST_OWN, 10) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from simulator import Simulation
 
 from tidemill import Limit, State
@@ -27,8 +26,9 @@ def test_a_job_of_an_unknown_task_is_tried_again_at_growing_intervals(sim: Simul
     gaps = [then - now for now, then in pairwise([made, *times])]
     ages = [now - made for now in [made, *times]]
     want = [min(30.0, max(1.0, age / 4)) for age in ages[:-1]]
-    assert gaps == pytest.approx(want, abs=1.0)
-    assert gaps[0] < 2.0 < 29.0 < gaps[-1]
+    for gap, most in zip(gaps, want, strict=True):
+        assert 0.6 * most - 0.1 <= gap <= most + 1.0
+    assert gaps[0] < 2.0 < 17.0 < gaps[-1]
     # and no attempt counts, and the worker has said so once
     assert (record.attempt, record.attempts, record.losses, record.log) == (0, [], 0, [])
     assert sim.said("no worker knows task 'new'") == 1
@@ -55,8 +55,8 @@ def test_a_worker_with_a_new_task_gets_its_waiting_jobs_at_once(sim: Simulation)
     sim.run_for(60.0)
     first.command("stop")
     first.until_ended()
-    assert all(job.refresh().state is State.SCHEDULED for job in jobs)
-    # when the next try is more than 10 s away
+    assert sum(job.refresh().state is State.SCHEDULED for job in jobs) > 400
+    # when the next tries of most jobs are some seconds away
     sim.app.lacks = set()
     started = sim.now
     sim.worker(concurrency=100)

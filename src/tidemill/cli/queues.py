@@ -1,4 +1,4 @@
-"""``tidemill queues``, ``pause``, ``resume``, ``delete-queue`` and ``recall``."""
+"""``tidemill queues``, ``pause``, ``resume`` and ``delete-queue``."""
 
 from __future__ import annotations
 

@@ -2,11 +2,14 @@
 
 The rules are the same on every broker. So is the rule for a job whose task its owner does not know:
 the owner gives the job back, and the job is tried again later. The next try comes after 1 s, later
-after a quarter of the time since the job was first due, at most after 30 s. So several apps may
-share a queue: sooner or later, a worker that knows the task gets the job.
+after about a quarter of the time since the job was first due, at most after 30 s. Jobs of one batch
+get different delays, so their next tries meet different workers. So several apps may share a queue:
+sooner or later, a worker that knows the task gets the job.
 """
 
 from __future__ import annotations
+
+import random
 
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
@@ -23,6 +26,8 @@ MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.SNOOZE})
 _UNKNOWN = "no worker knows task "
 _LEAST, _MOST = 1.0, 30.0
 """Seconds until the next try of a job of an unknown task."""
+_SPREAD = 0.6
+"""The smallest part of a delay that is used. Whole batches would otherwise be due at one time."""
 
 _ENDS = {
     Outcome.SUCCESS: State.SUCCEEDED,
@@ -61,7 +66,7 @@ def given_back(token: int, envelope: Envelope) -> Verdict:
     """The verdict on a leased job whose task its owner does not know."""
     schedule = f" of schedule {envelope.planned.schedule!r}" if envelope.planned else ""
     age = clock.wall() - max(envelope.created + envelope.delay, envelope.at)
-    delay = min(_MOST, max(_LEAST, age / 4))
+    delay = max(_LEAST, min(_MOST, age / 4) * random.uniform(_SPREAD, 1.0))
     error = f"{_UNKNOWN}{envelope.task!r}{schedule}"
     return Verdict(token, Outcome.SNOOZE, delay=delay, error=error)
 

@@ -48,8 +48,8 @@ def note(mill: Tidemill, who: str, what: str, target: str = "", count: int = 1) 
         return
     now = clock.wall()
     entry = AuditNote(at=now, who=who, what=what, target=target[:500], count=count)
-    newest_first = f"{_LAST - int(now * 1e6):014x}.{os.getpid()}.{next(_number)}"
-    _kept(mill).put(newest_first, msgspec.json.encode(entry), seconds=KEPT)
+    name = f"{_newest_first(now)}.{os.getpid()}.{next(_number)}"
+    _kept(mill).put(name, msgspec.json.encode(entry), seconds=KEPT)
 
 
 def notes(mill: Tidemill, since: float = 0.0, until: float = 1 << 40) -> list[AuditNote]:
@@ -58,8 +58,13 @@ def notes(mill: Tidemill, since: float = 0.0, until: float = 1 << 40) -> list[Au
     Raises:
         FeatureMissing: the broker keeps no history.
     """
-    found = [msgspec.json.decode(one.body, type=AuditNote) for one in _kept(mill).list()]
+    kept = _kept(mill).list(_newest_first(until), f"{_newest_first(since)}~")
+    found = [msgspec.json.decode(one.body, type=AuditNote) for one in kept]
     return [entry for entry in found if since <= entry.at <= until]
+
+
+def _newest_first(at: float) -> str:
+    return f"{max(0, _LAST - int(at * 1e6)):014x}"
 
 
 def _kept(mill: Tidemill) -> Notes:

@@ -60,7 +60,7 @@ class JobQuery(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         """True when every job matches."""
-        return not self.tokens
+        return self.what == Filter() and not self.failure
 
     @property
     def states(self) -> frozenset[State]:
@@ -148,7 +148,7 @@ def _pairs(text: str) -> Iterable[tuple[str, str]]:
                 f"the search has no field {field[:40]!r}; its fields are {', '.join(FIELDS)}; "
                 f'to search the arguments for this text, write "{found[0][:40]}" in quotes'
             )
-        if not value:
+        if not value.strip("*" if field == "id" else "," if field == "state" else ""):
             raise InvalidOption(f"{field or 'args'}: has no value; write a value, or leave it out")
         yield field or "args", value
 

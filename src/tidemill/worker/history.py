@@ -13,6 +13,7 @@ from tidemill.brokers.contract.history_rows import (
     HOUR,
     MINUTE,
     HistoryRow,
+    added,
     join_name,
     split_name,
 )
@@ -90,6 +91,7 @@ class WorkerHistory:
         ended, self._ended = self._ended[: self._asked], self._ended[self._asked :]
         if refused:
             self._paused = clock.machine() + self.pause
+            self._rows = _summed(self._rows)
         else:
             self._rows = []
         if all(answers) and not refused:
@@ -135,3 +137,12 @@ class WorkerHistory:
                 return join_name(OTHER, split_name(row.name)[1], self._release)
             self._known.add(row.name)
         return join_name(row.name, self._release)
+
+
+def _summed(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """The rows with one row for each kind, span, time and name."""
+    sums: dict[tuple[str, int, int, str], HistoryRow] = {}
+    for row in rows:
+        key = row.kind, row.span, row.at, row.name
+        sums[key] = added(sums.get(key), row)
+    return [*sums.values()]

@@ -397,7 +397,7 @@ class ProcessPool(ProcessStarter):
                 self._gone(process)
             else:
                 self._outlives(process)
-        if any(process.held for process in self.processes):
+        if any(process.held or process.stuck.due for process in self.processes):
             self.interrupted = True  # the end of the worker gives these jobs back
 
     def dump(self) -> None:

@@ -15,6 +15,9 @@ from tidemill.core.errors import TidemillError
 
 log = logging.getLogger("tidemill.worker")
 
+KEPT = 90 * 86_400.0
+"""Seconds for which a note is kept, as rows of history by the hour."""
+
 
 def note_release(broker: Store, release: str) -> None:
     """Keep a note of the release, if the release has none yet."""
@@ -25,7 +28,7 @@ def note_release(broker: Store, release: str) -> None:
         if notes.get(release):
             return
         note = Deploy(release, int(clock.wall()))
-        notes.put(release, msgspec.msgpack.encode(note))
+        notes.put(release, msgspec.msgpack.encode(note), seconds=KEPT)
     except (TidemillError, OSError) as error:
         log.warning("the release %s is not noted: %s", release, error)
     else:

@@ -86,6 +86,8 @@ def test_a_failure_is_found_by_its_fingerprint() -> None:
         ("http://x", "in quotes"),
         ("state:broken", "state:broken is no state"),
         ("state: ", "state: has no value"),
+        ("state:,", "state: has no value"),
+        ("id:*", "id: has no value"),
         ('task:""', "task: has no value"),
         ('task:"a', "has a quote without its end"),
         ("task:a task:b", "the search has task: twice"),

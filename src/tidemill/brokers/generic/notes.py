@@ -31,14 +31,14 @@ class Notes:
         self._store = store
         self._before = f"{NOTE}{kind}\x1f"
 
-    def list(self) -> list[Schedule]:
-        """All notes, by name."""
+    def list(self, first: str = "", last: str = "\U0010ffff") -> list[Schedule]:
+        """The notes whose names are after ``first`` and before ``last``, by name."""
+        after, end = self._before + first, self._before + last
         found: list[Schedule] = []
-        after = self._before
         while page := self._store.list_schedules(after, _PAGE):
-            found += [note for note in page if note.name.startswith(self._before)]
+            found += [note for note in page if note.name < end]
             after = page[-1].name
-            if not after.startswith(self._before):
+            if after >= end:
                 break
         return found
 

@@ -311,7 +311,7 @@ class Session:
     def lasted(self) -> bool:
         """True when every living owner has had time to renew its lease at the server."""
         since = max(self._server_since, self.connections.silent_until)
-        return time.monotonic() - since >= self.address.owner_lease
+        return bool(time.monotonic() - since >= self.address.owner_lease)
 
     def close(self) -> None:
         """Close every connection."""

@@ -122,6 +122,7 @@ class Exchange:
             "too-large",
             f"the body has more than {self.settings.max_request:,} bytes, the maximum; "
             "send it in several requests, or start the server with a larger --max-request",
+            headers={"connection": "close"},
         )
 
     async def receive(self) -> Message:
@@ -210,6 +211,8 @@ class Exchange:
             async with asyncio.timeout(self.settings.body_timeout):
                 await self._send(message)
         except TimeoutError:
+            if abort := self.scope.get("tidemill.abort"):
+                abort()  # an ordinary close would wait for the client to take the rest
             raise ClientGone from None
 
     async def answer(

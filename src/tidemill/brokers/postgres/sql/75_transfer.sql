@@ -111,14 +111,12 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM jsonb_to_record(item) AS x (
         id text, seq bigint, rank bigint, line int, state int, policy int, tries int, attempt int,
-        losses int, due float8, expires float8, finished float8, timeout float8, ttr float8,
-        result_ttl float8, cancelling boolean, key text, error text, trail jsonb, done float8,
+        losses int, due float8, expires float8, finished float8, timeout float8, ttr float8, result_ttl float8,
+        cancelling boolean, key text, error text, trail jsonb, done float8,
         total float8, text text, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
-        delay float8, at float8, until float8, lane text, cost float8, terms float8[],
-        backoff float8[], body int[]);
-    what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])
-            [r.state + 1];
+        delay float8, at float8, until float8, lane text, cost float8, terms float8[], backoff float8[], body int[]);
+    what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])[r.state + 1];
     ended := r.state > 3;
     IF EXISTS (SELECT FROM job WHERE id = r.id) THEN
         RETURN false;
