@@ -240,7 +240,8 @@ class Jobs:
         if not item.record.state.finished:
             self.count(item, -1)
         if item.ready:
-            self.ready[ready_list_of(item.record)].remove(item.ready)
+            ready = self.ready[ready_list_of(item.record)]
+            del ready[bisect.bisect_left(ready, item.ready)]
             item.ready = None
         if item.token:
             del self.leases[item.holder, item.token]
