@@ -20,6 +20,7 @@ from pathlib import Path
 import redis
 
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
@@ -155,7 +156,7 @@ def acts(broker: RedisBroker) -> list[tuple[str, Callable[[], object]]]:
 
     ids = [f"ready{n}" for n in range(5000)]
     return [
-        ("purge of a queue of 2,000", lambda: broker.purge("mine")),
+        ("purge of a queue of 2,000", lambda: delete_waiting(broker, "mine")),
         ("a lease of 100 among the queues", lambda: broker.exchange(Step("w", want=Want(100)))),
         ("queues are listed", broker.stats),
         ("the first scheduled job of an empty queue", lambda: broker.head("x", State.SCHEDULED, 1)),
@@ -167,8 +168,8 @@ def acts(broker: RedisBroker) -> list[tuple[str, Callable[[], object]]]:
         ("a limit of 50,000 keys changes", change),
         ("100,000 overdue jobs come due", come_due),
         ("5,000 jobs are cancelled", lambda: broker.cancel(ids)),
-        ("purge of 50,000 jobs of a limit", lambda: broker.purge("keyed")),
-        ("purge of what came due", lambda: broker.purge("overdue")),
+        ("purge of 50,000 jobs of a limit", lambda: delete_waiting(broker, "keyed")),
+        ("purge of what came due", lambda: delete_waiting(broker, "overdue")),
         ("all that is finished is pruned", prune),
     ]
 

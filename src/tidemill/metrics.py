@@ -196,7 +196,7 @@ _HELP = {
     "retried": "Failed attempts that another attempt followed.",
     "cancelled": "Jobs that were cancelled.",
     "expired": "Jobs that did not start in time.",
-    "purged": "Jobs that purges deleted.",
+    "purged": "Jobs that purges took out.",
 }
 
 

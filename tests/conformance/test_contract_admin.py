@@ -12,6 +12,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.job import NOT_STARTED, Outcome, State
 from tidemill.core.owner import Command
 
@@ -189,12 +190,12 @@ def test_purge_keeps_running_and_finished_jobs(
 ) -> None:
     ids = in_every_state(broker, worker, clock)
     broker.put([job("other", id="other"), message(id="raw")])
-    assert broker.purge("default") == 4  # waiting, scheduled, ready, and the message
+    assert delete_waiting(broker, "default") == 4  # waiting, scheduled, ready, and the message
     left = {r.envelope.id for r in everything(broker)}
     gone = {ids[State.WAITING], ids[State.SCHEDULED], ids[State.READY]}
     assert left == set(ids.values()) - gone | {"other"}
-    assert broker.purge("default") == 0
-    assert broker.purge("never seen") == 0
+    assert delete_waiting(broker, "default") == 0
+    assert delete_waiting(broker, "never seen") == 0
     clock.advance(2000)
     assert worker.take_ids() == ["other"]
 
@@ -362,7 +363,7 @@ def test_lost_tasks_can_be_purged_and_cancelled(broker: Broker) -> None:
     broker.release(gone.id, None)
     assert state(broker, jobs[0].id) is State.READY
     assert broker.cancel([jobs[0].id]) == [True]
-    assert broker.purge("default") == 2
+    assert delete_waiting(broker, "default") == 2
     assert everything(broker, Filter(states=frozenset([State.READY]))) == []
 
 

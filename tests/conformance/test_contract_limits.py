@@ -14,6 +14,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.envelope import Envelope, Planned
 from tidemill.core.job import Lease, Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -384,7 +385,7 @@ def test_priority_and_cancel_apply_to_jobs_waiting_for_a_limit(
     worker.settle(lease)
     [lease] = worker.take(9)
     assert lease.open().id == "urgent"
-    assert broker.purge("a") == 1
+    assert delete_waiting(broker, "a") == 1
     worker.settle(lease)
     assert worker.take_ids() == []
 

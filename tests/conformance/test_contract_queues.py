@@ -11,6 +11,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.job import Outcome, State
 from tidemill.core.limit_settings import LimitSettings
 
@@ -26,9 +27,9 @@ def row_of(broker: Broker, queue: str = "q") -> QueueStats | None:
 
 def test_a_purge_is_counted(broker: Broker) -> None:
     broker.put([message("q"), message("q", delay=1000.0), job("q"), job("other")])
-    assert broker.purge("q") == 3
+    assert delete_waiting(broker, "q") == 3
     broker.put([message("q")])
-    assert broker.purge("q") == 1
+    assert delete_waiting(broker, "q") == 1
 
     row = row_of(broker)
     assert row is not None
@@ -39,7 +40,7 @@ def test_a_purge_is_counted(broker: Broker) -> None:
 
 
 def test_a_purge_of_an_unknown_queue_makes_no_queue(broker: Broker) -> None:
-    assert broker.purge("q") == 0
+    assert delete_waiting(broker, "q") == 0
     assert row_of(broker) is None
 
 

@@ -17,6 +17,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
@@ -355,7 +356,7 @@ def test_oldest_is_the_ready_job_accepted_first(broker: Broker, worker: LiveOwne
     broker.put([job("q", created=7.0, priority=-5), job("q", created=6.0, priority=5)])
     broker.put([message("q", created=8.0), job("other", created=3.0)])
     assert {row.name: row.oldest for row in broker.stats()} == {"q": 7.0, "other": 3.0}
-    broker.purge("q")
+    delete_waiting(broker, "q")
     assert {row.name: row.oldest for row in broker.stats()}["q"] == 0.0
 
 

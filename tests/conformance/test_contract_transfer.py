@@ -13,6 +13,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope, Links, Unique
 from tidemill.core.errors import StoreMoved
@@ -250,9 +251,7 @@ def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move
         lambda: broker.put([job()]),
         lambda: broker.kick([ready.id]),
         lambda: broker.cancel([ready.id]),
-        lambda: broker.purge("default"),
-        lambda: broker.purge_kept("default", "p1"),
-        lambda: broker.restore([ready.id], "p1"),
+        lambda: delete_waiting(broker, "default"),
         lambda: broker.set_queue("default", paused=True),
         lambda: consumer.take(),
         lambda: LiveOwner(broker, "w2"),

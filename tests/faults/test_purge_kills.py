@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill import State, Tidemill
-from tidemill.client.purges import Restored
+from tidemill.brokers.generic.purges import Restored
 from tidemill.core.purge_mark import is_purged
 
 MANY = 2500

@@ -9,8 +9,8 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.generic import purges as kept
 from tidemill.cli.connect import json_option, store_options
-from tidemill.client import purges as kept
 from tidemill.client.queue_deletion import no_such_queue
 
 
@@ -32,12 +32,12 @@ def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> No
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
-        how = "" if Feature.RESTORE in mill.broker.features and not now else " for good"
+        how = "" if Feature.INSPECT in mill.broker.features and not now else " for good"
         question = f"this deletes {count:,} jobs{how}; type the queue's name to go on"
         if click.prompt(question, default="", show_default=False, err=True) != queue:
             click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
             sys.exit(1)
-    purged = kept.purge(mill, queue, now=now)
+    purged = kept.purge(mill.broker, queue, now=now)
     if as_json:
         from tidemill.cli.console import print_json
 
@@ -62,7 +62,7 @@ def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
     """List the purges of a queue that can be restored, the latest first."""
     from tidemill.cli import console
 
-    found = kept.list_purges(mill, queue)
+    found = kept.list_purges(mill.broker, queue)
     if as_json:
         rows = [{"id": one.id, "at": one.at, "jobs": one.jobs} for one in found]
         console.print_json({"queue": queue, "purges": rows})
@@ -82,10 +82,10 @@ def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
 def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
     """Bring back the jobs of the latest purge, or of the given one.
 
-    A job stays purged when another job has its key by now, or when a job that it waits for did not
-    succeed. The same command may bring it back later.
+    A job stays purged when another job has its key by now; the same command may bring it back
+    later. A job that has expired, or belongs to a flow, stays purged for good.
     """
-    restored = kept.restore(mill, queue, purge)
+    restored = kept.restore(mill.broker, queue, purge)
     if as_json:
         from tidemill.cli.console import print_json
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, check_users
+from tidemill.brokers.generic.purges import forget_purges
 from tidemill.brokers.generic.topics import unbind_all
-from tidemill.client.purges import forget_purges
 from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
-from tidemill.core.job import FINISHED
+from tidemill.core.job import State
 from tidemill.core.suggest import hint
 
 _PAGE = 500
@@ -39,12 +39,11 @@ def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
         )
     if not force:
         _refuse_jobs(mill, row)
-    deleted = broker.purge(name) if force else 0
-    finished = Filter(states=FINISHED, queue=name)
-    while force and (records := broker.find(finished, _PAGE).records):
+    deleted, idle = 0, Filter(states=frozenset(State) - {State.RUNNING}, queue=name)
+    while force and (records := broker.find(idle, _PAGE).records):
         deleted += sum(broker.delete([record.envelope.id for record in records]))
     if force:
-        forget_purges(mill, name)
+        forget_purges(broker, name)
     if not broker.forget_queue(name):
         raise QueueHasJobs(f"queue {name!r} got a new job and is not deleted; try again")
     if Feature.TOPICS in broker.features:

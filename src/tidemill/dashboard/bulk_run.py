@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.client.purges import Purge, end_restore, restore_pieces
+from tidemill.brokers.generic.purges import WHY_LEFT, Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
@@ -234,16 +234,17 @@ class _Runner:
         queue = bulk.target.queue or ""
         if not bulk.cursor:
             bulk.refused = 0  # a restore from the start offers all remaining jobs again
-        for done, cursor in restore_pieces(self._mill, queue, bulk.purge, bulk.cursor):
-            bulk.done += sum(done)
-            bulk.refused += len(done) - sum(done)
+        broker = self._mill.broker
+        for done, cursor in restore_pieces(broker, queue, bulk.purge, bulk.cursor):
+            bulk.done += done.jobs
+            bulk.refused += done.left
             if bulk.refused:
-                bulk.reasons = {"another job has their key, or an earlier job failed": bulk.refused}
+                bulk.reasons = {WHY_LEFT: bulk.refused}
             bulk.cursor = cursor
             self._keep()
             if cursor and not self._goes_on(0.0):
                 return
-        end_restore(self._mill, queue, bulk.purge, bulk.refused)
+        end_restore(broker, queue, bulk.purge, bulk.refused)
 
     def _work(self) -> None:
         bulk = self._bulk

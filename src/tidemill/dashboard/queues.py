@@ -10,10 +10,10 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import ALWAYS, MINUTE
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
+from tidemill.brokers.generic.purges import purge as purge_jobs
+from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.history_numbers import QueueNumbers, QueuePoint, TaskNumbers
-from tidemill.client.purges import list_purges
-from tidemill.client.purges import purge as purge_jobs
-from tidemill.client.purges import restore as restore_jobs
 from tidemill.client.queue_history import ALL_QUEUES, latest_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
@@ -137,8 +137,7 @@ def show(page: Page, name: str) -> Response:
         bounds=page.has(Feature.MAX_SIZE),
         has_history=page.has(Feature.HISTORY),
         purgeable=stats.size - stats.running,
-        restores=page.has(Feature.RESTORE),
-        purges=list_purges(page.mill, name)[:_PURGES_SHOWN],
+        purges=list_purges(page.mill.broker, name)[:_PURGES_SHOWN],
     )
 
 
@@ -297,10 +296,10 @@ def purge(page: Page, name: str) -> Response:
     """Delete all jobs of a queue that are neither running nor finished."""
     _stats(page, name)
     page.confirm(name)
-    purged = purge_jobs(page.mill, name, now=bool(page.request.field("now")))
+    purged = purge_jobs(page.mill.broker, name, now=bool(page.request.field("now")))
     page.audit("purged queue", name, purged.jobs)
     text = f"{_jobs_were(purged.jobs)} deleted from queue {name}."
-    if purged.kept < purged.jobs and page.has(Feature.RESTORE):
+    if purged.kept < purged.jobs and page.has(Feature.INSPECT):
         text += f" {purged.kept:,} can be restored." if purged.kept else " They cannot be restored."
     return page.back(text, "/queues")
 
@@ -309,18 +308,18 @@ def purge(page: Page, name: str) -> Response:
 def restore(page: Page, name: str) -> Response:
     """Bring the jobs of a purge back."""
     _stats(page, name)
-    page.mill.features.need(Feature.RESTORE, "restoring a purge")
+    page.mill.features.need(Feature.INSPECT, "restoring a purge")
     purge_id = page.request.field("purge")
-    purges = {one.id: one for one in list_purges(page.mill, name)}
+    purges = {one.id: one for one in list_purges(page.mill.broker, name)}
     counts = [one.jobs for one in purges.values()]  # a restore reads the jobs of all purges
     if purge_id in purges and (0 in counts or sum(counts) > _RESTORED_AT_ONCE):
         bulk = bulk_run.start_restore(page.mill, purges[purge_id], page.user.name)
         return page.redirect(page.url("/bulk/{}", bulk.id))
-    restored = restore_jobs(page.mill, name, purge_id)
+    restored = restore_jobs(page.mill.broker, name, purge_id)
     page.audit("restored queue", name, restored.jobs)
     text = f"{_jobs_were(restored.jobs)} restored to queue {name}."
     if restored.left:
-        text += f" {restored.left:,} stay purged: another job has their key, or a job failed."
+        text += f" {restored.left:,} stay purged: {WHY_LEFT}."
     return page.back(text, "/queues")
 
 

@@ -40,7 +40,6 @@ MEANING = {
     Feature.NAMED: "a job can be taken by its id",
     Feature.TOPICS: "one message goes into many queues",
     Feature.HISTORY: "rates, times, failures, audit",
-    Feature.RESTORE: "a purge can be taken back",
     Feature.REMOTE_OWNERS: "workers on other machines over HTTP",
 }
 """The use of each feature, in words."""

@@ -15,10 +15,10 @@ from django.utils.http import urlencode
 from django.utils.text import capfirst
 
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
+from tidemill.brokers.generic.purges import purge as purge_jobs
+from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
-from tidemill.client.purges import list_purges
-from tidemill.client.purges import purge as purge_jobs
-from tidemill.client.purges import restore as restore_jobs
 from tidemill.client.reading import users_queues
 from tidemill.client.search import states_of
 from tidemill.client.trail import trail_of
@@ -254,14 +254,15 @@ def _set_paused(paused: bool) -> Action:
 
 
 def _purge(mill: DjangoMill, names: list[str], _: Any) -> str:
-    return f"{sum(purge_jobs(mill, name).jobs for name in names)} jobs are deleted."
+    return f"{sum(purge_jobs(mill.broker, name).jobs for name in names)} jobs are deleted."
 
 
 def _restore(mill: DjangoMill, names: list[str], _: Any) -> str:
-    done = [restore_jobs(mill, name) for name in names if list_purges(mill, name)]
+    b = mill.broker
+    done = [restore_jobs(b, name) for name in names if list_purges(b, name)]
     text = f"{sum(one.jobs for one in done)} jobs are restored."
     if left := sum(one.left for one in done):
-        text += f" {left} stay purged: another job has their key, or a job failed."
+        text += f" {left} stay purged: {WHY_LEFT}."
     return text
 
 

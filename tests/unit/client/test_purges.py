@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tidemill import FeatureMissing, InvalidOption, State, StoreFull, Tidemill, TidemillError
-from tidemill.brokers.contract.admin import KeptPurge
-from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.memory.broker import MemoryBroker
-from tidemill.client import purges
-from tidemill.client.purges import Restored
+from tidemill import InvalidOption, State, StoreFull, Tidemill, TidemillError
+from tidemill.brokers.generic import purges
+from tidemill.brokers.generic.purges import Restored
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -103,7 +102,7 @@ def test_what_could_not_be_restored_stays_listed(mill: Tidemill) -> None:
 
 
 def test_more_jobs_than_a_page_come_back(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purges, "_PAGE", 7)
+    monkeypatch.setattr(purges, "_PIECE", 7)
     orders = mill.queue("q")
     orders.put_many(range(50))
     for job in list(mill.jobs())[:10]:
@@ -118,14 +117,14 @@ def test_a_purge_that_was_interrupted_can_be_restored(
 ) -> None:
     orders = mill.queue("q")
     orders.put_many([1, 2])
-    real = mill.broker.purge_kept
+    real = mill.broker.cancel
 
-    def interrupted(queue: str, purge_id: str) -> KeptPurge:
-        real(queue, purge_id)
+    def interrupted(ids: list[str], **options: str) -> list[bool]:
+        real(ids, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mill.broker, "purge_kept", interrupted)
+        patch.setattr(mill.broker, "cancel", interrupted)
         with pytest.raises(KeyboardInterrupt):
             orders.purge()
     [purge] = orders.purges()
@@ -133,44 +132,63 @@ def test_a_purge_that_was_interrupted_can_be_restored(
     assert orders.restore() == Restored(jobs=2, left=0)
 
 
-def full(*_: object) -> KeptPurge:
+def full(*_: object, **__: object) -> list[bool]:
     raise StoreFull("the disk is full")
 
 
-@pytest.mark.parametrize(
-    ("name", "act"),
-    [
-        ("change_schedules", full),
-        ("purge_kept", lambda *_: KeptPurge(0, is_whole=False)),
-        ("purge_kept", full),
-    ],
-)
+@pytest.mark.parametrize("name", ["change_schedules", "cancel"])
 def test_without_room_a_purge_deletes_for_good_and_says_so(
     mill: Tidemill,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     name: str,
-    act: Callable[..., KeptPurge],
 ) -> None:
     mill.queue("q").put_many([1, 2, 3])
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tidemill"):
-        patch.setattr(mill.broker, name, act)
+        patch.setattr(mill.broker, name, full)
         assert mill.queue("q").purge() == 3
     assert "3 jobs are deleted for good" in caplog.text
     assert mill.queue("q").purges() == []
     assert list(mill.jobs()) == []
 
 
-def test_a_broker_that_keeps_no_finished_jobs_deletes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = {Feature.RESTORE, Feature.INSPECT}
-    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - lacking)
-    with Tidemill("memory://") as mill:
-        mill.queue("q").put(1)
-        assert mill.queue("q").purge() == 1
-        assert mill.queue("q").purges() == []
-        assert mill.queue("q").get_nowait() is None
-        with pytest.raises(FeatureMissing, match="restore"):
-            mill.queue("q").restore()
+def test_a_purge_that_finds_no_room_keeps_what_it_has_kept(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purges, "_PIECE", 2)
+    mill.queue("q").put_many([1, 2, 3, 4, 5])
+    real, calls = mill.broker.cancel, itertools.count()
+
+    def once(ids: list[str], **options: str) -> list[bool]:
+        return full() if next(calls) else real(ids, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mill.broker, "cancel", once)
+        assert mill.queue("q").purge() == 5
+    [purge] = mill.queue("q").purges()
+    assert purge.jobs == 2
+    assert mill.queue("q").restore() == Restored(jobs=2, left=0)
+    assert bodies(mill) == [4, 5]
+
+
+def test_a_purge_now_leaves_a_job_that_starts_meanwhile(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, taken = mill.queue("q"), []
+    orders.put_many([1, 2])
+    real = mill.broker.find
+
+    def and_take(*args: Any) -> Any:
+        page = real(*args)
+        taken.append(orders.get_nowait())
+        return page
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mill.broker, "find", and_take)
+        assert orders.purge(now=True) == 1
+    assert taken[0].body == 1
+    taken[0].ack()
+    assert list(mill.jobs()) == []
 
 
 def test_a_purged_job_says_so(mill: Tidemill) -> None:
@@ -179,18 +197,3 @@ def test_a_purged_job_says_so(mill: Tidemill) -> None:
     job = mill.job(sent.id)
     assert job.state is State.CANCELLED
     assert job.error.startswith("purged, in purge ")
-
-
-def test_a_job_server_that_keeps_no_purged_jobs_is_told_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # given a broker with all features but this one, as a job server of an older release
-    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - {Feature.RESTORE})
-    with Tidemill("memory://") as mill:
-        orders = mill.queue("q")
-        orders.put(1)
-        # then a purge deletes nothing for good unless told to
-        with pytest.raises(FeatureMissing, match="a purge without now=True needs"):
-            orders.purge()
-        assert orders.size() == 1
-        assert orders.purge(now=True) == 1

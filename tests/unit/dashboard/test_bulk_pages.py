@@ -379,7 +379,7 @@ def test_an_interrupted_restore_goes_on_where_it_stopped(
     monkeypatch.setattr(bulk_run._Runner, "_goes_on", lambda *_: False)
     monkeypatch.setattr(bulk_run._Runner, "_end", lambda *_: None)
     bulk = ended(mill, restored(anna, purge_id))
-    assert (bulk.state, bulk.done) == ("running", 250)
+    assert (bulk.state, bulk.done) == ("running", 500)
     monkeypatch.undo()
     monkeypatch.setattr(bulk_notes.Bulk, "shown_state", "interrupted")
     # when somebody resumes the restore

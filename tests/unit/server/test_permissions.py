@@ -187,7 +187,6 @@ def test_owners_of_the_stores_own_machine_are_given_up_by_an_admin(
     assert needed(broker, name, {"owner_id": "unknown"}) == Role.OPERATOR
 
 
-def test_a_purge_and_its_restore_need_an_admin(broker: Noting) -> None:
-    assert needed(broker, "purge", {"queue": "q"}) == Role.ADMIN
-    assert needed(broker, "purge_kept", {"queue": "q", "purge_id": "p"}) == Role.ADMIN
-    assert needed(broker, "restore", {"job_ids": ["a"], "purge_id": "p"}) == Role.ADMIN
+def test_a_purge_needs_an_admin(broker: Noting) -> None:
+    assert needed(broker, "cancel", {"job_ids": ["a"], "purge": "p"}) == Role.ADMIN
+    assert needed(broker, "cancel", {"job_ids": ["a"], "purge": ""}) == Role.OPERATOR

@@ -9,37 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-import msgspec
-
 from tidemill.core.owner import Command
-
-
-class KeptPurge(msgspec.Struct, array_like=True, frozen=True):
-    """The result of a purge that keeps its jobs.
-
-    Attributes:
-        jobs: the number of purged jobs.
-        is_whole: False when the store had no room to purge all jobs; the other jobs are still in
-            the queue.
-    """
-
-    jobs: int
-    is_whole: bool = True
 
 
 class Admin(Protocol):
     """Requests of operators and of callers that hold a job's id."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
         """Cancel unfinished jobs: a running job through its owner, the other jobs at once.
 
         With ``terminate`` the owner stops a running job at once. The answer is False for a job that
         has finished or does not exist.
+
+        With ``purge``, the id of a purge, a running job is refused, too. The error of the cancelled
+        jobs is :func:`tidemill.core.purge_mark.purged`. They count as purged, not as cancelled, and
+        are kept as long as failed jobs.
+
+        Raises:
+            StoreFull: with ``purge``, the store may have no room to keep the jobs.
         """
         ...
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        """Make failed, cancelled, expired and scheduled jobs ready.
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+        """Make failed, cancelled, expired and scheduled jobs ready, or scheduled for ``due``.
+
+        ``due`` is a wall time. A job that waits for other jobs ignores it.
 
         A finished job starts a new run, whose attempts and backoff begin from 1. A scheduled job
         goes on with its run.
@@ -84,30 +80,6 @@ class Admin(Protocol):
         """Change a queue's settings; None keeps the old value."""
         ...
 
-    def purge(self, queue: str) -> int:
-        """Delete all jobs of a queue that are neither running nor finished; return how many."""
-        ...
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        """Cancel the jobs that ``purge`` would delete; ``restore`` can bring them back.
-
-        The error of these jobs is :func:`tidemill.core.purge_mark.purged`. The jobs count as
-        purged, not as cancelled, and are kept as long as failed jobs. If the caller dies during the
-        call, only some jobs may be purged.
-        """
-        ...
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        """Bring purged jobs back, with their sequence, priority, due time, attempts and key.
-
-        A restored job has its key until the job ends; a ``Unique.period`` does not go on. A job
-        that waited for other jobs waits again, or starts if the other jobs have ended. To restore a
-        flow, restore its jobs one by one, and begin with the job that was put last. The answer is
-        False for a job that the purge does not have, or whose key another job has now. It is also
-        False if the job waited for the success of another job, and the other job did not succeed.
-        """
-        ...
-
     def forget_queue(self, queue: str) -> bool:
         """Forget a queue's counters and settings; False when it has unfinished jobs.
 
@@ -121,4 +93,12 @@ class Admin(Protocol):
 
     def backup(self, target: str) -> None:
         """Copy the whole store to a new place while it is in use."""
+        ...
+
+
+class NativePurge(Protocol):
+    """The purge of a broker that cannot list its jobs (without ``Feature.INSPECT``)."""
+
+    def purge(self, queue: str) -> int:
+        """Delete all jobs of a queue that are neither running nor finished; return how many."""
         ...

@@ -35,7 +35,6 @@ class Feature(enum.StrEnum):
     NAMED = "named"  # a job can be leased by its id; the first jobs of a state can be listed
     TOPICS = "topics"  # queues bound to patterns; one publish puts a copy into each
     HISTORY = "history"  # rows of numbers by period, which workers add to
-    RESTORE = "restore"  # a purge can keep its jobs, and the jobs of a purge can be restored
     REMOTE_OWNERS = "elsewhere"  # owners that reach the store through a job server (``http://``)
 
 

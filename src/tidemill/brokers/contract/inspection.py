@@ -31,7 +31,7 @@ class QueueStats(msgspec.Struct, kw_only=True):
         accepted: jobs that puts have stored.
         succeeded, failed, cancelled, expired: jobs that ended this way.
         retried: failed attempts after which the job was tried again.
-        purged: jobs that purges have deleted.
+        purged: jobs that purges have taken out.
         oldest: the creation time (wall time) of the ready job that was accepted first; 0 when no
             job is ready, or if its age is not known. A store may look only at its 256 highest
             priorities, and only at some keys of limits (about 256 on Redis, 1,000 on LMDB and

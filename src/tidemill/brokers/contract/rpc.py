@@ -206,12 +206,11 @@ _WORK = (Broker.put, Broker.exchange, Broker.tick)
 _CHANGE: tuple[Callable[..., Any], ...] = (
     *(Broker.attach, Broker.detach, Broker.release, Admin.command),
     *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
-    *(Admin.purge, Admin.purge_kept, Admin.forget_queue),
-    *(Schedules.change_schedules, LimitCalls.set_limit),
+    *(Admin.forget_queue, Schedules.change_schedules, LimitCalls.set_limit),
     History.keep_history,
 )
 _ADMINISTER: tuple[Callable[..., Any], ...] = (
-    *(Admin.backup, Admin.restore, Transfer.depart, Transfer.stay, Transfer.adopt),
+    *(Admin.backup, Transfer.depart, Transfer.stay, Transfer.adopt),
 )
 
 CALLS: dict[str, Call] = {

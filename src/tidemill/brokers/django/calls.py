@@ -6,12 +6,11 @@ Each call applies the rules of the memory broker to the rows that it needs, in o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
@@ -31,11 +30,9 @@ from tidemill.brokers.memory import admin as rules
 from tidemill.brokers.memory import limits as limit_rules
 from tidemill.brokers.memory import transfer as transfer_rules
 from tidemill.core.clock import id_time
-from tidemill.core.errors import StoreFull
 from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
-from tidemill.core.purge_mark import check_purge_id
 from tidemill.limits.arithmetic import Held, LimitStats
 
 _commands = msgspec.msgpack.Decoder(list[Command])
@@ -95,12 +92,15 @@ class InspectionCalls(ServerCalls):
 class AdminCalls(ServerCalls):
     """Requests on jobs and queues: see :mod:`~tidemill.brokers.contract.admin`."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
         def one(transaction: Transaction, job_id: str) -> bool:
             def send(owner_id: str, command: Command) -> bool:
                 return add_command(transaction.rows, owner_id, command)
 
-            return rules.cancel(transaction.jobs, job_id, send, terminate=terminate)
+            jobs = transaction.jobs
+            return rules.cancel(jobs, job_id, send, terminate=terminate, purge=purge)
 
         done = self._each(job_ids, one)
         for owner_id in self._owners.attached():
@@ -108,8 +108,8 @@ class AdminCalls(ServerCalls):
         self._ring(owners=any(done), waiters=False)
         return done
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, force=force))
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+        return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, force=force, due=due))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         done = self._each(job_ids, lambda one, i: rules.delete(one.jobs, i), deletes=True)
@@ -155,51 +155,6 @@ class AdminCalls(ServerCalls):
         self._check_open()
         self._change(work)
         self._ring(owners=True, waiters=True)
-
-    def purge(self, queue: str) -> int:
-        return sum(self._in_pieces(queue, lambda one: rules.purge(one.jobs, queue)))
-
-    def _in_pieces(self, queue: str, act: Callable[[Transaction], int]) -> Iterator[int]:
-        """Act on the waiting, scheduled and ready jobs of a queue, one piece in each transaction.
-
-        Yields the result of ``act`` for each piece.
-
-        The pieces follow the order of acceptance. A job that waits for other jobs was put before
-        these other jobs. So the waiting job is deleted first. The later deletion of the other jobs
-        cannot cancel it.
-        """
-        self._check_open()
-
-        def work(numbers: Sequence[int], transaction: Transaction) -> int:
-            transaction.jobs.check_here()
-            transaction.jobs.need_numbers(numbers)
-            return act(transaction)
-
-        after, last = 0, self._read(queries.last_number)
-        try:
-            while numbers := self._read(
-                functools.partial(queries.waiting, queue=queue, after=after, last=last, most=PIECE)
-            ):
-                yield self._change(functools.partial(work, numbers))
-                after = numbers[-1]
-        finally:
-            self._ring(owners=True, waiters=True)
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        check_purge_id(purge_id)
-        act = functools.partial(rules.purge_kept, queue=queue, purge_id=purge_id)
-        purged = 0
-        try:
-            for count in self._in_pieces(queue, lambda one: act(one.jobs)):
-                purged += count
-        except StoreFull:
-            return KeptPurge(purged, is_whole=False)
-        return KeptPurge(purged)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        done = self._each(job_ids, lambda one, i: rules.restore(one.jobs, i, purge_id))
-        self._ring(owners=any(done), waiters=False)
-        return done
 
     def forget_queue(self, queue: str) -> bool:
         def work(transaction: Transaction) -> bool:

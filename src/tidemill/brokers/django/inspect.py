@@ -177,17 +177,3 @@ _ORDER = {
 def head(rows: Rows, queue: str, state: State, count: int) -> list[Record]:
     """The first jobs of a state, in order."""
     return _listed(rows, f"queue = %s AND {_ORDER[state]} LIMIT %s", [queue, count])
-
-
-def last_number(rows: Rows) -> int:
-    """The number of the job that was accepted last."""
-    return _last_below(rows, 1 << 62)
-
-
-def waiting(rows: Rows, queue: str, after: int, last: int, most: int) -> list[int]:
-    """The numbers of jobs of a queue that neither run nor have ended, in order."""
-    text = (
-        "SELECT seq FROM tidemill_job WHERE queue = %s AND state <= 2 AND seq > %s AND seq <= %s "
-        "ORDER BY seq LIMIT %s"
-    )
-    return [row[0] for row in rows.execute(text, [queue, after, last, most])]

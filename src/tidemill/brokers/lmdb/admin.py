@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.owner_table import send
-from tidemill.brokers.lmdb.purge import ready_ids, still_unready, unready_ids
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     SCHEDULED,
@@ -18,7 +16,6 @@ from tidemill.brokers.lmdb.record import (
     Stored,
 )
 from tidemill.brokers.lmdb.settle import drop_lease, log
-from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
 from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, bloom
@@ -35,9 +32,10 @@ from tidemill.core.envelope import decode_envelope
 from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, altered_text
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command
+from tidemill.core.purge_mark import purged
 
-_PURGE_MOST = 1000
-"""Jobs deleted in one commit."""
+_PURGED_ROOM = 400
+"""Bytes that a purge may add to each job: its error, and its entry in the table of pruning."""
 
 
 def _each(
@@ -51,17 +49,30 @@ def _each(
     return answers
 
 
-def cancel(commit: Transitions, ids: Sequence[str], *, terminate: bool) -> list[bool]:
-    """Cancel jobs; ask the owner of a running job to cancel it."""
+def cancel(
+    commit: Transitions, ids: Sequence[str], *, terminate: bool, purge: str = ""
+) -> list[bool]:
+    """Cancel jobs; ask the owner of a running job to cancel it, but not for a purge.
+
+    Raises:
+        StoreFull: the disk has no room for the jobs of a purge.
+    """
     holders = Holders(commit.txn, commit.t)
     verb = "terminate" if terminate else "cancel"
-    return _each(commit, ids, lambda stored: _cancel(commit, stored, holders, verb))
+    if purge:  # the commit writes each whole job again
+        found = (commit.txn.get(job_id.encode(), b"", db=commit.t.job) for job_id in ids if job_id)
+        commit.store.room.check(sum(len(data) + _PURGED_ROOM for data in found))
+    return _each(commit, ids, lambda stored: _cancel(commit, stored, holders, verb, purge))
 
 
-def _cancel(commit: Transitions, stored: Stored | None, holders: Holders, verb: str) -> bool:
+def _cancel(
+    commit: Transitions, stored: Stored | None, holders: Holders, verb: str, purge: str
+) -> bool:
     if stored is None or stored.head.state >= SUCCEEDED:
         return False
     if commit.is_running(stored):
+        if purge:
+            return False
         stored.head.flags |= Flag.CANCELLING
         log(commit, stored, CANCEL_ASKED[verb == "terminate"], commit.wall / MICRO)
         commit.save(stored)
@@ -69,26 +80,31 @@ def _cancel(commit: Transitions, stored: Stored | None, holders: Holders, verb: 
         send(commit, owner, Command(verb, token))
     else:
         commit.unplace(stored)
-        commit.end(stored, CANCELLED, stored.tail, NOT_STARTED)
+        commit.end(stored, CANCELLED, stored.tail, purged(purge) if purge else NOT_STARTED)
+        if purge:
+            row = commit.row_of(stored.head.line)
+            row.cancelled, row.purged = row.cancelled - 1, row.purged + 1
     return True
 
 
-def kick(commit: Transitions, ids: Sequence[str], *, force: bool = False) -> list[bool]:
-    """Make jobs ready again.
+def kick(
+    commit: Transitions, ids: Sequence[str], *, force: bool = False, due: float = 0.0
+) -> list[bool]:
+    """Make jobs ready again, or scheduled for a wall time.
 
     With ``force``, also jobs that succeeded, and jobs whose key a succeeded job holds.
     """
     finish_falls(commit)
-    return _each(commit, ids, lambda stored: _kick(commit, stored, force))
+    return _each(commit, ids, lambda stored: _kick(commit, stored, force, int(due * MICRO)))
 
 
-def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
+def _kick(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:
     if stored is None:
         return False
     head = stored.head
     if head.state == SCHEDULED:
         commit.unplace(stored)
-        commit.place(stored, 0, 0)
+        commit.place(stored, due, Flag.WALL if due else 0)
         return True
     again = force and head.state == SUCCEEDED and not head.flags & Flag.LINKED
     if head.state <= SUCCEEDED and not again:
@@ -112,7 +128,7 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool) -> bool:
     if envelope.links is not None and must_wait(commit, stored):
         wait_anew(commit, stored)
     else:
-        commit.place(stored, 0, 0, tail)
+        commit.place(stored, due, Flag.WALL if due else 0, tail)
     return True
 
 
@@ -195,32 +211,6 @@ def set_limit(
         commit.limiters.set_queue(commit.row(name), terms, declared=declared)
     else:
         commit.limiters.set_named(name, terms, declared=declared)
-
-
-def purge(commit: Callable[[Callable[[Transitions], int]], int], store: Store, queue: str) -> int:
-    """Delete the jobs of a queue that do not run, in several commits; return their number."""
-    removed, unready = 0, unready_ids(store, queue)
-    # Unready jobs go first. Otherwise the purge of a job would cancel the jobs that wait for it.
-    while unready:
-        some, unready = unready[:_PURGE_MOST], unready[_PURGE_MOST:]
-        removed += commit(partial(_purge_some, queue=queue, unready=some))
-    while batch := commit(partial(_purge_some, queue=queue)):
-        removed += batch
-    return removed
-
-
-def _purge_some(commit: Transitions, queue: str, unready: Sequence[bytes] = ()) -> int:
-    """Delete the given unready jobs of a queue, or some ready jobs; return how many."""
-    row = commit.existing_row(queue)
-    if row is None:
-        return 0
-    commit.sync()
-    ids = still_unready(commit, row, unready) if unready else ready_ids(commit, row, _PURGE_MOST)
-    holders = Holders(commit.txn, commit.t)
-    purged = sum([_delete(commit, commit.load(job_id), holders) for job_id in ids])
-    row.purged += purged
-    row.dirty = True
-    return purged
 
 
 def forget_queue(commit: Transitions, queue: str) -> bool:

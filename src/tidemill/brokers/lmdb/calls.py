@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.lmdb import admin, history, job_numbers, kept_purges
+from tidemill.brokers.lmdb import admin, history, job_numbers
 from tidemill.brokers.lmdb import schedules as schedule
 from tidemill.brokers.lmdb.base import StoreCalls
 from tidemill.brokers.lmdb.handoff import hand_over
@@ -71,13 +70,15 @@ class InspectionCalls(StoreCalls):
 class AdminCalls(StoreCalls):
     """Calls that change jobs and queues: see :mod:`~tidemill.brokers.contract.admin`."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
         ids = list(job_ids)
-        return self._act(lambda commit: admin.cancel(commit, ids, terminate=terminate))
+        return self._act(lambda commit: admin.cancel(commit, ids, terminate=terminate, purge=purge))
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
         ids = list(job_ids)
-        return self._act(lambda commit: admin.kick(commit, ids, force=force))
+        return self._act(lambda commit: admin.kick(commit, ids, force=force, due=due))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)
@@ -93,16 +94,6 @@ class AdminCalls(StoreCalls):
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         self._act(lambda commit: admin.set_queue(commit, queue, paused=paused, max_size=max_size))
-
-    def purge(self, queue: str) -> int:
-        return admin.purge(self._act, self._store, queue)
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        return kept_purges.purge_kept(self._act, self._store, queue, purge_id)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        ids = list(job_ids)
-        return self._act(lambda commit: kept_purges.restore(commit, ids, purge_id))
 
     def forget_queue(self, queue: str) -> bool:
         return self._act(lambda commit: admin.forget_queue(commit, queue))

@@ -12,7 +12,6 @@ just got a lease comes after the other keys.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Collection, Iterator
 
@@ -163,10 +162,6 @@ class Partitions:
         """Correct the ready table after a lease: other jobs of the partition may have to wait."""
         self._stale.discard(name)
         self._sync_one(name, self._came.pop(name, {}), ring=False)
-
-    def jobs_in(self, lines: Collection[int], most: int) -> list[bytes]:
-        """Ids of ready jobs of some lines, in any partition."""
-        return list(itertools.islice(parked_in(self.state.txn, self.state.t, lines), most))
 
     # -- changes --------------------------------------------------------------------------------
 

@@ -209,11 +209,6 @@ def _begin(commit: Transitions, stored: Stored, waits: str, failed: int) -> None
         commit.place(stored, due or int(envelope.at * MICRO), wall)
 
 
-def has_parents(commit: Transitions, stored: Stored) -> bool:
-    """True for a job that waits, or has waited, for other jobs."""
-    return commit.txn.get(stored.id, db=commit.t.wait) is not None
-
-
 def is_barrier(stored: Stored) -> bool:
     """True for a job that stands for a group, and never runs."""
     return links_of(stored).waits == RunOn.BARRIER

@@ -1,49 +1,51 @@
-"""Requests on jobs and queues: cancel, kick, delete, purge. Each request reports its changes."""
+"""Requests on jobs and queues: cancel, kick, delete, alter. Each request reports its changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.memory.part import Part
 from tidemill.brokers.memory.settle import log
 from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.workflows import flow, may_wait_anew, revive, wait_anew
+from tidemill.brokers.memory.workflows import may_wait_anew, revive, wait_anew
 from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
     WAITING_STATES,
-    Record,
     RunOn,
     State,
     altered_text,
 )
 from tidemill.core.owner import Command
-from tidemill.core.purge_mark import check_purge_id, had_waited, is_of_purge
-from tidemill.core.purge_mark import purged as purged_error
+from tidemill.core.purge_mark import purged
 
 Send = Callable[[str, Command], object]
 
 _KICKABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
 
 
-def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool) -> bool:
-    """Cancel an unfinished job; a running job through its owner."""
+def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) -> bool:
+    """Cancel an unfinished job; a running job through its owner, and not for a purge."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state.finished:
+        return False
+    if purge and item.record.state is State.RUNNING:
         return False
     if item.record.state is State.RUNNING:
         item.record.cancelling = True
         log(jobs, item, CANCEL_ASKED[terminate], jobs.wall)
         send(item.holder, Command("terminate" if terminate else "cancel", item.token))
     else:
-        jobs.finish(item, State.CANCELLED, NOT_STARTED)
+        jobs.finish(item, State.CANCELLED, purged(purge) if purge else NOT_STARTED)
+        if purge:
+            row = jobs.queue(item.record.envelope.queue)
+            row.cancelled, row.purged = row.cancelled - 1, row.purged + 1
     return True
 
 
-def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
-    """Make a job ready again; with ``force`` also a succeeded job.
+def kick(jobs: Jobs, job_id: str, *, force: bool = False, due: float = 0.0) -> bool:
+    """Make a job ready or scheduled again; with ``force`` also a succeeded job.
 
     With ``force`` the job also takes its key from a succeeded job.
     """
@@ -67,7 +69,7 @@ def kick(jobs: Jobs, job_id: str, *, force: bool = False) -> bool:
     if item.record.pending or item.waits == RunOn.BARRIER:
         wait_anew(jobs, item)
     else:
-        jobs.move(item, 0.0, 0.0)
+        jobs.move(item, due, 0.0)
     return True
 
 
@@ -118,68 +120,6 @@ def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
     return True
 
 
-def purge(jobs: Jobs, queue: str) -> int:
-    """Delete the waiting, scheduled and ready jobs of a queue; return their number."""
-    gone = _to_purge(jobs, queue)
-    # Count dependents down at the end: earlier, this would cancel jobs that must be purged.
-    jobs.flowing = True
-    purged = sum(delete(jobs, record.envelope.id) for record in gone)
-    flow(jobs)
-    if purged:
-        jobs.queue(queue).purged += purged
-    return purged
-
-
-def _to_purge(jobs: Jobs, queue: str) -> list[Record]:
-    records = [item.record for item in jobs.items.values()]
-    return [r for r in records if r.envelope.queue == queue and r.state in WAITING_STATES]
-
-
-def purge_kept(jobs: Jobs, queue: str, purge_id: str) -> int:
-    """Cancel the jobs that ``purge`` would delete, and mark them with the purge."""
-    gone = _to_purge(jobs, queue)
-    # Count dependents down at the end: earlier, this would end jobs that must be purged.
-    jobs.flowing = True
-    for record in gone:
-        item = jobs.items[record.envelope.id]
-        waited = record.state is State.WAITING and bool(item.waits)
-        jobs.finish(item, State.CANCELLED, purged_error(purge_id, waited=waited))
-    flow(jobs)
-    if gone:
-        row = jobs.queue(queue)
-        row.cancelled -= len(gone)
-        row.purged += len(gone)
-    return len(gone)
-
-
-def restore(jobs: Jobs, job_id: str, purge_id: str) -> bool:
-    """Undo the purge of a job; False when the job cannot come back."""
-    item = jobs.items.get(job_id)
-    if item is None or item.record.state is not State.CANCELLED:
-        return False
-    record, key = item.record, item.record.envelope.key
-    waits = had_waited(record.error)
-    if not is_of_purge(record.error, purge_id):
-        return False
-    if waits and not may_wait_anew(item):
-        return False
-    if key and (jobs.keys.get(key) or jobs.held_by(key)):
-        return False  # another job has the key
-    if key:
-        jobs.keys[key] = [job_id]
-        item.until = item.since = 0.0
-    revive(jobs, item)
-    jobs.unfinish(item)
-    record.error, record.finished = "", 0.0
-    if item.expires_machine:
-        jobs.look_at(item, item.expires_machine)
-    if waits:
-        wait_anew(jobs, item)
-    else:
-        jobs.move(item, record.due, item.due_machine)
-    return True
-
-
 def forget_queue(jobs: Jobs, queue: str) -> bool:
     """Forget the counters and settings of a queue without unfinished jobs."""
     row = jobs.stats.get(queue)
@@ -192,16 +132,18 @@ def forget_queue(jobs: Jobs, queue: str) -> bool:
 class Admin(Part):
     """Requests that change jobs, queues and owners."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
         with self._lock:
             self._jobs.check_here()
             jobs, send = self._jobs, self.command
-            return [cancel(jobs, i, send, terminate=terminate) for i in job_ids]
+            return [cancel(jobs, i, send, terminate=terminate, purge=purge) for i in job_ids]
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
         with self._lock:
             self._jobs.check_here()
-            kicked = [kick(self._jobs, i, force=force) for i in job_ids]
+            kicked = [kick(self._jobs, i, force=force, due=due) for i in job_ids]
             self._wake_all()
             return kicked
 
@@ -230,28 +172,6 @@ class Admin(Part):
             row.paused = row.paused if paused is None else paused
             row.max_size = row.max_size if max_size is None else max_size
             self._wake_all()
-
-    def purge(self, queue: str) -> int:
-        with self._lock:
-            self._jobs.check_here()
-            purged = purge(self._jobs, queue)
-            self._wake_all()
-            return purged
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        check_purge_id(purge_id)
-        with self._lock:
-            self._jobs.check_here()
-            purged = purge_kept(self._jobs, queue, purge_id)
-            self._wake_all()
-            return KeptPurge(purged)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here()
-            restored = [restore(self._jobs, i, purge_id) for i in job_ids]
-            self._wake_all()
-            return restored
 
     def forget_queue(self, queue: str) -> bool:
         with self._lock:

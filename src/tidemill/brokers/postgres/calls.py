@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
@@ -16,16 +15,14 @@ from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.postgres import inspect, limits, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.base import ServerCalls
-from tidemill.brokers.postgres.encoding import json, leases_of, texts
+from tidemill.brokers.postgres.encoding import leases_of, texts
 from tidemill.core.clock import clock, id_time
-from tidemill.core.errors import FeatureMissing, StoreFull
+from tidemill.core.errors import FeatureMissing
 from tidemill.core.job import Lease, Record, State, altered_text
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
-from tidemill.core.purge_mark import check_purge_id
+from tidemill.core.purge_mark import purged
 from tidemill.limits.arithmetic import Held, LimitStats
-
-_PURGE_MOST = 5000
 
 
 class InspectionCalls(ServerCalls):
@@ -71,12 +68,14 @@ class InspectionCalls(ServerCalls):
 class AdminCalls(ServerCalls):
     """Calls that change jobs and queues: see :mod:`~tidemill.brokers.contract.admin`."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        verb = "terminate" if terminate else "cancel"
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
+        verb = purged(purge) if purge else "terminate" if terminate else "cancel"
         return self._act("cancel", job_ids, verb)
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        return self._act("kick", job_ids, "force" if force else "")
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+        return self._act("kick", job_ids, "force" if force else "", repr(float(due)))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act("delete", job_ids)
@@ -105,31 +104,6 @@ class AdminCalls(ServerCalls):
         arguments = [queues[queue], paused, max_size]
         types = "int, bool, bigint"
         self._session.call("set_queue", arguments, types, plain=True, queues=queues)
-
-    def purge(self, queue: str) -> int:
-        self._check_open()
-        removed, place = 0, {"in": "later", "after": 0}
-        while place:
-            arguments = [queue, _PURGE_MOST, json(place)]
-            batch, place = self._session.once("purge", arguments, "text, int, jsonb")
-            removed += batch
-        return removed
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        check_purge_id(purge_id)
-        self._check_open()
-        purged, place = 0, {"in": "later", "after": 0}
-        while place:
-            arguments = [queue, _PURGE_MOST, json(place), purge_id]
-            try:
-                batch, place = self._session.once("purge_kept", arguments, "text, int, jsonb, text")
-            except StoreFull:
-                return KeptPurge(purged, is_whole=False)
-            purged += batch
-        return KeptPurge(purged)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        return self._act("restore", job_ids, purge_id.replace("\0", ""))
 
     def forget_queue(self, queue: str) -> bool:
         self._check_open()

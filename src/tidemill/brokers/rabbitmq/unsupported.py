@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
@@ -44,7 +43,9 @@ class Lacking:
     def ahead(self, job_id: str, most: int) -> int:
         refuse("looking at a job", Feature.INSPECT)
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
         refuse("cancel", Feature.CANCEL)
 
     def alter(
@@ -58,12 +59,6 @@ class Lacking:
         if paused is not None:
             refuse("pause", Feature.PAUSE)
         refuse("max_size=", Feature.MAX_SIZE)
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        refuse("a purge that keeps its jobs", Feature.RESTORE)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        refuse("restoring a purge", Feature.RESTORE)
 
     def backup(self, target: str) -> None:
         refuse("backup", Feature.BACKUP)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
@@ -15,14 +14,13 @@ from tidemill.brokers.redis.limits import change
 from tidemill.brokers.redis.record import MICRO, pack_record
 from tidemill.brokers.redis.schedules import pack_adopted, pack_changes, read_changed
 from tidemill.core.clock import clock, id_time, new_id
-from tidemill.core.errors import FeatureMissing, StoreFull
+from tidemill.core.errors import FeatureMissing
 from tidemill.core.job import Lease, Record, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
-from tidemill.core.purge_mark import check_purge_id
+from tidemill.core.purge_mark import purged
 from tidemill.limits.arithmetic import Held, LimitStats
 
-_PURGE_MOST = 200
 _ACT_MOST = 250
 _GOES_ON = 2  # the answer when some keys of a limit still have old settings
 
@@ -84,11 +82,14 @@ class InspectionCalls(ServerCalls):
 class AdminCalls(ServerCalls):
     """Calls that change jobs and queues: see :mod:`~tidemill.brokers.contract.admin`."""
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        return self._act(b"cancel", job_ids, b"terminate" if terminate else b"cancel")
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
+        how = purged(purge) if purge else "terminate" if terminate else "cancel"
+        return self._act(b"cancel", job_ids, how.encode())
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        return self._act(b"kick", job_ids, b"force" if force else b"")
+    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+        return self._act(b"kick", job_ids, b"%d %d" % (force, due * MICRO))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act(b"delete", job_ids)
@@ -111,28 +112,6 @@ class AdminCalls(ServerCalls):
     ) -> None:
         given = [b"" if value is None else b"%d" % value for value in (paused, max_size)]
         self._do(b"queue", queue.encode(), *given)
-
-    def purge(self, queue: str) -> int:
-        removed, place = 0, b"own"
-        while place != b"end":
-            batch, place = self._do(b"purge", queue.encode(), b"%d" % _PURGE_MOST, place)
-            removed += int(batch)
-        return removed
-
-    def purge_kept(self, queue: str, purge_id: str) -> KeptPurge:
-        mark = check_purge_id(purge_id).encode()
-        purged, place = 0, b"own"
-        while place != b"end":
-            piece = queue.encode(), b"%d" % _PURGE_MOST, place, mark
-            try:  # a server that is out of memory refuses this function, but not ``admin``
-                batch, place = self._do(b"purge", *piece, function="admin_kept")
-            except StoreFull:
-                return KeptPurge(purged, is_whole=False)
-            purged += int(batch)
-        return KeptPurge(purged)
-
-    def restore(self, job_ids: Iterable[str], purge_id: str) -> list[bool]:
-        return self._act(b"restore", job_ids, purge_id.encode())
 
     def forget_queue(self, queue: str) -> bool:
         return bool(self._do(b"forget", queue.encode()))

@@ -41,10 +41,7 @@ _VERBS = {
         "exchange_pressed": "'allow-oom'",
     },
     ("owners",): {"owners": "'allow-oom'"},
-    ("admin_kick", "admin_alter", "admin_purge", "admin"): {
-        "admin": "'allow-oom'",
-        "admin_kept": "",
-    },
+    ("admin_kick", "admin_alter", "admin"): {"admin": "'allow-oom'"},
     ("admin_kick", "job_numbers"): {"job_numbers": "'allow-oom'"},
     ("set_limit",): {"set_limit": "'allow-oom'"},
     ("transfer",): {"transfer": "'allow-oom'"},

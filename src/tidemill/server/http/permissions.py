@@ -33,7 +33,9 @@ def needed(broker: Store, name: str, arguments: dict[str, Any]) -> str:
         by_hand = is_server_owner(owner_id) or any(
             owner.id == owner_id and not owner.lease for owner in broker.owners()
         )
-    elif name in ("purge", "purge_kept", "forget_queue"):
+    elif name == "cancel":
+        by_hand = bool(arguments["purge"])
+    elif name == "forget_queue":
         by_hand = not arguments["queue"].startswith(HOLDS)  # clients delete queues of ended holds
     elif name == "attach":
         by_hand = is_server_owner(arguments["owner"].id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 from broker_driver import LiveOwner, job
 from servers import django_on_mariadb, django_on_postgres, django_on_sqlite
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django.broker import DjangoBroker
-from tidemill.brokers.django.due import PIECE
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import StoreFull
@@ -190,20 +187,3 @@ def test_an_outcome_is_refused_until_there_is_room(disk: Disk, broker: DjangoBro
     assert owner.exchange(verdicts=[verdict]).settled == [True]
     [record] = broker.find(Filter()).records
     assert record.state is State.SUCCEEDED
-
-
-def test_a_purge_that_finds_no_room_says_that_jobs_are_left(
-    broker: DjangoBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given more jobs than one transaction purges, and a disk that is full after the first
-    broker.put([job("q") for _ in range(PIECE + 1)])
-    plain, calls = broker._change, itertools.count()
-
-    def change(*args: Any, **kwargs: Any) -> Any:
-        if next(calls):
-            raise StoreFull("no room")
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(broker, "_change", change)
-    # then
-    assert broker.purge_kept("q", "p1") == KeptPurge(PIECE, is_whole=False)

@@ -22,10 +22,11 @@ from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
 from tidemill.brokers.django.owners import listed
 from tidemill.brokers.django.transaction import Transaction
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
-from tidemill.core.envelope import Envelope, Links
+from tidemill.core.envelope import Envelope
 from tidemill.core.errors import QueueFull
-from tidemill.core.job import Outcome, RunOn, State, Verdict
+from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 pytestmark = pytest.mark.everyday
@@ -169,7 +170,7 @@ def a_purge(store: Store, count: int) -> Act:
     store.put(5, queue=OTHER)
 
     def act(store: Store) -> None:
-        assert store.broker.purge("default") == count
+        assert delete_waiting(store.broker, "default") == count
         assert [(row.name, row.ready) for row in store.broker.stats()] == [
             ("default", 0),
             (OTHER, 5),
@@ -184,7 +185,7 @@ def a_purge_of_a_queue_with_one_job(store: Store, count: int) -> Act:
     store.put(1, queue=OTHER)
 
     def act(store: Store) -> None:
-        assert store.broker.purge(OTHER) == 2
+        assert delete_waiting(store.broker, OTHER) == 2
 
     return act
 
@@ -292,40 +293,6 @@ def test_no_transaction_grows_with_the_store(
         costs.append(meter.largest())
     # then no transaction of the larger store does more
     assert_no_larger(*costs)
-
-
-def test_a_purge_leaves_jobs_that_were_put_after_it_began(
-    make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a queue of several pieces, and a producer that does not stop
-    store = make_store()
-    store.put(FEW)
-    late: list[str] = []
-    plain = store.broker._change
-
-    def change(*args: Any, **kwargs: Any) -> Any:
-        late.extend(store.put(1))
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(store.broker, "_change", change)
-    # when
-    purged = store.broker.purge("default")
-    # then
-    assert purged == FEW
-    assert {lease.open().id for lease in store.owner.take(100)} == set(late)
-
-
-def test_a_purge_in_pieces_cancels_no_job_that_waits(make_store: Callable[..., Store]) -> None:
-    # given a job that waits for more jobs than one piece holds
-    store = make_store()
-    last = job(id="last", links=Links(waits=RunOn.SUCCESS))
-    firsts: list[Envelope] = [job(links=Links(next=("last",))) for _ in range(FEW)]
-    store.broker.put([last, *firsts])
-    # when
-    purged = store.broker.purge("default")
-    # then
-    assert purged == FEW + 1
-    assert store.count() == 0
 
 
 def test_an_owner_whose_step_waits_for_many_due_jobs_keeps_its_lease(

@@ -11,7 +11,8 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.lmdb import admin, base, due, workflows
+from tidemill.brokers.generic.purges import delete_waiting
+from tidemill.brokers.lmdb import base, due, workflows
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.record import Stored, state_and_line
 from tidemill.brokers.lmdb.transitions import Transitions
@@ -162,10 +163,7 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
     assert states(broker, names) == {State.SUCCEEDED}
 
 
-def test_a_purged_chain_is_not_cancelled_job_by_job(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admin, "_PURGE_MOST", 4)
+def test_a_purged_chain_is_not_cancelled_job_by_job(broker: LmdbBroker) -> None:
     chain_of(broker, 30, queue="q")
-    assert broker.purge("q") == 31
+    assert delete_waiting(broker, "q") == 31
     assert broker.find(Filter()).records == []

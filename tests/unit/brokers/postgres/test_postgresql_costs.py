@@ -10,16 +10,12 @@ import pytest
 from postgres_desk import connect, job
 from servers import postgres_url
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.postgres import calls as module
 from tidemill.brokers.postgres import limits
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Links
 from tidemill.core.job import State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
@@ -76,7 +72,6 @@ class Counted:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Counted]]:
-    monkeypatch.setattr(module, "_PURGE_MOST", PIECE)
     opened: list[PostgresBroker] = []
 
     def make() -> Counted:
@@ -109,17 +104,6 @@ def take(broker: PostgresBroker, count: int, *queues: str) -> list[str]:
     return [lease.open().id for lease in leases]
 
 
-def scheduled_elsewhere(broker: PostgresBroker, count: int) -> None:
-    put(broker, count, delay=LATER, queue="others")
-    put(broker, 20, "mine", queue="mine")
-    put(broker, 20, "late", queue="mine", delay=LATER)
-
-
-def limited_elsewhere(broker: PostgresBroker, count: int) -> None:
-    put_keyed(broker, count, queue="others")
-    put(broker, 20, "mine", queue="mine")
-
-
 def scheduled_here(broker: PostgresBroker, count: int) -> None:
     put(broker, count, delay=LATER, queue="mine")
 
@@ -132,24 +116,19 @@ def keyed_here(broker: PostgresBroker, count: int) -> None:
     put_keyed(broker, count, queue="mine")
 
 
-def purge(broker: PostgresBroker) -> None:
-    assert broker.purge("mine")
+def cancel_some(prefix: str) -> Callable[[PostgresBroker], None]:
+    ids = [f"{prefix}{n:05}" for n in range(500)]
 
+    def act(broker: PostgresBroker) -> None:
+        assert all(broker.cancel(ids, purge="p1"))
 
-def purge_kept(broker: PostgresBroker) -> None:
-    assert broker.purge_kept("mine", "p1").jobs
+    return act
 
 
 CASES: dict[str, tuple[Callable[[PostgresBroker, int], None], Callable[[PostgresBroker], Any]]] = {
-    "purge beside scheduled jobs of others": (scheduled_elsewhere, purge),
-    "purge beside jobs of others under a limit": (limited_elsewhere, purge),
-    "purge of scheduled jobs": (scheduled_here, purge),
-    "purge of ready jobs": (ready_here, purge),
-    "purge of jobs under a limit": (keyed_here, purge),
-    "a kept purge beside scheduled jobs of others": (scheduled_elsewhere, purge_kept),
-    "a kept purge of scheduled jobs": (scheduled_here, purge_kept),
-    "a kept purge of ready jobs": (ready_here, purge_kept),
-    "a kept purge of jobs under a limit": (keyed_here, purge_kept),
+    "a purge of scheduled jobs": (scheduled_here, cancel_some("other")),
+    "a purge of ready jobs": (ready_here, cancel_some("other")),
+    "a purge of jobs under a limit": (keyed_here, cancel_some("k")),
     "a limit changes": (keyed_here, lambda b: b.set_limit("api", TWO)),
 }
 
@@ -168,75 +147,6 @@ def test_a_transaction_touches_no_more_in_a_larger_store(
         costs.append(counted.cost(call, monkeypatch))
     # then the largest transaction is as large
     assert 0 < costs[1] <= 1.15 * costs[0], costs
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(
-    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch, keeps: bool
-) -> None:
-    # given a queue with jobs of all kinds, beside another
-    monkeypatch.setattr(module, "_PURGE_MOST", 70)
-    broker = make().broker
-    put(broker, 450, queue="others", delay=LATER)
-    put_keyed(broker, 150, queue="others")
-    put(broker, 250, "late", queue="mine", delay=LATER)
-    put(broker, 250, "now", queue="mine")
-    claims = [(f"lane{n}", JobLimit("api", f"k{n % 100:05}", 1.0, ONE)) for n in range(300)]
-    broker.put([job(id=i, queue="mine", limit=claim) for i, claim in claims])
-    broker.put([job(id="runs", queue="keys", key="k")])
-    assert take(broker, 1, "keys") == ["runs"]
-    successor = job(id="next", queue="mine", key="k", on_conflict="replace")
-    assert broker.put([successor])[0].placed.value == "successor"
-    # when it is purged
-    jobs = 250 + 250 + 300 + 1
-    if keeps:
-        assert broker.purge_kept("mine", "p1") == KeptPurge(jobs)
-    else:
-        assert broker.purge("mine") == jobs
-    # then nothing of it is left, and all of the others
-    rows = {row.name: row for row in broker.stats()}
-    assert (rows["mine"].ready, rows["mine"].scheduled, rows["mine"].waiting) == (0, 0, 0)
-    assert (rows["others"].scheduled, rows["others"].ready, rows["keys"].running) == (450, 150, 1)
-    assert broker.info()["jobs"] == 601 + jobs * keeps
-    assert broker.purge("nowhere") == 0
-
-
-def test_a_chain_purged_in_pieces_is_not_cancelled(
-    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a chain of jobs that wait, each for the one before
-    monkeypatch.setattr(module, "_PURGE_MOST", 7)
-    broker = make().broker
-    names = [f"j{n:02}" for n in range(31)]
-    chain = [
-        job(id=name, queue="q", links=Links(tuple(names[n + 1 : n + 2]), "success" if n else ""))
-        for n, name in enumerate(names)
-    ]
-    broker.put(chain[::-1])
-    assert broker.purge("q") == 31
-    assert broker.find(Filter()).records == []
-
-
-def test_jobs_that_come_due_during_a_purge_are_purged(
-    make: Callable[[], Counted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a purge that has looked at what is scheduled
-    broker = make().broker
-    put(broker, 5, queue="mine", delay=LATER)
-    once = broker._session.once
-
-    def kick_first(name: str, arguments: Any, types: str, **options: Any) -> Any:
-        if name == "purge" and not moved:
-            moved.append(broker.kick(["other00003"]))
-            return [0, {"in": "parked", "lane": "", "line": 0, "rank": 0, "seq": 0}]
-        return once(name, arguments, types, **options)
-
-    moved: list[Any] = []
-    monkeypatch.setattr(broker._session, "once", kick_first)
-    # when one of those becomes ready
-    # then the purge finds it
-    assert broker.purge("mine") == 1
-    assert broker.get("other00003") is None
 
 
 @pytest.mark.parametrize("change", ["by hand", "by a put"])

@@ -14,6 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
 from tidemill.core.clock import clock, new_id
@@ -81,7 +82,7 @@ def test_such_a_user_puts_runs_looks_and_acts(broker: Broker, url: str, schema: 
     broker.change_schedules([Change("s", 0, clock.wall() + 60)])
     broker.tick()
     assert broker.cancel(["b"]) == [True]
-    assert broker.purge("default") >= 0
+    assert delete_waiting(broker, "default") >= 0
     broker.set_queue("default", paused=True)
     broker.depart("postgresql://elsewhere/x")
     broker.stay()

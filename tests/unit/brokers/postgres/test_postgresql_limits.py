@@ -16,6 +16,7 @@ from servers import Postgres
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
@@ -419,6 +420,6 @@ def test_jobs_that_wait_for_a_limit_are_found_counted_and_purged(broker: Postgre
     row = next(row for row in broker.stats() if row.name == "default")
     assert row.ready == 2
     assert row.oldest == 5.0
-    assert broker.purge("default") == 2
+    assert delete_waiting(broker, "default") == 2
     assert take(broker, "one", 9) == []
     assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"b0001"}

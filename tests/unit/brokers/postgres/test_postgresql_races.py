@@ -14,6 +14,7 @@ from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
@@ -132,7 +133,7 @@ def test_a_purge_does_not_count_down_behind_a_job_that_was_just_leased(
     purged: list[int] = []
 
     def work() -> None:
-        purged.append(broker.purge("q"))
+        purged.append(delete_waiting(broker, "q"))
 
     with behind_a_lock(url, schema, "c", work):  # it has looked
         [lease] = take(broker, "w")

@@ -17,6 +17,7 @@ from servers import Postgres, free_port
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import State, Verdict
@@ -353,8 +354,8 @@ def test_a_command_and_a_release_happen_once_though_the_reply_was_lost(
     record = broker.get("a")
     assert record is not None
     assert record.losses == 1
-    lost = lose_replies(monkeypatch, b".purge(")
-    assert broker.purge("default") == 2
+    lost = lose_replies(monkeypatch, b".cancel(")
+    assert delete_waiting(broker, "default") == 2
     assert lost
 
 

@@ -10,7 +10,6 @@ import pytest
 from servers import Redis, redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
@@ -167,13 +166,6 @@ def test_a_store_is_sealed_when_nothing_is_left_to_count_down(broker: RedisBroke
     assert counts(broker)[0] > 0
     assert broker.depart("lmdb:///elsewhere", seal=True).sealed
     assert counts(broker) == (0, MANY - 1)
-
-
-def test_a_chain_purged_in_pieces_is_not_cancelled(broker: RedisBroker) -> None:
-    put_chain(broker)
-    assert broker.purge("default") == MANY
-    assert broker.find(Filter()).records == []
-    assert counts(broker) == (0, 0)
 
 
 def test_an_act_whose_reply_was_lost_tells_what_it_did_and_is_gone_on_with(

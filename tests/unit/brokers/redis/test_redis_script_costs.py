@@ -10,8 +10,8 @@ import pytest
 from moved_clock import MovedClock
 from servers import Redis
 
-from tidemill.brokers.contract.admin import KeptPurge
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.generic.purges import purge, restore
 from tidemill.brokers.redis import connections, record
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.script_library import LIBRARY
@@ -172,34 +172,20 @@ def finished_lanes(broker: RedisBroker, count: int) -> None:
         take(broker, 0, *(Verdict(token, Outcome.SUCCESS) for token in tokens))
 
 
-def purge(queue: str = "mine") -> Callable[[RedisBroker], object]:
-    return lambda broker: broker.purge(queue)
-
-
-def purge_kept(queue: str = "mine") -> Callable[[RedisBroker], object]:
-    return lambda broker: broker.purge_kept(queue, "p1")
+def purge_to_keep(queue: str = "mine") -> Callable[[RedisBroker], object]:
+    return lambda broker: purge(broker, queue)
 
 
 def purged_here(broker: RedisBroker, count: int) -> None:
     put(broker, count, queue="mine")
-    broker.purge_kept("mine", "p1")
-
-
-def restore(broker: RedisBroker) -> None:
-    assert all(broker.restore((f"other{n:05}" for n in range(1600)), "p1"))
+    purge(broker, "mine")
 
 
 CASES: dict[str, tuple[Callable[[RedisBroker, int], None], Callable[[RedisBroker], object]]] = {
-    "purge beside scheduled jobs of others": (scheduled_elsewhere, purge()),
-    "purge beside keys of others": (keys_elsewhere, purge()),
-    "purge of scheduled jobs": (scheduled_here, purge()),
-    "purge of ready jobs": (ready_here, purge()),
-    "purge of keys of a limit": (keyed_here, purge("default")),
-    "a kept purge beside scheduled jobs of others": (scheduled_elsewhere, purge_kept()),
-    "a kept purge of scheduled jobs": (scheduled_here, purge_kept()),
-    "a kept purge of ready jobs": (ready_here, purge_kept()),
-    "a kept purge of keys of a limit": (keyed_here, purge_kept("default")),
-    "a purge is restored": (purged_here, restore),
+    "a purge beside scheduled jobs of others": (scheduled_elsewhere, purge_to_keep()),
+    "a purge of scheduled jobs": (scheduled_here, purge_to_keep()),
+    "a purge of keys of a limit": (keyed_here, purge_to_keep("default")),
+    "a purge is restored": (purged_here, lambda b: restore(b, "mine")),
     "a limit changes": (keyed_here, lambda b: b.set_limit("api", TWO)),
     "a put changes a limit": (keyed_here, lambda b: put_keyed(b, 1, TWO, "new")),
     "limits are listed": (keyed_here, lambda b: b.limits()),
@@ -281,34 +267,6 @@ def test_jobs_are_pruned_in_pieces(
             costs.append(counted.cost(lambda broker: broker.tick()))
             assert counted.broker.info()["jobs"] == 0
     assert costs[1] <= 1.15 * costs[0], costs
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_purge_in_pieces_finds_a_job_wherever_it_lies(
-    make: Callable[..., Counted], keeps: bool
-) -> None:
-    # given a queue with jobs of all kinds, beside another
-    broker = make().broker
-    put(broker, 450, queue="others", delay=LATER)
-    put(broker, 250, "late", queue="mine", delay=LATER)
-    put(broker, 250, "now", queue="mine")
-    claims = [(f"lane{n}", JobLimit("api", f"k{n % 100}", 1.0, ONE)) for n in range(300)]
-    broker.put([Envelope(id=i, task="t", queue="mine", limit=claim) for i, claim in claims])
-    broker.put([Envelope(id="runs", task="t", queue="keys", key="k")])
-    broker.exchange(Step("w", want=Want(1, queues=("keys",))))
-    successor = Envelope(id="next", task="t", queue="mine", key="k", on_conflict="replace")
-    assert broker.put([successor])[0].placed.value == "successor"
-    # when it is purged
-    jobs = 250 + 250 + 300 + 1
-    if keeps:
-        assert broker.purge_kept("mine", "p1") == KeptPurge(jobs)
-    else:
-        assert broker.purge("mine") == jobs
-    # then nothing of it is left, and all of the others
-    rows = {row.name: row for row in broker.stats()}
-    assert (rows["mine"].ready, rows["mine"].scheduled, rows["mine"].waiting) == (0, 0, 0)
-    assert (rows["others"].scheduled, rows["keys"].running) == (450, 1)
-    assert broker.info()["jobs"] == 451 + jobs * keeps
 
 
 def test_a_batch_larger_than_one_step_may_be_is_refused(

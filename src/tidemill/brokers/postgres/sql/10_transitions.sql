@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION tidemill.count(line int, what text, change int DEFAUL
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO tally (queue, waiting, scheduled, ready, running, accepted, succeeded, failed,
-                       retried, cancelled, expired, kept)
+                       retried, cancelled, expired, purged, kept)
     VALUES (line / 4,
             CASE what WHEN 'waiting' THEN change ELSE 0 END,
             CASE what WHEN 'scheduled' THEN change ELSE 0 END,
@@ -24,6 +24,7 @@ BEGIN
             CASE what WHEN 'retried' THEN change ELSE 0 END,
             CASE what WHEN 'cancelled' THEN change ELSE 0 END,
             CASE what WHEN 'expired' THEN change ELSE 0 END,
+            CASE what WHEN 'purged' THEN change ELSE 0 END,
             CASE what WHEN 'kept' THEN change ELSE 0 END);
 END $$;
 
@@ -124,10 +125,11 @@ CREATE OR REPLACE FUNCTION tidemill.finish(
     job_seq bigint, ending text, why text, answer bytea, t float8, p tidemill.prefs) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    j record;
+    j      record;
+    purged boolean := ending = 'cancelled' AND is_purged(why);
 BEGIN
     SELECT line, key, result_ttl, linked, id INTO STRICT j FROM job WHERE seq = job_seq;
-    PERFORM count(j.line, ending);
+    PERFORM count(j.line, CASE WHEN purged THEN 'purged' ELSE ending END);
     IF j.key IS NOT NULL AND NOT (ending = 'succeeded' AND hold_key(j.key, job_seq, j.id, t)) THEN
         PERFORM give_up_key(j.key, job_seq, t);
     END IF;
@@ -138,12 +140,12 @@ BEGIN
     DELETE FROM expiry WHERE seq = job_seq;
     INSERT INTO done (seq, prune, finished, class, state, error, result)
     VALUES (job_seq, t + CASE WHEN j.linked THEN p.protect
-                              ELSE keep_for(ending, j.result_ttl, answer IS NOT NULL, p) END, t,
+                              ELSE keep_for(CASE WHEN purged THEN 'failed' ELSE ending END, j.result_ttl, answer IS NOT NULL, p) END, t,
             CASE WHEN j.linked THEN 3
-                 WHEN ending = 'failed' THEN 2
+                 WHEN ending = 'failed' OR purged THEN 2
                  WHEN ending = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,
             array_position('{succeeded,failed,cancelled,expired}', ending) + 3, why, answer);
-    IF ending <> 'failed' AND NOT j.linked THEN
+    IF ending <> 'failed' AND NOT purged AND NOT j.linked THEN
         PERFORM count(j.line, 'kept');
     END IF;
 END $$;

@@ -24,8 +24,9 @@ BEGIN
     RETURN said;
 END $$;
 
+-- Cancel jobs. The verb is "cancel", "terminate", or the error of a purge, which leaves the jobs that run.
 CREATE OR REPLACE FUNCTION tidemill.cancel(ids text[], verb text, p tidemill.prefs) RETURNS boolean[]
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     done   boolean[] := '{}';
     which  bigint;
@@ -40,14 +41,18 @@ BEGIN
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
         stood := unplace(which, false);
-        IF stood = 'running' THEN
+        IF stood = 'running' AND is_purged(verb) THEN
+            done := done || false;
+            CONTINUE;
+        ELSIF stood = 'running' THEN
             UPDATE job SET cancelling = true WHERE seq = which;
             PERFORM add_line(which, CASE verb WHEN 'cancel' THEN 'cancel was asked for'
                                     ELSE 'cancel was asked for, at once' END, t);
             PERFORM send_command(owner.id, verb, lease.token)
             FROM lease JOIN owner ON owner.number = lease.owner WHERE lease.seq = which;
         ELSIF stood <> 'finished' THEN
-            PERFORM finish(which, 'cancelled', 'cancelled before it started', NULL, t, p);
+            PERFORM finish(which, 'cancelled', CASE WHEN is_purged(verb) THEN verb
+                           ELSE 'cancelled before it started' END, NULL, t, p);
             IF which = ANY (flows) THEN
                 PERFORM flow(ARRAY[which], t, p);
             END IF;
@@ -58,11 +63,11 @@ BEGIN
     RETURN done;
 END $$;
 
--- Make jobs ready: scheduled jobs, and failed, cancelled or expired jobs. An ended job begins a new
+-- Make jobs ready, or scheduled for the time "start": scheduled jobs, and failed, cancelled or expired jobs. An ended job begins a new
 -- run, and keeps its trail. With "how" = force, also jobs that succeeded, and jobs whose key
 -- belongs to a succeeded job.
-CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, p tidemill.prefs) RETURNS boolean[]
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
+CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, start text, p tidemill.prefs) RETURNS boolean[]
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     done  boolean[] := '{}';
     which bigint;
@@ -74,14 +79,14 @@ BEGIN
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || kick_one(which, how = 'force', t, p);
+        done := done || kick_one(which, how = 'force', start::float8, t, p);
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;
 END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.kick_one(
-    which bigint, force boolean, t float8, p tidemill.prefs) RETURNS boolean
+    which bigint, force boolean, start float8, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     j     record;
@@ -99,7 +104,7 @@ BEGIN
     DELETE FROM later WHERE seq = j.seq AND NOT waiting;
     IF FOUND THEN
         PERFORM count(j.line, 'scheduled', -1);
-        UPDATE job SET due = 0 WHERE seq = j.seq;
+        UPDATE job SET due = start WHERE seq = j.seq;
         PERFORM place(j.seq, t);
         RETURN true;
     END IF;
@@ -126,7 +131,7 @@ BEGIN
     UPDATE job SET
         attempt = 0, tries = policy,
         losses = 0, line = CASE WHEN line & 3 = 2 THEN line - 2 ELSE line END, cancelling = false,
-        error = '', expires = 0, due = 0, returns = returns + 1,
+        error = '', expires = 0, due = start, returns = returns + 1,
         trail = CASE WHEN d.attempt IS NULL THEN trail ELSE  -- add its last attempt, a success
             coalesce(trail, '[]') || jsonb_build_array(jsonb_build_array(
                 d.attempt, d.worker, d.leased, d.started, d.ended, 0, '', '', run_of(trail, d.attempt)))
@@ -212,93 +217,6 @@ BEGIN
     END IF;
     PERFORM forget(which);
     RETURN true;
-END $$;
-
--- The jobs of the next piece of a purge, and the place of the piece after that. A piece looks at "most" jobs. The
--- purge looks first at scheduled or waiting jobs of all queues, then at jobs of all queues under limits. Ready jobs
--- of this queue come last. A job that comes due meanwhile is found in a later piece. Jobs are deleted in the order
--- of acceptance. A job that waits for other jobs was put before them. So the purge deletes the waiting job first,
--- and does not cancel it.
-CREATE OR REPLACE FUNCTION tidemill.purge_piece(
-    q int, most int, place jsonb, OUT here bigint[], OUT next jsonb)
-LANGUAGE plpgsql AS $$
-DECLARE
-    seen int;
-    last bigint;
-BEGIN
-    IF place ->> 'in' = 'later' THEN
-        SELECT array_agg(x.seq) FILTER (WHERE j.line / 4 = q), count(*), max(x.seq) INTO here, seen, last
-        FROM (SELECT seq FROM later WHERE seq > (place -> 'after')::bigint ORDER BY seq LIMIT most) AS x
-        CROSS JOIN LATERAL (SELECT line FROM job WHERE job.seq = x.seq OFFSET 0) AS j;
-        next := CASE WHEN seen < most THEN '{"in": "parked", "lane": "", "line": 0, "rank": 0, "seq": 0}'
-                     ELSE jsonb_build_object('in', 'later', 'after', last) END;
-    ELSIF place ->> 'in' = 'parked' THEN
-        WITH piece AS MATERIALIZED (
-            SELECT lane, line, rank, seq FROM parked
-            WHERE (lane, line, rank, seq) > (place ->> 'lane', (place -> 'line')::int,
-                                             (place -> 'rank')::bigint, (place -> 'seq')::bigint)
-            ORDER BY lane, line, rank, seq LIMIT most
-        )
-        SELECT (SELECT array_agg(seq) FROM piece WHERE line / 4 = q), count(*),
-               (SELECT to_jsonb(x) FROM piece AS x ORDER BY lane DESC, line DESC, rank DESC, seq DESC LIMIT 1)
-        INTO here, seen, next FROM piece;
-        next := CASE WHEN seen < most THEN '{"in": "ready"}' ELSE next || '{"in": "parked"}' END;
-    ELSE
-        here := ARRAY (
-            SELECT seq FROM ready WHERE line BETWEEN q * 4 AND q * 4 + 3 LIMIT most);
-        next := place;
-    END IF;
-    here := coalesce(here, '{}');
-END $$;
-
--- Delete a piece of a queue's unfinished jobs that do not run. Returns the number of deleted jobs,
--- and the place of the next piece, or null.
-CREATE OR REPLACE FUNCTION tidemill.purge(name text, most int, place jsonb, p tidemill.prefs) RETURNS jsonb
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    q       int;
-    here    bigint[];
-    next    jsonb;
-    flows   bigint[];
-    which   bigint;
-    removed bigint[] := '{}';
-    l       record;
-BEGIN
-    PERFORM check_here();
-    SELECT number INTO q FROM queue WHERE queue.name = purge.name;
-    IF NOT FOUND THEN
-        RETURN '[0, null]';
-    END IF;
-    SELECT * INTO here, next FROM purge_piece(q, most, place);
-    IF here = '{}' THEN
-        RETURN jsonb_build_array(0, CASE WHEN place ->> 'in' <> 'ready' THEN next END);
-    END IF;
-    PERFORM lock_keys(here, '{}');
-    flows := lock_flows(here, all_bad(here), names_of(here));
-    FOREACH which IN ARRAY here LOOP
-        IF unplace(which, false) IN ('ready', 'scheduled', 'waiting') THEN
-            PERFORM give_up_key(key, which, clock(p)) FROM job WHERE seq = which AND key IS NOT NULL;
-            removed := removed || which;
-        END IF;
-    END LOOP;
-    -- Leave out jobs that were leased meanwhile: they run, and their children still wait for them.
-    flows := ARRAY (SELECT f FROM unnest(flows) AS f WHERE f = ANY (removed));
-    l := less_behind(flows, array_fill(0, ARRAY[cardinality(flows)]));
-    FOREACH which IN ARRAY removed LOOP
-        PERFORM forget(which);
-    END LOOP;
-    -- Count down only when all jobs are deleted, so that no purged job is cancelled.
-    DELETE FROM edge WHERE parent = ANY (flows);
-    PERFORM count_down(l.names, l.numbers, l.failed, l.whys, clock(p), p);
-    IF cardinality(removed) > 0 THEN
-        INSERT INTO tally (queue, purged) VALUES (q, cardinality(removed));
-    ELSIF place ->> 'in' = 'ready' THEN  -- the jobs were leased meanwhile
-        next := NULL;
-    END IF;
-    PERFORM tell_all('all');
-    RETURN jsonb_build_array(cardinality(removed), next);
 END $$;
 
 -- Forget the counters and settings of a queue without unfinished jobs; false when it has some. The number

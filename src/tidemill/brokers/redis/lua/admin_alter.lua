@@ -31,7 +31,6 @@ end
 -- Put a job back into the table of its former state. The job is in no table now.
 local function place_again(j, state, due)
   if state == WAITING then
-    if flagged(j.flags, LINKED) then hold(j, true) end
     count(j.queue, 'waiting', 1)
     save(j)
   else

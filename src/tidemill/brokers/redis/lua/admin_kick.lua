@@ -1,10 +1,10 @@
--- Make a scheduled, failed, cancelled or expired job ready. With `force`, also a succeeded job, or a job
--- whose key a succeeded job holds.
+-- Make a scheduled, failed, cancelled or expired job ready, or scheduled for the time `due`. With `force`, also a
+-- succeeded job, or a job whose key a succeeded job holds.
 
-local function kick(j, force)
+local function kick(j, force, due)
   if j.state == SCHEDULED then
     unplace(j)
-    place(j, 0)
+    place(j, due)
     return true
   end
   local again = force and j.state == SUCCEEDED and not flagged(j.flags, LINKED)
@@ -22,6 +22,6 @@ local function kick(j, force)
   j.losses, j.expires, j.error = 0, 0, ''
   drop_result(j)
   if flagged(j.flags, CANCELLING) then j.flags = j.flags - CANCELLING end
-  if wait and (wait.pending > 0 or wait.what == W_BARRIER) then wait_anew(j, wait) else place(j, 0) end
+  if wait and (wait.pending > 0 or wait.what == W_BARRIER) then wait_anew(j, wait) else place(j, due) end
   return true
 end

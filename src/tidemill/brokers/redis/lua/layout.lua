@@ -21,7 +21,6 @@
 --   B:link     hash    id → links of a job before or after others, from the wish of its put, see put_accept.lua
 --   B:wait     hash    id → pending, failures, wait condition, 1 if the job was dropped (ended because of jobs before
 --                                        it); only for jobs that come after others
---   B:held:QUEUE zset  id by seq             jobs that wait for others
 --   B:flow     list    ends that are not counted down yet, see workflows.lua
 --   B:q:QUEUE  hash    paused, max_size, moved, gated, laned; a counter for each state but ready, and each total
 --   B:queues   zset    queue, all 0
@@ -101,7 +100,7 @@ local function begin(keys, args)
   rows, entering, finishing, ended_leases = {}, {}, {[0] = {}, {}, {}, {}}, {}
   limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, walking = false}
   limits.left = 100 -- partitions that one call carries changed settings into
-  flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, held = {}, ends = {}, first = 1, left = FLOW_MOST}
+  flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, ends = {}, first = 1, left = FLOW_MOST}
   Memory.pressed = false
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
@@ -332,15 +331,6 @@ local function wait_of(id)
   return wait or nil
 end
 
-local function hold(j, held)
-  local queue = flows.held[j.queue]
-  if not queue then
-    queue = {}
-    flows.held[j.queue] = queue
-  end
-  queue[j.id] = held and j.seq
-end
-
 -- Record that a job ended, or was deleted before its end (state WAITING): the jobs after it wait for one job fewer.
 local function add_end(id, state)
   local behind, ends = links_of(id).next, flows.ends
@@ -361,7 +351,7 @@ local function unlink(id)
 end
 
 local function flush_links()
-  if #flows.unlinked == 0 and not next(flows.new) and not next(flows.counted) and not next(flows.held) then return end
+  if #flows.unlinked == 0 and not next(flows.new) and not next(flows.counted) then return end
   call_all('HDEL', K_LINK, flows.unlinked)
   call_all('HDEL', K_WAIT, flows.unlinked)
   local new, counted = {}, {}
@@ -376,20 +366,7 @@ local function flush_links()
   end
   call_all('HSET', K_LINK, new)
   call_all('HSET', K_WAIT, counted)
-  for queue, ids in pairs(flows.held) do
-    local held, gone = {}, {}
-    for id, number in pairs(ids) do
-      if number then
-        held[#held + 1] = text_of(number)
-        held[#held + 1] = id
-      else
-        gone[#gone + 1] = id
-      end
-    end
-    call_all('ZADD', B .. ':held:' .. queue, held)
-    call_all('ZREM', B .. ':held:' .. queue, gone)
-  end
-  flows.unlinked, flows.new, flows.counted, flows.held = {}, {}, {}, {}
+  flows.unlinked, flows.new, flows.counted = {}, {}, {}
 end
 
 local function forget(j)

@@ -48,7 +48,6 @@ local function insert(id, record, envelope, wish, state, latest)
   if latest and due > math.max(now, latest) then due = latest > now and latest or 0 end
   if linked and byte(wish, LINKS_WAITS) > 0 then
     state = WAITING
-    hold(j, true)
   end
   if state == WAITING then
     j.state, j.due = WAITING, due

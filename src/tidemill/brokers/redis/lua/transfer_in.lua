@@ -49,7 +49,6 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
     if j.state == SUCCEEDED and ends > 0 and not Unique.find(j.key) then Unique.hold(j.key, id, ends) end
   elseif j.state == WAITING then
     count(j.queue, 'waiting', 1)
-    if wait ~= '' then hold(j, true) end
   else
     place(j, j.due)
   end

@@ -111,7 +111,6 @@ local function unplace(j)
   elseif j.state == SCHEDULED then
     call('ZREM', K_DUE, 'j' .. j.id)
   end
-  if j.state == WAITING and flagged(j.flags, LINKED) then hold(j, false) end
   if j.state ~= READY then count(j.queue, COUNTER[j.state], -1) end
 end
 

@@ -105,7 +105,6 @@ end
 function wait_anew(j, wait)
   j.state = WAITING
   count(j.queue, 'waiting', 1)
-  hold(j, true)
   save(j)
   if wait.pending == 0 then start(j, wait) end
 end
@@ -123,7 +122,6 @@ local function wait_again(id)
   wait.dropped = false
   j.state, j.finished, j.prune, j.error = WAITING, 0, 0, ''
   count(j.queue, 'waiting', 1)
-  hold(j, true)
   if j.expires > 0 then add_due(j.expires, 'x' .. id) end
   save(j)
   add_end(id, REVIVED)

@@ -113,13 +113,13 @@ async def list_purges(call: Call, queue: str) -> PurgesOut:
 
 
 async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
-    """Restore the jobs of a purge, with their order, due times and attempts.
+    """Restore the jobs of a purge, with their order and due times. Their attempts begin anew.
 
-    A job stays purged when another job has its key by now, or when a job that it waits for did not
-    succeed.
+    A job stays purged when another job has its key by now, or when the job has expired or belongs
+    to a flow.
     """
     mill = call.backend.mill
-    mill.features.need(Feature.RESTORE, "restoring a purge")
+    mill.features.need(Feature.INSPECT, "restoring a purge")
 
     def restore() -> RestoredOut:
         known = [one.id for one in mill.queue(queue).purges()]
