@@ -35,8 +35,7 @@ def set_limit(
     given = None if terms is None else numbers(terms)
     arguments = [which, given, declared]
     session.once("set_limit", arguments, "text, float8[], bool", queues=queues)
-    while _empty_inbox(session):  # some partitions still have the old settings
-        pass
+    _empty_inbox(session)
 
 
 def all_limits(session: Session) -> list[LimitStats]:
@@ -69,12 +68,14 @@ def held(session: Session, job_id: str) -> Held | None:
     return None
 
 
-def _empty_inbox(session: Session) -> bool:
-    """Have limiters empty their inbox; True when some limiters do not have new settings yet."""
+def _empty_inbox(session: Session) -> None:
+    """Have limiters empty their inbox."""
     schema = session.address.schema
-    text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs, NULL)'
-    [(more,)] = session.query(text, [session.prefs()])
-    return bool(more)
+    text = f'CALL "{schema}".empty_inbox(%s::"{schema}".prefs)'.encode()
+    prefs = session.prefs()
+    session.connections.run(
+        lambda _, conn: conn.execute(text, [prefs]), patience=session.address.patience
+    )
 
 
 def _terms(found: Sequence[Any]) -> LimitSettings:

@@ -150,17 +150,11 @@ END $$;
 
 -- -- taking events over ----------------------------------------------------------------------------
 
--- Of these limiters, lock those that nobody else holds, and return their ids. The locked limiters
--- follow the current settings.
-CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[], now float8) RETURNS text[]
+-- Of these limiters, lock those that nobody else holds, and return their ids.
+CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[]) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    ids := ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
-    IF EXISTS (SELECT FROM outdated) THEN
-        PERFORM update_gates(ids, now);
-        RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids));  -- update_gates may have deleted some
-    END IF;
-    RETURN ids;
+    RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Take over the events of limiters that we hold. Returns the limiters to renew. If only running
@@ -296,13 +290,13 @@ BEGIN
         RETURN false;
     END IF;
     IF fresh THEN
-        INSERT INTO gate (id, terms, version)
-        SELECT x.id, t.id, t.version FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
-            SELECT terms.id, terms.version FROM terms WHERE terms.id = terms_of(x.id) OFFSET 0) AS t
+        INSERT INTO gate (id, terms)
+        SELECT x.id, t.id FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
+            SELECT terms.id FROM terms WHERE terms.id = terms_of(x.id) OFFSET 0) AS t
         WHERE starts_with(x.id, 'n') AND NOT EXISTS (SELECT FROM gate WHERE gate.id = x.id)
         ORDER BY x.id ON CONFLICT DO NOTHING;
     END IF;
-    ids := try_gates(ids, now);
+    ids := try_gates(ids);
     IF cardinality(ids) = 0 THEN
         RETURN false;
     END IF;
@@ -316,32 +310,25 @@ CREATE OR REPLACE FUNCTION tidemill.open_once(p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    more boolean;
 BEGIN
     IF take_said(clock(p)) THEN  -- nobody else gets a limiter before this commits
         RETURN true;
     END IF;
-    more := update_some(500, clock(p));
-    RETURN sync_gates(true, clock(p)) OR more;
+    RETURN sync_gates(true, clock(p));
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'limits are put off: %', SQLERRM;
     RETURN false;
 END $$;
 
 -- Empty the inbox after a commit that may have written to it, except for limiters that others hold.
--- Work on a change of settings for 20 ms. If some limiters are left, a step is due at once
--- (next_step), and continues.
 CREATE OR REPLACE PROCEDURE tidemill.open_gates(p tidemill.prefs)
 LANGUAGE plpgsql AS $$
 DECLARE
     again boolean := true;
-    until timestamptz := clock_timestamp() + '20 ms';
 BEGIN
     WHILE again LOOP
         PERFORM set_config('synchronous_commit', 'off', true);
-        again := EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said)
-            OR clock_timestamp() < until AND EXISTS (SELECT FROM tidemill.outdated);
+        again := EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said);
         IF again THEN
             again := tidemill.open_once(p);
         END IF;

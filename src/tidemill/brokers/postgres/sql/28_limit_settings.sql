@@ -1,16 +1,13 @@
 -- Limit settings, declared by code or set by people; and the figures of limits.
 
--- A limit with keys has one limiter for each key. New settings hold at once: each user of a limiter
--- first brings it to the new settings (try_gates). The other limiters follow in pieces of a few
--- hundred (update_some). Until then the counters of a limiter follow the settings of its version.
-
--- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does. Nobody else
--- holds a limiter meanwhile.
+-- Apply declared or set settings, as "apply_settings" in limits/arithmetic.py does, to a limit and to all
+-- of its keys. Nobody else holds a limiter meanwhile.
 CREATE OR REPLACE FUNCTION tidemill.take_terms(s tidemill.said, now float8) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     k   terms;
     old float8[];
+    ids text[];
 BEGIN
     SELECT * INTO k FROM terms WHERE id = s.id;
     IF s.if_new AND FOUND THEN
@@ -25,83 +22,33 @@ BEGIN
     IF NOT (s.by_code AND coalesce(k.by_hand, false)) THEN
         k.terms := coalesce(s.terms, k.declared, no_terms());
     END IF;
-    IF k.id IS NOT NULL AND k.terms <> old THEN
-        INSERT INTO outdated (id, version, terms) VALUES (k.id, k.version, old);
-        k.version := k.version + 1;
-    END IF;
-    INSERT INTO terms (id, terms, declared, by_hand, version)
-    VALUES (s.id, k.terms, k.declared, coalesce(k.by_hand, false), coalesce(k.version, 0))
-    ON CONFLICT (id) DO UPDATE SET terms = excluded.terms, declared = excluded.declared,
-                                   by_hand = excluded.by_hand, version = excluded.version;
-    IF k.id IS NOT NULL AND k.terms = old OR NOT starts_with(s.id, 'q') THEN
+    INSERT INTO terms (id, terms, declared, by_hand)
+    VALUES (s.id, k.terms, k.declared, coalesce(k.by_hand, false))
+    ON CONFLICT (id) DO UPDATE SET terms = excluded.terms, declared = excluded.declared, by_hand = excluded.by_hand;
+    IF k.id IS NOT NULL AND k.terms = old THEN
         RETURN;
     END IF;
-    UPDATE queue SET gated = true, listed = true WHERE number = queue_of(s.id) AND NOT gated;
-    INSERT INTO gate (id, terms) VALUES (s.id, s.id) ON CONFLICT DO NOTHING;
-    PERFORM update_gates(ARRAY[s.id], now);
-    PERFORM fold_gates(ARRAY[s.id], now);
-    PERFORM renew_gates(ARRAY[s.id], now);
+    IF starts_with(s.id, 'q') THEN
+        UPDATE queue SET gated = true, listed = true WHERE number = queue_of(s.id) AND NOT gated;
+        INSERT INTO gate (id, terms) VALUES (s.id, s.id) ON CONFLICT DO NOTHING;
+    END IF;
+    UPDATE gate SET filled = filled_anew(old, k.terms, filled, now),
+                    slots = CASE WHEN k.terms[4] IS NULL THEN '{}' ELSE slots END,
+                    failures = CASE WHEN k.terms[7] IS NULL THEN 0 ELSE failures END
+    WHERE gate.terms = s.id;
+    FOR ids IN  -- in groups: some plans take far longer for thousands of ids
+        SELECT array_agg(id) FROM (
+            SELECT id, row_number() OVER () / 500 AS n FROM gate WHERE gate.terms = s.id) AS g
+        GROUP BY n
+    LOOP
+        PERFORM fold_gates(ids, now);
+        PERFORM renew_gates(ids, now);
+    END LOOP;
     -- A step that ends the last running job may miss the new limit, and we may miss the step: look once more.
     IF k.terms[6] > 0 THEN
         UPDATE gate SET due = now + 1e6
         WHERE id = s.id AND starts_with(id, 'q') AND opens = 'infinity' AND due IS NULL;
     END IF;
-END $$;
-
--- Bring limiters that we hold to the current settings, and renew them.
-CREATE OR REPLACE FUNCTION tidemill.update_gates(ids text[], now float8) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    changed text[];
-BEGIN
-    WITH changed AS (
-        UPDATE gate SET
-            version = x.version,
-            filled = filled_anew(x.old, x.terms, filled, now),
-            slots = CASE WHEN x.terms[4] IS NULL THEN '{}' ELSE slots END,
-            failures = CASE WHEN x.terms[7] IS NULL THEN 0 ELSE failures END
-        FROM (SELECT g.row, t.version, t.terms, o.terms AS old
-              FROM unnest(ids) AS x (id) CROSS JOIN LATERAL (
-                  SELECT ctid AS row, gate.terms AS id, version FROM gate WHERE gate.id = x.id OFFSET 0) AS g
-              CROSS JOIN LATERAL (
-                  SELECT outdated.terms FROM outdated
-                  WHERE outdated.id = g.id AND outdated.version = g.version OFFSET 0) AS o
-              CROSS JOIN LATERAL (
-                  SELECT terms.version, terms.terms FROM terms WHERE terms.id = g.id OFFSET 0) AS t) AS x
-        WHERE gate.ctid = x.row
-        RETURNING gate.id
-    )
-    SELECT array_agg(id) INTO changed FROM changed;
-    IF changed IS NOT NULL THEN
-        PERFORM fold_gates(changed, now);
-        PERFORM renew_gates(changed, now);
-    END IF;
-END $$;
-
--- Bring some limiters that nobody holds to the current settings; true when more may be left.
-CREATE OR REPLACE FUNCTION tidemill.update_some(most int, t float8) RETURNS boolean
-LANGUAGE plpgsql AS $$
-DECLARE
-    ids  text[];
-    done int;
-BEGIN
-    IF NOT EXISTS (SELECT FROM outdated) OR is_sealed() OR NOT may_read_terms() THEN
-        RETURN false;
-    END IF;
-    ids := ARRAY (
-        SELECT g.id FROM outdated AS o CROSS JOIN LATERAL (
-            SELECT id FROM gate WHERE gate.terms = o.id AND gate.version = o.version
-            LIMIT most FOR UPDATE SKIP LOCKED) AS g
-        LIMIT most);
-    IF cardinality(ids) > 0 THEN
-        PERFORM update_gates(ids, floor(t * 1e6));
-        RETURN true;
-    END IF;
-    DELETE FROM outdated AS o WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM outdated FOR UPDATE SKIP LOCKED))
-    AND NOT EXISTS (SELECT FROM gate WHERE gate.terms = o.id AND gate.version = o.version);
-    GET DIAGNOSTICS done = ROW_COUNT;
-    RETURN done > 0;
 END $$;
 
 -- Apply all pending settings of limits; false when there are none.
@@ -140,19 +87,15 @@ CREATE OR REPLACE FUNCTION tidemill.seconds_until(at float8, now float8) RETURNS
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN at > 0 THEN (at - now) / 1e6 ELSE 0 END $$;
 
 -- Empty the inbox before somebody looks at limits, and wake owners for the jobs that may start now.
--- The writer of an event may look for such jobs too early, and then wakes nobody. "more" says that
--- some limiters do not have new settings yet.
-CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs, INOUT more boolean)
+-- The writer of an event may look for such jobs too early, and then wakes nobody.
+CREATE OR REPLACE PROCEDURE tidemill.empty_inbox(p tidemill.prefs)
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said)
-        OR EXISTS (SELECT FROM tidemill.outdated)
-    THEN
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
         CALL tidemill.open_gates(p);
         PERFORM set_config('synchronous_commit', 'off', true);
         PERFORM tidemill.ring(0, false, '{}', p);
     END IF;
-    more := EXISTS (SELECT FROM tidemill.outdated) AND NOT EXISTS (SELECT FROM tidemill.departure WHERE sealed);
 END $$;
 
 -- The figures of every limit.

@@ -69,16 +69,6 @@ BEGIN
         least(next_job_due(t), (SELECT min(due) / 1e6 FROM gate WHERE due IS NOT NULL)) END;
 END $$;
 
--- When an owner must make the next step: at once while some limiters do not have new settings yet.
-CREATE OR REPLACE FUNCTION tidemill.next_step(limits boolean, t float8) RETURNS float8
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF limits AND EXISTS (SELECT FROM outdated) AND NOT is_sealed() THEN
-        RETURN 0;
-    END IF;
-    RETURN next_due(limits, t);
-END $$;
-
 -- Jobs whose time is over, so that they may end: at most 5000 of each kind. NULL when nothing at
 -- all has come due.
 CREATE OR REPLACE FUNCTION tidemill.end_by_time(t float8) RETURNS bigint[]

@@ -41,7 +41,7 @@ BEGIN
                 PERFORM pg_notify(s.channel, s.owner::text);
             END LOOP;
         END LOOP;
-        d := next_step(limits, clock(p));
+        d := next_due(limits, clock(p));
         IF d IS NOT NULL AND NOT EXISTS (
             SELECT FROM pulse WHERE asleep AND (pulse.due <= d OR owner = ANY (hinted)))
         THEN

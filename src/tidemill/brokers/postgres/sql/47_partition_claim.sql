@@ -58,7 +58,7 @@ BEGIN
     rooms := '{}';
     gates := try_gates(ARRAY (
         SELECT 'q' || number FROM queue
-        WHERE gated AND number IN (SELECT l / 4 FROM unnest(wanted) AS l)), now);
+        WHERE gated AND number IN (SELECT l / 4 FROM unnest(wanted) AS l)));
     IF gates <> '{}' THEN
         PERFORM fold_gates(gates, now);
     END IF;
@@ -107,7 +107,7 @@ BEGIN
     got := 0;
     lanes := try_gates(ARRAY (
         SELECT DISTINCT s.lane FROM unnest(lines) AS l CROSS JOIN LATERAL (
-            SELECT lane FROM stand WHERE line = l ORDER BY rank, number LIMIT most) AS s), now);
+            SELECT lane FROM stand WHERE line = l ORDER BY rank, number LIMIT most) AS s));
     IF lanes <> '{}' THEN
         PERFORM fold_gates(lanes, now);
         SELECT array_agg(s.lane) AS lanes, array_agg(s.rank) AS ranks, array_agg(s.cost) AS costs INTO heads

@@ -178,7 +178,7 @@ CREATE OR REPLACE FUNCTION tidemill.close_step(
     strays bigint[], t float8, p tidemill.prefs) RETURNS tidemill.step_reply
 LANGUAGE plpgsql AS $$
 DECLARE
-    opens float8 := next_step(r.limited, t);
+    opens float8 := next_due(r.limited, t);
 BEGIN
     IF behind THEN
         r.answer := r.answer || '{"behind": true}';

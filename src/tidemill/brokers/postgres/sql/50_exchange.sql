@@ -117,7 +117,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    d := next_step(limited, clock(p));
+    d := next_due(limited, clock(p));
     IF limited THEN  -- if a limiter opens later than the step said, this owner wakes later, too
         UPDATE pulse SET due = coalesce(d, 'infinity') WHERE owner = me AND pulse.due < coalesce(d, 'infinity');
     END IF;

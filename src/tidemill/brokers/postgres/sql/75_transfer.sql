@@ -131,9 +131,8 @@ BEGIN
             RETURN false;
         END IF;
     END IF;
-    INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, attempt,
-                     losses, cancelling, id, key, error, trail, envelope, linked, inputs, lane, cost,
-                     backoff, body)
+    INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, attempt, losses,
+                     cancelling, id, key, error, trail, envelope, linked, inputs, lane, cost, backoff, body)
     VALUES (r.seq, r.rank, r.due, r.expires, r.timeout, r.ttr, r.result_ttl, r.line, r.policy,
             r.tries, r.attempt, r.losses, r.cancelling, r.id, r.key,
             CASE WHEN ended THEN '' ELSE r.error END, nullif(r.trail, 'null'), envelope,

@@ -303,8 +303,7 @@ CREATE TABLE tidemill.terms (
     id       text     COLLATE "C" PRIMARY KEY,  -- q and a queue's number, or n and a name
     terms    float8[] NOT NULL,                 -- see 26_limiter.sql
     declared float8[],                          -- what code said last
-    by_hand  boolean  NOT NULL,                 -- "terms" were set by hand
-    version  int      NOT NULL DEFAULT 0        -- grows with each change
+    by_hand  boolean  NOT NULL                  -- "terms" were set by hand
 );
 
 -- What code says of a limit, or somebody sets, until it is taken over.
@@ -328,22 +327,12 @@ CREATE TABLE tidemill.gate (
     turn     bigint   NOT NULL DEFAULT 0,       -- of a lane with a key: number of its last lease
     lines    int[]    NOT NULL DEFAULT '{}',    -- where the lane has jobs
     due      float8,                            -- when time opens it, and somebody is to look
-    clear    float8,                            -- when a lane that nothing is in can be forgotten
-    version  int      NOT NULL DEFAULT 0        -- of the terms that it goes by
+    clear    float8                             -- when a lane that nothing is in can be forgotten
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX gate_due ON tidemill.gate (due) WHERE due IS NOT NULL;
 CREATE INDEX gate_clear ON tidemill.gate (clear) WHERE clear IS NOT NULL;
-CREATE INDEX gate_terms ON tidemill.gate (terms, version);
-
--- Terms that no longer hold, as long as a gate goes by them. New terms reach the gates in pieces, see
--- 28_limit_settings.sql.
-CREATE TABLE tidemill.outdated (
-    id      text     COLLATE "C" NOT NULL,
-    version int      NOT NULL,
-    terms   float8[] NOT NULL,
-    PRIMARY KEY (id, version)
-);
+CREATE INDEX gate_terms ON tidemill.gate (terms);
 
 CREATE TABLE tidemill.parked (
     lane text   COLLATE "C" NOT NULL,
