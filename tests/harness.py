@@ -442,21 +442,15 @@ def check_no_overlap(lines: Iterable[Line]) -> None:
             )
 
 
-def check_counters(place: Place, pruned: bool = False) -> None:
-    """The counters of every queue equal a recount of its records.
-
-    Where finished jobs were ``pruned``, more succeeded than there are.
-    """
+def check_counters(place: Place) -> None:
+    """The counters of every queue equal a recount of its records."""
     counted: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for record in place.records():
         counted[record.envelope.queue][str(record.state)] += 1
     for row in place.mill.queues():
         for state in (*UNFINISHED, State.SUCCEEDED, State.FAILED):
             told, found = getattr(row, str(state)), counted[row.name][str(state)]
-            fewer = pruned and state is State.SUCCEEDED and told > found
-            assert told == found or fewer, (
-                f"queue {row.name}: {told} {state} by the counter, {found} found"
-            )
+            assert told == found, f"queue {row.name}: {told} {state} by the counter, {found} found"
 
 
 ON_SERVERS = pytest.mark.parametrize("place", ["lmdb", "redis", "postgresql"], indirect=True)

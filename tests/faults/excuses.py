@@ -9,10 +9,9 @@ the server that had answered is dead. Then, and only then:
     again      a run may be repeated, although it ended well, if its steps reach into the lost span
     overlap    two runs of a job may overlap if the first was leased within the lost span
 
-A server out of memory prunes finished jobs: a job may be missing if it ran to its end. Every other
-misfortune only delays: a verdict of that time is settled some seconds after the misfortune's end,
-and its run is repeated only if something was killed before. RabbitMQ alone hands out anew what was
-held over a line that breaks, so that each of its misfortunes counts as a kill.
+Every other misfortune only delays: a verdict of that time is settled some seconds after the
+misfortune's end, and its run is repeated only if something was killed before. RabbitMQ alone hands
+out anew what was held over a line that breaks, so that each of its misfortunes counts as a kill.
 
 A server that is killed is *away* until it takes connections again. The server may have forgotten
 who holds which job, and learns of the runs that ended meanwhile only when it is back.
@@ -24,8 +23,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from harness import Line
 
 ALONE = "kills alone"
 """The row of what happened while the server had no misfortune."""
@@ -48,14 +45,13 @@ class Span(NamedTuple):
 class Blow(NamedTuple):
     """One misfortune that struck.
 
-    ``lost`` is the span whose steps the server may have forgotten. ``prunes`` says that it may
-    have deleted finished jobs, ``redelivers`` that it may have handed out again what was held.
+    ``lost`` is the span whose steps the server may have forgotten. ``redelivers`` says that it may
+    have handed out again what was held.
     """
 
     name: str
     span: Span
     lost: Span | None = None
-    prunes: bool = False
     redelivers: bool = False
 
 
@@ -138,11 +134,8 @@ class Excuses:
 
     # -- what is permitted ----------------------------------------------------------------------
 
-    def missing(self, job_id: str, runs: Sequence[tuple[Line, Line | None]]) -> bool:
+    def missing(self, job_id: str) -> bool:
         """Whether a job may be missing that was accepted."""
-        ended = [end.time for _, end in runs if end]
-        if ended and any(blow.prunes and min(ended) <= blow.span.end for blow in self.blows):
-            return True
         put = self._answered.get(job_id)
         for blow in self.blows:
             if put and blow.lost and blow.lost.meets(*put):
@@ -177,11 +170,6 @@ class Excuses:
     def handed_out_again(self, begin: float, end: float) -> bool:
         """Whether the server may have handed out anew what was held in this time."""
         return any(blow.redelivers and blow.span.meets(begin, end) for blow in self.blows)
-
-    @property
-    def pruned(self) -> bool:
-        """Whether finished jobs may have been deleted before their time."""
-        return any(blow.prunes for blow in self.blows)
 
 
 def forgets_from(moment: float) -> float:

@@ -183,7 +183,7 @@ class Storm:
         if self.witness.process.poll() is None:  # else it held the lock that a misfortune struck
             self._check_the_living()
             self.witness.stop()
-        check_nothing_held(self.place, self.excuses)
+        check_nothing_held(self.place)
         if not done():
             half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
             self.place.drain(*grace, slots=6)
@@ -200,7 +200,7 @@ class Storm:
             queue.pause()
         idle = functools.partial(_runs_nothing, self.place)
         eventually(idle, "the end of all runs of paused queues", MINUTE / 2, 0.2)
-        check_nothing_held(self.place, self.excuses)
+        check_nothing_held(self.place)
         for queue in queues:
             queue.resume()
 

@@ -24,12 +24,10 @@ class Misfortune:
 
     Attributes:
         name: how the table calls it.
-        prunes: the server deletes finished jobs to make room.
         redelivers: the server hands out again what was held over a line that breaks.
     """
 
     name = ""
-    prunes = False
     redelivers = False
 
     def strike(self, seconds: float) -> Span | None:
@@ -144,5 +142,5 @@ class Series:
             began = time.time()
             lost = misfortune.strike(self._seconds)
             span = Span(began, time.time())
-        blow = Blow(misfortune.name, span, lost, misfortune.prunes, misfortune.redelivers)
+        blow = Blow(misfortune.name, span, lost, misfortune.redelivers)
         self.blows.append(blow)

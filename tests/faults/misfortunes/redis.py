@@ -170,10 +170,9 @@ class Paused(Misfortune):
 
 
 class OutOfMemory(Misfortune):
-    """``maxmemory`` is reached: puts are refused, and finished jobs are pruned to make room."""
+    """``maxmemory`` is reached: puts are refused, and large results are not kept."""
 
     name = "`maxmemory`"
-    prunes = True
 
     def __init__(self, rig: RedisRig) -> None:
         self._rig = rig

@@ -79,6 +79,23 @@ class ServerConnection:
                 self._recover(error, was_open and not last)
         raise Away(f"redis at {self._server.where} sends us from node to node")
 
+    def run_moved(
+        self,
+        verb: str,
+        key: bytes,
+        args: Sequence[bytes],
+        head: Sequence[bytes],
+        until: float = 0.0,
+    ) -> Any:
+        """Run a function like :meth:`run`, once all jobs that are due have been moved.
+
+        ``head`` are the arguments that every function has.
+        """
+        while (answer := self.run(verb, key, args, until)) == _DUE:
+            while self.run("housekeeping", key, (*head, b"0")):
+                pass
+        return answer
+
     def _recover(self, error: Exception, again: bool) -> None:
         """Repair the cause of an error, so that the call can be sent again, or raise the error.
 
@@ -317,13 +334,10 @@ class ServerConnections:
         until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
         while True:
             try:
-                answer = line.run(verb, self.key, args, limit)
-                if answer != _DUE:
-                    if self._replicas and replicated and answer != 0:
-                        line.replicate(self._replicas, self.key, limit)
-                    return answer
-                while line.run("housekeeping", self.key, (*self.head(), b"0")):
-                    pass
+                answer = line.run_moved(verb, self.key, args, self.head(), limit)
+                if self._replicas and replicated and answer != 0:
+                    line.replicate(self._replicas, self.key, limit)
+                return answer
             except Away as error:
                 self._pause(error, until)
 

@@ -90,10 +90,13 @@ class LocalOwner:
     def _send(self, step: Step, serial: int) -> Reply:
         self.sleeper.ready()  # subscribe before the store may list the owner as asleep
         name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
-        args = *name, b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO), *_pack(step)
-        head = self._lines.head((b"", b""))
-        whole = (*head, *args)
-        answer = self._room.run(step, lambda verb: self._line.run(verb, self._lines.key, whole))
+        lease = b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO)
+        head = *self._lines.head((b"", b"")), *name, lease
+
+        def send(verb: str, part: Step) -> Any:
+            return self._line.run_moved(verb, self._lines.key, (*head, *_pack(part)), head[:4])
+
+        answer = self._room.run(step, send)
         if answer == 0:
             return lost(step)
         check_moved(answer)
@@ -112,7 +115,7 @@ class LocalOwner:
         leased = read_leases(leases, inputs)
         self.told = max(self.told, *[lease.token for lease in leased], 0)
         return Reply(
-            self._room.settled(settled),
+            [flag == 49 for flag in settled],
             [flag == 49 for flag in touched],
             leased,
             [_read_command(packed) for packed in commands],
@@ -296,14 +299,15 @@ class Owners:
 
     def hear_behalf(self, step: Step) -> Reply:
         """Do a step on behalf of a remote owner, without touching the owner's own serials."""
-        name = step.owner.encode(), _HEAD(0, 0, 0)
-        args = *name, b"", *_pack(step)
-        answer = self._room.run(step, lambda verb: self._lines.call(verb, *args))
+        head = step.owner.encode(), _HEAD(0, 0, 0), b""
+        answer = self._room.run(
+            step, lambda verb, part: self._lines.call(verb, *head, *_pack(part))
+        )
         if answer == 0:
             return lost(step)
         check_moved(answer)
         settled, touched = answer
-        return Reply(self._room.settled(settled), [flag == 49 for flag in touched])
+        return Reply([flag == 49 for flag in settled], [flag == 49 for flag in touched])
 
     # -- leaving --------------------------------------------------------------------------------
 

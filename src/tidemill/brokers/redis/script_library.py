@@ -22,7 +22,7 @@ _YOUNG = 86400.0
 """Seconds for which a library stays: another version may run beside this one meanwhile."""
 
 _PARTS = (
-    *("layout", "limiter", "transitions", "out_of_memory", "unique", "limits", "partitions"),
+    *("layout", "limiter", "transitions", "unique", "limits", "partitions"),
     *("limit_changes", "partition_claim", "workflows", "wakeup", "put_accept"),
     *("backoff", "settle", "leases", "due", "schedules"),
 )
@@ -38,7 +38,6 @@ _VERBS = {
     ("request", "report", "reply", "claim", "claim_queues", "exchange"): {
         "exchange": "'allow-oom'",
         "exchange_kept": "",
-        "exchange_pressed": "'allow-oom'",
     },
     ("owners",): {"owners": "'allow-oom'"},
     ("admin_kick", "admin_alter", "admin"): {"admin": "'allow-oom'"},
@@ -55,8 +54,8 @@ _VERBS = {
 """Files, and the server functions that they make, with their flags.
 
 A server that is out of memory must still settle jobs, but accepts no new jobs. It refuses a step
-with results or notes to keep. The client then repeats the step by another function: see
-``out_of_memory.lua``.
+with verdicts or notes. The client then sends a shorter step by ``exchange``: see
+``out_of_memory.py``.
 """
 
 _FUNCTION = """

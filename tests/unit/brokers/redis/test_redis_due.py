@@ -95,6 +95,21 @@ def test_a_due_job_goes_before_jobs_put_after_it(
     assert [lease.open().id for lease in leases] == [*(j.id for j in many()), "new"]
 
 
+def test_a_step_does_not_end_all_expired_jobs_itself(
+    broker: RedisBroker, calls: Counter[str], moved_clock: MovedClock
+) -> None:
+    # law 9: given more expired jobs in the line than one call moves
+    broker.put([*many(expires=LATER), job("last")])
+    broker.attach(Owner(id="w", kind="worker", name="w"))
+    moved_clock.advance(LATER + 1)
+    calls.clear()
+    # when a step asks for one job
+    (lease,) = broker.exchange(Step("w", want=Want(1))).leases
+    # then other calls have ended those before it
+    assert lease.open().id == "last"
+    assert calls["housekeeping"] == 2
+
+
 def test_expired_jobs_hold_no_key_however_many_there_are(
     broker: RedisBroker, moved_clock: MovedClock
 ) -> None:

@@ -24,10 +24,10 @@ local function look_at(kind, j)
   end
 end
 
--- Move the entries that are due; true when more may be due than one call should move. A step moves twice
--- as many as other calls. It leases next, and due jobs that have not moved would miss their turn.
-function come_due(is_step)
-  local most = is_step and CHUNK or CHUNK / 2
+-- Move the entries that are due; true when more may be due than one call should move. Then most calls answer 'due',
+-- and the client calls `housekeeping` first.
+function come_due()
+  local most = CHUNK / 2
   if is_sealed() then return false end
   local due = call('ZRANGEBYSCORE', K_DUE, '-inf', now, 'LIMIT', 0, most)
   if #due == 0 then return false end
@@ -139,11 +139,6 @@ function prune(most, flows_most, partitions_most)
     pruned, surplus = pruned + gone, surplus - gone
   end
   return pruned >= most or more
-end
-
--- Forget finished jobs of a class before their time, `most` at most, if they ended `spared` microseconds ago; how many.
-function Memory.prune_early(class, spared, most)
-  return forget_all(class, ended_by(class, now - spared, most))
 end
 
 end

@@ -11,8 +11,8 @@
 --       n notes: (token, done, total, time), then the line of the log
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
 --       n rows of history
--- Returns 0 when the owner is not listed, or is listed anew; {'moved', where}; {'late', serial} when a later step was
---       done. Else {settled and touched ('0' and '1'; '2' when there was no room for the result), leases (fixed part,
+-- Returns 0 when the owner is not listed, or is listed anew; 'due' when `housekeeping` must go on; {'moved', where}; {'late', serial} when a later step was
+--       done. Else {settled and touched ('0' and '1'), leases (fixed part,
 --       envelope, …), commands, microseconds until something is due (-1 never), microseconds until the next other owner
 --       is given up (-1 never), inputs (place of a lease, {id, state, result, error, …}, …), schedules (now, name,
 --       record, …), state of the list of owners or '', 1 when the step before this one is not known here or this one is a
@@ -26,16 +26,19 @@ local function reply_on_behalf(x)
 end
 
 -- One step of an owner: its parts in their order.
-local function exchange()
+function Verbs.exchange()
   local x = open_exchange()
   if not x then return 0 end
   local earlier = earlier_reply(x)
   if earlier then return earlier end
   read_want(x)
   if x.moved and x.consumer and x.wanted > 0 then return x.moved end
+  if come_due() then -- due jobs that have not moved would miss their turn
+    finish_step()
+    return 'due'
+  end
   read_request(x)
   find_strays(x)
-  x.more = come_due(true)
   apply_report(x)
   apply_changes()
   claim(x)
@@ -44,12 +47,5 @@ local function exchange()
   return reply(x)
 end
 
-function Verbs.exchange() return exchange() end
-
-function Verbs.exchange_kept() return exchange() end
-
--- An exchange while the server is out of memory: see out_of_memory.lua.
-function Verbs.exchange_pressed()
-  Memory.pressed = true
-  return exchange()
-end
+-- For steps with verdicts or notes: a server that is out of memory refuses this function.
+Verbs.exchange_kept = Verbs.exchange

@@ -54,7 +54,7 @@ local COUNTER = {[0] = 'waiting', 'scheduled', nil, 'running', 'succeeded', 'fai
 local CANCELLING, MESSAGE, NOTED, TIMED, TAIL, RESULT, LINKED, LIMITED = 1, 2, 4, 8, 16, 32, 64, 128
 local TOO_LATE = 'not started before it expired'
 local NOT_STARTED = 'cancelled before it started'
-local Unique, Memory = {}, {} -- see unique and out_of_memory.lua
+local Unique = {} -- see unique.lua
 local Verbs = {} -- verb → the Lua function behind the server's function
 local CHUNK = 1000 -- arguments of one command at most; Lua's stack ends at 8000
 local FLOW_MOST, AT_ONCE = 1000, 100 -- links that one call follows at most, and links of one entry in B:flow
@@ -101,7 +101,6 @@ local function begin(keys, args)
   limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, walking = false}
   limits.left = 100 -- partitions that one call carries changed settings into
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, ends = {}, first = 1, left = FLOW_MOST}
-  Memory.pressed = false
   rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
 end
 

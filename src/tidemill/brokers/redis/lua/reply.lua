@@ -98,7 +98,7 @@ end
 -- The whole reply; the owner may sleep from now on.
 function reply(x)
   keep_reply(x)
-  x.due = x.more and 0 or next_due()
+  x.due = next_due()
   show_schedules(x)
   note_sleep(x)
   finish_step()

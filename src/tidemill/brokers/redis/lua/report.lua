@@ -77,12 +77,10 @@ local function settle_all(x)
       settled[i] = settle_in_full(x, v)
     end
   end
-  Memory.mark_not_kept(settled, x.verdicts)
 end
 
 -- Note, settle, touch and count, in that order.
 function apply_report(x)
-  Memory.fit(x.verdicts, x.notes)
   read_held(x)
   for _, n in ipairs(x.notes) do note(x, unpack(n)) end
   settle_all(x)
