@@ -35,7 +35,8 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
     RabbitMQ (amqp://) as TO gets the ready and scheduled jobs in their order, with priority and due
     time. FROM deletes each page that RabbitMQ has, so a killed move may put a page twice. Finished
     jobs stay. The move is refused for jobs with keys, limits or parents, for schedules, and for
-    queues that are paused or bounded; with --leave they stay in FROM.
+    queues that are paused or bounded. With --leave these jobs, schedules and paused queues stay in
+    FROM, and the jobs of bounded queues move without the bound.
 
     Jobs cannot move out of RabbitMQ: let its workers empty it, and put new jobs into TO.
 

@@ -73,11 +73,13 @@ def put_all(source: Store, target: Store, progress: Moved, tell: Callable[[Moved
     for start in range(0, len(fitting), PAGE):
         ids = [job_id for _, job_id in fitting[start : start + PAGE]]
         found = source.wait_for(ids, 0)  # a list lacks bodies
+        # A job that has ended since the list was read stays, as all finished jobs do.
+        going = [_as_put(record) for record in found if record and not record.state.finished]
         point("move.putting")
-        target.put([_as_put(record) for record in found if record and not record.state.finished])
+        target.put(going)
         point("move.put")
-        source.delete(ids)
-        progress.done += len(ids)
+        source.delete([envelope.id for envelope in going])
+        progress.done += len(going)
         tell(progress)
 
 

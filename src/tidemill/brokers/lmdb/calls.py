@@ -183,10 +183,13 @@ class HistoryCalls(StoreCalls):
             return history.kinds_of_history(self._store, txn)
 
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
-        # Added rows need room: the disk reserve is for verdicts.
-        if any(row.counts or row.sample for row in rows):
-            self._store.room.check(sum(64 + len(row.name) + len(row.sample) for row in rows))
-        self._commit(lambda commit: history.keep_history(commit, rows))
+        def keep(commit: Transitions) -> None:
+            # Added rows need room: the disk reserve is for verdicts.
+            if any(row.counts or row.sample for row in rows):
+                commit.store.room.check(sum(64 + len(row.name) + len(row.sample) for row in rows))
+            history.keep_history(commit, rows)
+
+        self._commit(keep)
 
 
 class TransferCalls(StoreCalls):

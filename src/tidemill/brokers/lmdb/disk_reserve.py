@@ -178,8 +178,8 @@ class DiskReserve:
         if end + spare * 3 // 4 <= self._kept or os.path.getsize(self._file) < end:
             return
         most = min(end + spare, info["map_size"])
-        self._lock.allocate(self._kept, most - self._kept)
-        self._kept = max(self._kept, most)
+        if self._lock.allocate(self._kept, most - self._kept):
+            self._kept = max(self._kept, most)
 
     def log_lost_results(self) -> None:
         """Log once for each shortage that large results are lost."""

@@ -73,15 +73,18 @@ class WriteLock:
             self._forget()
         self._inside.release()
 
-    def allocate(self, start: int, size: int) -> None:
-        """Give the data file disk blocks for these bytes, as far as the disk has room.
+    def allocate(self, start: int, size: int) -> bool:
+        """Give the data file disk blocks for these bytes; False if the disk lacks room.
 
         This uses the descriptor of the lock: closing another descriptor of the file would end the
         lock.
         """
         if size > 0 and hasattr(os, "posix_fallocate"):
-            with contextlib.suppress(OSError):
+            try:
                 os.posix_fallocate(self._fd, start, size)
+            except OSError:
+                return False
+        return True
 
     @property
     def busy(self) -> bool:

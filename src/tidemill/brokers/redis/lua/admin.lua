@@ -6,10 +6,8 @@
 --       alter    6 rank or '', a space, queue or '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       forget   6 queue
---       recall   6 number of jobs at most
 -- Returns {reply, 1 when `housekeeping` must go on, else 0}, or {'moved', where}. The reply is '0', '1' or '2' for each id;
 --       queue 0; forget 1 or 0;
---       recall the number of jobs.
 
 local function cancel(j)
   local purged = sub(ARGV[6], 1, #PURGED) == PURGED
