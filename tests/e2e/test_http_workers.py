@@ -146,6 +146,7 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path, token: Callable[..
             assert message is not None
             assert message.ack()
             assert operator not in mill.broker.url
+            mill.queue("q").put(2)
             with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
                 mill.queue("q").purge()
             # what its code declares, and nothing by hand
