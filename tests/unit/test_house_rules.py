@@ -75,7 +75,7 @@ CROWDED_ROOMS = {
     "brokers/redis/lua": 40,
     "client": 52,
     "core": 42,
-    "dashboard": 47,
+    "dashboard": 45,
     "server/http": 38,
     "worker": 59,
 }
