@@ -62,7 +62,7 @@ class Table:
         """
         self._columns, self._rows = columns, rows
 
-    def __rich_console__(self, out: Console, options: object) -> Iterator[Segment]:
+    def __rich_console__(self, console: Console, options: object) -> Iterator[Segment]:
         from rich.segment import Segment
         from rich.style import Style
 
@@ -78,7 +78,7 @@ class Table:
                 text.truncate(width, overflow="ellipsis")
                 before = " " * (width - text.cell_len) if is_right else ""
                 yield Segment(plain + before, style)
-                yield from text.render(out)
+                yield from text.render(console)
                 plain = "" if is_right else " " * (width - text.cell_len)
             yield Segment(plain, style)
             yield Segment.line()

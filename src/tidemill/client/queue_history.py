@@ -240,6 +240,6 @@ def _sum(
     sums = []
     for (at, _), *points in zip(ends, *lines, strict=True):
         columns = [*zip(NOTHING, *[astuple(point)[1:] for point in points], strict=True)]
-        numbers = at, *map(sum, columns[:-1]), max(columns[-1])
-        sums.append(QueuePoint(*numbers))
+        numbers = [*map(sum, columns[:-1]), max(columns[-1])]
+        sums.append(QueuePoint(at, *numbers))
     return sums

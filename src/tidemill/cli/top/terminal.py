@@ -101,4 +101,4 @@ class Terminal:
         if not data:
             raise SystemExit(0)  # the terminal is closed
         keys = _KEY.findall(data.decode(errors="replace"))
-        return [_NAMES.get(key, key) for key in keys]
+        return [str(_NAMES.get(key, key)) for key in keys]

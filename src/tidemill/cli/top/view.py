@@ -10,7 +10,7 @@ from rich.layout import Layout
 from rich.text import Text
 
 from tidemill.app import Tidemill
-from tidemill.cli import console
+from tidemill.cli.console import clean
 from tidemill.cli.jobs import job_lines
 from tidemill.cli.top import tables
 from tidemill.cli.top.rates import Meter
@@ -102,9 +102,9 @@ class View:
 
     # -- frames ---------------------------------------------------------------------------------
 
-    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Layout]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Layout]:
         head = [*self._head()]
-        body = self._body(out, options.size.height - len(head) - 1)
+        body = self._body(console, options.size.height - len(head) - 1)
         layout = Layout()
         layout.split_column(Layout(Group(*head, *body)), Layout(_line(_FOOT, "dim"), size=1))
         yield layout
@@ -173,4 +173,4 @@ def _title(name: str, shown: int, count: int) -> Text:
 
 def _line(text: str, style: str = "") -> Text:
     """One line of text, cut to the width; control characters are escaped."""
-    return Text(console.clean(text, one_line=True), style, no_wrap=True, overflow="ellipsis")
+    return Text(clean(text, one_line=True), style, no_wrap=True, overflow="ellipsis")
