@@ -112,7 +112,7 @@ class _Row(msgspec.Struct):
 
 
 _WITHOUT_BODY = """CASE WHEN body IS NULL THEN envelope ELSE overlay(envelope
-    PLACING '\\xc400'::bytea FROM length(envelope) - body[1] - body[2] + 1 FOR body[1]) END"""
+    PLACING E'\\\\xc400'::bytea FROM length(envelope) - body[1] - body[2] + 1 FOR body[1]) END"""
 
 
 def _select(session: Session, *, listed: bool = False) -> str:

@@ -58,8 +58,11 @@ def test_each_session_has_the_settings_that_it_needs(broker: PostgresBroker) -> 
 
     # when both sessions tell their settings: that of calls, and that of notifications
     broker._session.connections.run(lambda _, conn: look(conn))
-    assert broker._session.wake_ups is not None
-    broker._session.wake_ups._do(look)
+    wake_ups = broker._session.wake_ups
+    assert wake_ups is not None
+    with wake_ups._lock:
+        assert wake_ups._conn is not None
+        look(wake_ups._conn)
     # then they do not have the defaults of the role
     needed = {
         "client_encoding": "UTF8",

@@ -55,8 +55,7 @@ BEGIN
         PERFORM flow(ARRAY[which], t, p);
         RETURN NULL;
     END IF;
-    gates := try_gates(ARRAY (SELECT 'q' || number FROM queue WHERE gated AND number = j.line / 4),
-                       floor(t * 1e6));
+    gates := try_gates(ARRAY (SELECT 'q' || number FROM queue WHERE gated AND number = j.line / 4));
     PERFORM fold_gates(gates, floor(t * 1e6));
     PERFORM start_queues(gates, ARRAY[j.line], floor(t * 1e6));
     token := (which << 16) | (j.returns & 65535);
