@@ -85,6 +85,7 @@ def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
     place.wait_notes("begin", 20)
     # when another program takes every byte of the disk, also those that the store gives up
     with kept_full(disk_of(place)):
+        time.sleep(0.1)  # a process believes its last look at the disk for 50 ms
         (place.path / "go").touch()
         # then all outcomes are kept, with the results that are small
         place.finish([*small, *large])
@@ -93,7 +94,6 @@ def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
         for job in large:
             with pytest.raises(ResultNotKept):
                 job.result(0)
-        time.sleep(0.1)  # a producer believes its last look at the disk for 50 ms
         with pytest.raises(StoreFull):
             place.enqueue("silent", 0)
     # and the log says so once

@@ -122,8 +122,7 @@ class Exchange:
             "too-large",
             f"the body has more than {self.settings.max_request:,} bytes, the maximum; "
             "send it in several requests, or start the server with a larger --max-request",
-            headers={"connection": "close"},
-        )
+        )  # the connection stays open: a client that still sends would miss the answer
 
     async def receive(self) -> Message:
         """The next part of the body, or the message that the client went away."""
