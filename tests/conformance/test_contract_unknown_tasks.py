@@ -46,6 +46,15 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
 
 
 @pytest.mark.needs(Feature.INSPECT)
+def test_a_kick_of_scheduled_jobs_leaves_a_cancelled_job_as_it_is(broker: Broker) -> None:
+    # law 14
+    broker.put([job(id="a", delay=1000.0), job(id="b", delay=1000.0)])
+    broker.cancel(["b"])
+    assert broker.kick(["a", "b", "c"], only_scheduled=True) == [True, False, False]
+    assert (state(broker, "a"), state(broker, "b")) == (State.READY, State.CANCELLED)
+
+
+@pytest.mark.needs(Feature.INSPECT)
 def test_a_kick_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
     # law 7
     broker.put([job(id="b", task="b.work")])

@@ -32,13 +32,21 @@ class Admin(Protocol):
         """
         ...
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
         """Make failed, cancelled, expired and scheduled jobs ready, or scheduled for ``due``.
 
         ``due`` is a wall time. A job that waits for other jobs ignores it.
 
         A finished job starts a new run, whose attempts and backoff begin from 1. A scheduled job
-        goes on with its run.
+        goes on with its run. With ``only_scheduled`` other jobs stay as they are: a job that was
+        cancelled since the caller has read it does not run again.
 
         With ``force`` a succeeded job runs again, too, unless it belongs to a flow. With ``force``
         a job also takes its key from a succeeded job that keeps the key for a ``Unique.period``.

@@ -108,8 +108,16 @@ class AdminCalls(ServerCalls):
         self._ring(owners=any(done), waiters=False)
         return done
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
-        return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, force=force, due=due))
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
+        how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
+        return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, **how))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         done = self._each(job_ids, lambda one, i: rules.delete(one.jobs, i), deletes=True)

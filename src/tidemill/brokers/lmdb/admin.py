@@ -88,14 +88,25 @@ def _cancel(
 
 
 def kick(
-    commit: Transitions, ids: Sequence[str], *, force: bool = False, due: float = 0.0
+    commit: Transitions,
+    ids: Sequence[str],
+    *,
+    force: bool = False,
+    due: float = 0.0,
+    only_scheduled: bool = False,
 ) -> list[bool]:
     """Make jobs ready again, or scheduled for a wall time.
 
     With ``force``, also jobs that succeeded, and jobs whose key a succeeded job holds.
     """
     finish_falls(commit)
-    return _each(commit, ids, lambda stored: _kick(commit, stored, force, int(due * MICRO)))
+
+    def kick_one(stored: Stored | None) -> bool:
+        if only_scheduled and (stored is None or stored.head.state != SCHEDULED):
+            return False
+        return _kick(commit, stored, force, int(due * MICRO))
+
+    return _each(commit, ids, kick_one)
 
 
 def _kick(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:

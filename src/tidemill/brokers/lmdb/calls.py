@@ -76,9 +76,17 @@ class AdminCalls(StoreCalls):
         ids = list(job_ids)
         return self._act(lambda commit: admin.cancel(commit, ids, terminate=terminate, purge=purge))
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
         ids = list(job_ids)
-        return self._act(lambda commit: admin.kick(commit, ids, force=force, due=due))
+        how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
+        return self._act(lambda commit: admin.kick(commit, ids, **how))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         ids = list(job_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.memory.part import Part
@@ -44,13 +45,20 @@ def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) 
     return True
 
 
-def kick(jobs: Jobs, job_id: str, *, force: bool = False, due: float = 0.0) -> bool:
+def kick(
+    jobs: Jobs,
+    job_id: str,
+    *,
+    force: bool = False,
+    due: float = 0.0,
+    only_scheduled: bool = False,
+) -> bool:
     """Make a job ready or scheduled again; with ``force`` also a succeeded job.
 
     With ``force`` the job also takes its key from a succeeded job.
     """
     item = jobs.items.get(job_id)
-    if item is None:
+    if item is None or (only_scheduled and item.record.state is not State.SCHEDULED):
         return False
     envelope = item.record.envelope
     again = force and item.record.state is State.SUCCEEDED and envelope.links is None
@@ -140,10 +148,18 @@ class Admin(Part):
             jobs, send = self._jobs, self.command
             return [cancel(jobs, i, send, terminate=terminate, purge=purge) for i in job_ids]
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
         with self._lock:
             self._jobs.check_here()
-            kicked = [kick(self._jobs, i, force=force, due=due) for i in job_ids]
+            how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
+            kicked = [kick(self._jobs, i, **how) for i in job_ids]
             self._wake_all()
             return kicked
 

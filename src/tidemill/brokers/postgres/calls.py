@@ -74,8 +74,16 @@ class AdminCalls(ServerCalls):
         verb = purged(purge) if purge else "terminate" if terminate else "cancel"
         return self._act("cancel", job_ids, verb)
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
-        return self._act("kick", job_ids, "force" if force else "", repr(float(due)))
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
+        how = "scheduled" if only_scheduled else "force" if force else ""
+        return self._act("kick", job_ids, how, repr(float(due)))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act("delete", job_ids)

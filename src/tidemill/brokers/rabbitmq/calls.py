@@ -60,7 +60,14 @@ class InspectionCalls(ServerCalls):
 class AdminCalls(ServerCalls):
     """Calls that change jobs and queues."""
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
         self._check_open()
         return self._failed.kick(job_ids)
 

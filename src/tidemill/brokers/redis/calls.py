@@ -88,8 +88,15 @@ class AdminCalls(ServerCalls):
         how = purged(purge) if purge else "terminate" if terminate else "cancel"
         return self._act(b"cancel", job_ids, how.encode())
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False, due: float = 0.0) -> list[bool]:
-        return self._act(b"kick", job_ids, b"%d %d" % (force, due * MICRO))
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
+        return self._act(b"kick", job_ids, b"%d %d" % (2 if only_scheduled else force, due * MICRO))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act(b"delete", job_ids)

@@ -79,7 +79,8 @@ BEGIN
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || kick_one(which, how = 'force', start::float8, t, p);
+        done := done || CASE WHEN how = 'scheduled' AND NOT EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
+                        THEN false ELSE kick_one(which, how = 'force', start::float8, t, p) END;
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;

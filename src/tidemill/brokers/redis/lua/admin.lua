@@ -2,7 +2,7 @@
 --
 -- ARGV  5 verb
 --       cancel   6 'cancel', 'terminate', or the error of a purge, then ids     delete   6 '', then ids
---       kick     6 '1' with force, else '0', a space, due time or '0', then ids
+--       kick     6 '1' with force, '2' for scheduled jobs only, else '0', a space, due time or '0', then ids
 --       alter    6 rank or '', a space, queue or '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       forget   6 queue
@@ -79,7 +79,7 @@ local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter}
 -- caller counts them down, and repeats the call with the remaining ids.
 local function act_on_jobs(verb, first)
   local act, done, counts = ACTS[verb], {}, verb == 'kick'
-  local force, due = string.match(ARGV[6], '^([01]) (%d+)$')
+  local force, due = string.match(ARGV[6], '^([012]) (%d+)$') -- 2: only scheduled jobs
   if counts then
     flows.resumed = call('LLEN', K_FLOW) > 0
     flow()
@@ -87,7 +87,7 @@ local function act_on_jobs(verb, first)
   for i = first, #ARGV do
     if counts and flows_on() then break end
     local j = load_job(ARGV[i])
-    local did = j and act(j, force == '1', tonumber(due))
+    local did = j and (force ~= '2' or j.state == SCHEDULED) and act(j, force == '1', tonumber(due))
     done[#done + 1] = did and '1' or '0'
     flow() -- dependents of this job may end with it; the next acts must see their ends
   end
