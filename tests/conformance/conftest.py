@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what proves nothing more, and say for which tier the rest is.
 
-    One end of a move is LMDB: a broker gives and takes the same rows, whatever the other end is.
+    Moves have LMDB at one end: the rows of a broker do not depend on the other end.
     """
 
     def is_left_out(item: pytest.Item) -> bool:

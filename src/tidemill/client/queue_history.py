@@ -81,8 +81,8 @@ def counts_of(stats: Iterable[QueueStats]) -> dict[str, Counts]:
 def before_history(counts: Counts) -> Counts:
     """The numbers of a queue before the first snapshot of a store.
 
-    They are 0 if no job of the queue has run yet. Else jobs that have ended were moved here, so the
-    result is the present numbers: the first snapshot then adds nothing.
+    If no job of the queue has run yet, all numbers before it were 0. Otherwise a move brought jobs
+    that had ended. Then the result is the present numbers, so that the first snapshot adds nothing.
     """
     return counts if any(counts[_RAN]) else NOTHING
 

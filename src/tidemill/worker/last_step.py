@@ -1,8 +1,9 @@
 """The last steps of a worker: they store the verdicts of the jobs that ended last.
 
-A store that is away or full is asked again for ``LAST_STEP`` seconds. A call of a stalled store may
-never return. So the watchdog ends the process ``STALLED`` seconds after the shutdown timeout. The
-scoreboard stays for the next worker, which counts an attempt for each job on it.
+If the store is away or full, the worker repeats the step for ``LAST_STEP`` seconds. A call of a
+stalled store may never return. So the watchdog ends the process ``STALLED`` seconds after the
+shutdown timeout. The scoreboard stays for the next worker, which counts an attempt for each job on
+it.
 """
 
 from __future__ import annotations
