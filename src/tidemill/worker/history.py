@@ -1,11 +1,13 @@
 """The numbers of a worker's verdicts on their way into the history of the store.
 
-A verdict counts after the store has taken it. Its numbers go with the next step, at most ``TICK``
-seconds later. So a kill loses the numbers of one step; the totals of the store stay exact.
+A verdict counts after the store has taken it. Its numbers go with the next step that has verdicts,
+or ``TICK`` seconds later. A step that only takes leases has none: numbers need a commit, and the
+jobs would start after the commit. A kill loses these numbers; the totals of the store stay exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.history_rows import (
@@ -23,7 +25,7 @@ from tidemill.core.job import Lease, Verdict
 from tidemill.worker.counting import Concluded, Counting
 
 TICK = 1.0
-"""Seconds that numbers wait at most for a step with something else."""
+"""Seconds that numbers wait at most for a step with verdicts."""
 
 FAILURES_MOST = 200
 """At most this many different failures count in an hour; all others count as ``OTHER``."""
@@ -44,8 +46,10 @@ class WorkerHistory:
         self._ended: list[tuple[Sequence[Lease], Sequence[HistoryRow]]] = []  # not yet settled
         self._asked = 0  # the number of entries of ``_ended`` whose verdicts are in the latest step
         self._counting = Counting(worker)  # the sums of settled verdicts
-        self._rows: list[HistoryRow] = []  # the rows of the latest step, until the store has them
+        self._rows: list[HistoryRow] = []  # rows of a step, until the store has them
+        self._sent = False  # True when the latest step has these rows
         self._paused = 0.0  # machine time until which steps have no numbers
+        self._due_at = math.inf  # machine time at which a step without verdicts has numbers
         self._hour = 0
         self._known: set[str] = set()  # names of failures counted in this hour
 
@@ -65,15 +69,19 @@ class WorkerHistory:
         """Drop the verdicts that are not settled: their leases are lost."""
         self._ended = []
 
-    def rows(self) -> list[HistoryRow]:
-        """The rows for a step with all verdicts so far.
+    def rows(self, *, settles: bool) -> list[HistoryRow]:
+        """The rows for a step with all verdicts so far; ``settles``: there are such verdicts.
 
         Until the store has them, these rows come first in each later step with rows, unchanged.
         """
         self._asked = len(self._ended)
-        if clock.machine() < self._paused:
+        now = clock.machine()
+        self._sent = now >= self._paused and (settles or now >= self._due_at)
+        if not self._sent:
             return []
         self._rows = [*self._rows, *self._in_periods(self._counting.take(), int(clock.wall()))]
+        # The time of the next try, unless the store answers.
+        self._due_at = now + TICK if self._rows else math.inf
         return self._rows
 
     def settled(
@@ -92,9 +100,22 @@ class WorkerHistory:
         if refused:
             self._paused = clock.machine() + self.pause
             self._rows = _summed(self._rows)
-        else:
+        elif self._sent:
             self._rows = []
-        if all(answers) and not refused:
+        self._count(ended, verdicts, answers, whole=not refused and all(answers))
+        waiting = self._counting or self._rows
+        self._due_at = min(self._due_at, clock.machine() + TICK) if waiting else math.inf
+
+    def _count(
+        self,
+        ended: Sequence[tuple[Sequence[Lease], Sequence[HistoryRow]]],
+        verdicts: Sequence[Verdict],
+        answers: Sequence[bool | None],
+        *,
+        whole: bool,
+    ) -> None:
+        """Count the settled verdicts; ``whole``: the store has taken all verdicts of ``ended``."""
+        if whole:
             for _, rows in ended:
                 self._counting.add(rows)
             return
@@ -111,10 +132,8 @@ class WorkerHistory:
 
     @property
     def due_in(self) -> float:
-        """Seconds that the next step may take to come; infinity without numbers."""
-        if not (self._counting or self._rows):
-            return float("inf")
-        return max(TICK, self._paused - clock.machine())
+        """Seconds until a step with these numbers is due; infinity without numbers."""
+        return max(0.0, max(self._due_at, self._paused) - clock.machine())
 
     def _in_periods(self, rows: Iterable[HistoryRow], now: int) -> list[HistoryRow]:
         """The rows for the minute and the hour, named with the release; for tasks also a total."""

@@ -54,7 +54,7 @@ class StoreSteps:
             verdicts, pool.verdicts = pool.verdicts, []
             notes, pool.notes = latest_notes(pool.notes), []
             shares = pool.shares.unsettled()
-            rows = pool.history.rows()
+            rows = pool.history.rows(settles=bool(verdicts) or not takes)
         held = self._leases.held()
         step = Step(self._owner, verdicts, want, notes=notes, fires=fires, held=held, history=rows)
         try:

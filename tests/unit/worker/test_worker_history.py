@@ -186,7 +186,7 @@ def settle(
 ) -> list[HistoryRow]:
     """Make a step with these verdicts, and settle them; return the rows that were in the step."""
     history.conclude(of)
-    rows = history.rows()
+    rows = history.rows(settles=True)
     verdicts = [one[0] for one in of]
     history.settled(verdicts, answers or [True] * len(of), refused=refused)
     return rows
@@ -203,53 +203,65 @@ def test_settled_numbers_go_with_the_next_step_by_minute_by_hour_and_for_ever(
         (HOUR, 3600, "q\x1ft\x1fr1"),
         (ALWAYS, 0, "q\x1ft\x1f"),  # not by release, since nobody deletes this row
     ]
-    assert history.rows() == []  # once only
+    assert history.rows(settles=True) == []  # once only
     assert history.due_in == float("inf")
+
+
+def test_a_step_without_verdicts_has_numbers_only_after_a_tick(
+    history: WorkerHistory, stopped: MovedClock
+) -> None:
+    settle(history, concluded())
+    assert history.rows(settles=False) == []
+    history.settled([], [])  # the step has not taken the numbers with it
+    stopped.advance(TICK)
+    assert history.due_in == 0.0
+    assert total(history.rows(settles=False), "task", SUCCEEDED) == 1
+    assert history.due_in == TICK  # a store that is away is asked again after a pause
 
 
 def test_rows_of_a_step_without_an_answer_come_first_in_the_next(history: WorkerHistory) -> None:
     settle(history, concluded(token=1))
     history.conclude([concluded(token=2)])
-    rows = history.rows()
-    history.rows()  # two steps without an answer
+    rows = history.rows(settles=True)
+    history.rows(settles=True)  # two steps without an answer
     history.settled([concluded(token=2)[0]], [True])
     settle(history, concluded(token=3))
     assert total(rows, "task", SUCCEEDED) == 1
-    assert total(history.rows(), "task", SUCCEEDED) == 1
+    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
 
 
 def test_verdicts_that_the_store_did_not_take_do_not_count(history: WorkerHistory) -> None:
     of = [concluded(token=1), concluded(Outcome.FAIL, token=2, error="E: x")]
     settle(history, *of, answers=[True, False])
-    assert [row.kind for row in history.rows()] == ["task"] * 3
-    assert total(history.rows(), "task", SUCCEEDED) == 1
+    assert [row.kind for row in history.rows(settles=True)] == ["task"] * 3
+    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
 
 
 def test_verdicts_that_came_during_a_step_count_after_the_next(history: WorkerHistory) -> None:
     frame = Counting("w")
     frame.count([concluded(token=2)])
     history.conclude([concluded(token=1)])
-    history.rows()
+    history.rows(settles=True)
     history.hear([leased(concluded(token=2))], frame.take())
     history.settled([concluded(token=1)[0]], [True])
-    assert total(history.rows(), "task", SUCCEEDED) == 1
+    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
     history.settled([concluded(token=2)[0]], [True])
-    assert total(history.rows(), "task", SUCCEEDED) == 1
+    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
 
 
 def test_nothing_counts_for_a_worker_that_was_given_up(history: WorkerHistory) -> None:
     settle(history, concluded(), answers=[False])
     history.conclude([concluded(token=2)])
     history.forget()
-    assert history.rows() == []
+    assert history.rows(settles=True) == []
 
 
 def test_a_job_with_a_held_verdict_counts_once(history: WorkerHistory) -> None:
     held, back = concluded(Outcome.RETRY, error="E: x"), concluded(Outcome.RELEASE, started=0.0)
     history.conclude([held, concluded(token=2)])
-    history.rows()
+    history.rows(settles=True)
     history.settled([held[0], back[0], concluded(token=2)[0]], [True, True, False])
-    assert total(history.rows(), "task", RETRIED) == 1
+    assert total(history.rows(settles=True), "task", RETRIED) == 1
 
 
 def test_numbers_of_a_refused_step_follow_after_a_pause(
@@ -260,28 +272,28 @@ def test_numbers_of_a_refused_step_follow_after_a_pause(
     settle(history, *of, answers=[True, None], refused=True)
     assert history.due_in == history.pause
     # when the next step has the other verdict
-    assert history.rows() == []
+    assert history.rows(settles=True) == []
     history.settled([of[1][0]], [True])
     # then
     stopped.advance(history.pause)
-    assert total(history.rows(), "task", SUCCEEDED) == 2
+    assert total(history.rows(settles=True), "task", SUCCEEDED) == 2
 
 
 def test_a_verdict_that_was_replaced_counts_as_what_was_stored(
     history: WorkerHistory, stopped: MovedClock
 ) -> None:
     history.conclude([concluded()])
-    history.rows()
+    history.rows(settles=True)
     history.settled([concluded(Outcome.FAIL, error="E: x")[0]], [True], refused=True)
     stopped.advance(history.pause)
-    rows = history.rows()
+    rows = history.rows(settles=True)
     assert (total(rows, "task", SUCCEEDED), total(rows, "task", FAILED)) == (0, 1)
 
 
 def test_too_many_failures_share_one_name(history: WorkerHistory) -> None:
     words = [f"{'x' * n}y" for n in range(FAILURES_MOST + 10)]
     settle(history, *[concluded(Outcome.FAIL, error=f"E: {word}") for word in words])
-    rows = [row for row in history.rows() if (row.kind, row.span) == ("failure", HOUR)]
+    rows = [row for row in history.rows(settles=True) if (row.kind, row.span) == ("failure", HOUR)]
     assert len({row.name for row in rows}) == FAILURES_MOST + 1
     assert sum(row.counts[FAILED] for row in rows if split_name(row.name)[0] == OTHER) == 10
 
