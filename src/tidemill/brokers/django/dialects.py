@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -53,8 +53,8 @@ _PRECISE = (
 _SHARE = "hashtextextended('tidemill.' || current_schema(), 0)"
 
 
-class Dialect(Protocol):
-    """The operations that differ between databases."""
+class Dialect:
+    """The operations that differ between databases, as most databases do them."""
 
     vendor: str
     begin: str
@@ -63,105 +63,95 @@ class Dialect(Protocol):
     """Waits for all other transactions that change jobs; empty when ``begin`` waits for them."""
     now: str
     """An expression for epoch seconds; empty when the database uses this machine's clock."""
-    most_parameters: int
-    blob: str
+    most_parameters = 60_000
+    blob = "{}"
     """How a query reads the bytes in a column of :meth:`table_of`."""
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         """Set up a fresh connection of the broker's own."""
-        ...
+        raise NotImplementedError
 
     def enter(self, execute: Execute) -> str:
         """Take ``lock`` within a transaction of a caller, and read numbers with all digits.
 
         Return the statement that gives the caller's connection its own setting back, if any.
         """
-        ...
+        if self.lock:
+            execute(self.lock, [])
+        return ""
 
     def lock_limit(self, patience: float) -> str:
         """The statement that sets how long a connection with joined statements waits for locks."""
-        ...
+        raise NotImplementedError
 
     def give_up(self, wrapper: Any) -> None:
         """Release a connection's locks before its close, where the close does not release them."""
-        ...
 
     def is_idle(self, connection: Any) -> bool:
         """True when the server has said that the connection is in no transaction."""
-        ...
+        return False
 
     def cursor(self, connection: Any) -> tuple[Any, bool]:
         """A cursor, and whether it runs several statements as one message."""
-        ...
+        return connection.cursor(), False
 
     def draw(self, count: int) -> Statement | None:
         """One statement whose rows are new numbers; None where several statements are needed."""
-        ...
+        return None
 
     def numbers(self, execute: Execute, count: int) -> list[int]:
         """Draw numbers of the sequence that orders jobs."""
-        ...
+        raise NotImplementedError
 
     def last_number(self, execute: Execute) -> int:
         """The last number that was drawn."""
-        ...
+        raise NotImplementedError
 
     def advance(self, execute: Execute, number: int) -> None:
         """Draw only numbers above this number from now on."""
-        ...
+        raise NotImplementedError
 
     def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
         """The text before and after the rows of an insert that replaces rows of the same key."""
-        ...
+        sets = ", ".join(f'"{c}" = excluded."{c}"' for c in columns if c not in keys)
+        names = ", ".join(f'"{c}"' for c in columns)
+        return (
+            f"INSERT INTO {table} ({names}) VALUES ",
+            f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {sets}",
+        )
 
     def table_of(self, rows: Sequence[Row]) -> tuple[str, list[Any]]:
         """New jobs as a table with the columns ``column1`` to ``column10``, and its parameters."""
-        ...
+        raise NotImplementedError
 
     def update_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> Statement | None:
         """One statement that writes these columns of jobs; each row ends with the job's number.
 
         None when the database has no quick form.
         """
-        ...
+        return None
 
     def quick_insert(self, insert: str, rest: str) -> str:
         """An insert that leaves out taken ids, and returns the ids that it stored."""
-        ...
+        return f"{insert} {rest} ON CONFLICT (id) DO NOTHING RETURNING id"
 
     def is_full(self, error: BaseException) -> bool:
         """True when an error of the driver says that the disk has no room."""
-        ...
+        raise NotImplementedError
 
     def is_locked(self, error: BaseException) -> bool:
         """True when an error of the driver says that another transaction holds a lock."""
-        ...
+        raise NotImplementedError
 
     def may_repeat(self, error: BaseException) -> bool:
-        """True when the statement waited for a lock, and may be run again in its transaction."""
-        ...
+        """True when the statement waited for a lock, and may be run again in its transaction.
+
+        Most servers have undone the transaction, or may have.
+        """
+        return False
 
 
-def dialect_of(vendor: str) -> Dialect:
-    """The dialect of a Django database vendor.
-
-    Raises:
-        KeyError: the vendor has no dialect here.
-    """
-    known: dict[str, Dialect] = {one.vendor: one for one in (SQLite(), Postgres(), MariaDB())}
-    return known[vendor]
-
-
-def _on_conflict(table: str, keys: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
-    sets = ", ".join(f'"{c}" = excluded."{c}"' for c in columns if c not in keys)
-    names = ", ".join(f'"{c}"' for c in columns)
-    return (
-        f"INSERT INTO {table} ({names}) VALUES ",
-        f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {sets}",
-    )
-
-
-class SQLite:
+class SQLite(Dialect):
     """One file; one writer at a time. The database uses this machine's clock."""
 
     vendor = "sqlite"
@@ -169,7 +159,6 @@ class SQLite:
     lock = ""
     now = ""
     most_parameters = 30_000
-    blob = "{}"
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         cursor = wrapper.connection.cursor()
@@ -183,25 +172,10 @@ class SQLite:
                 raise
             # Another connection, perhaps of this thread, writes now. The next connection tries it.
 
-    def enter(self, execute: Execute) -> str:
-        return ""
-
-    def lock_limit(self, patience: float) -> str:
-        return ""
-
     def give_up(self, wrapper: Any) -> None:
         # A traceback may keep a statement alive. Then the closed connection still has its lock.
         if wrapper.connection is not None:
             wrapper.connection.rollback()
-
-    def is_idle(self, connection: Any) -> bool:
-        return False
-
-    def cursor(self, connection: Any) -> tuple[Any, bool]:
-        return connection.cursor(), False
-
-    def draw(self, count: int) -> Statement | None:
-        return None
 
     def numbers(self, execute: Execute, count: int) -> list[int]:
         text = "UPDATE sqlite_sequence SET seq = seq + %s WHERE name = 'tidemill_job' RETURNING seq"
@@ -220,19 +194,10 @@ class SQLite:
         if number > self.last_number(execute):
             self.numbers(execute, number - self.last_number(execute))
 
-    def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
-        return _on_conflict(table, keys, columns)
-
     def table_of(self, rows: Sequence[Row]) -> tuple[str, list[Any]]:
         mark = "(" + ", ".join(["%s"] * 10) + ")"
         values = [value for row in rows for value in row]
         return "(VALUES " + ", ".join([mark] * len(rows)) + ")", values
-
-    def update_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> Statement | None:
-        return None
-
-    def quick_insert(self, insert: str, rest: str) -> str:
-        return f"{insert} {rest} ON CONFLICT (id) DO NOTHING RETURNING id"
 
     def is_full(self, error: BaseException) -> bool:
         return getattr(error, "sqlite_errorcode", None) == _SQLITE_FULL
@@ -253,14 +218,17 @@ def _is_psycopg_3(connection: Any) -> bool:
     return hasattr(connection, "pgconn")
 
 
-class Postgres:
+def _sqlstate(error: BaseException) -> object:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, 2
+
+
+class Postgres(Dialect):
     """A server with sequences and advisory locks."""
 
     vendor = "postgresql"
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     lock = f"SELECT pg_advisory_xact_lock({_SHARE})"
     now = "extract(epoch FROM clock_timestamp())::float8"
-    most_parameters = 60_000
     blob = "decode({}, 'base64')"
     _sequence = "pg_get_serial_sequence('tidemill_job', 'seq')"
 
@@ -310,9 +278,6 @@ class Postgres:
         if number > self.last_number(execute):
             execute(f"SELECT setval({self._sequence}, %s)", [number])
 
-    def upsert(self, table: str, keys: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
-        return _on_conflict(table, keys, columns)
-
     def table_of(self, rows: Sequence[Row]) -> tuple[str, list[Any]]:
         names = [f"column{number}" for number in range(1, 11)]
         types = zip(names, _NEW_JOB, strict=True)
@@ -332,55 +297,26 @@ class Postgres:
         )
         return text, [_json(names, rows)]
 
-    def quick_insert(self, insert: str, rest: str) -> str:
-        return f"{insert} {rest} ON CONFLICT (id) DO NOTHING RETURNING id"
-
     def is_full(self, error: BaseException) -> bool:
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, 2
-        return bool(state == _POSTGRES_FULL)
+        return _sqlstate(error) == _POSTGRES_FULL
 
     def is_locked(self, error: BaseException) -> bool:
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        return bool(state == _POSTGRES_LOCKED)
-
-    def may_repeat(self, error: BaseException) -> bool:
-        return False  # the transaction has failed
+        return _sqlstate(error) == _POSTGRES_LOCKED
 
 
-class MariaDB:
+class MariaDB(Dialect):
     """A server that quotes names with backquotes, and draws numbers from a table."""
 
     vendor = "mysql"
     begin = "START TRANSACTION"
     lock = "SELECT id FROM tidemill_store WHERE id = 1 FOR UPDATE"
     now = "(UNIX_TIMESTAMP(SYSDATE(6)) + 0e0)"
-    most_parameters = 60_000
-    blob = "{}"
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         cursor = wrapper.connection.cursor()
         # During a wait in these drivers, Python handles no signal: so wait in short pieces.
         cursor.execute("SET innodb_lock_wait_timeout = 1, lock_wait_timeout = 1")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-
-    def enter(self, execute: Execute) -> str:
-        execute(self.lock, [])
-        return ""
-
-    def lock_limit(self, patience: float) -> str:
-        return ""
-
-    def give_up(self, wrapper: Any) -> None:
-        pass
-
-    def is_idle(self, connection: Any) -> bool:
-        return False
-
-    def cursor(self, connection: Any) -> tuple[Any, bool]:
-        return connection.cursor(), False
-
-    def draw(self, count: int) -> Statement | None:
-        return None
 
     def numbers(self, execute: Execute, count: int) -> list[int]:
         execute("INSERT INTO tidemill_number VALUES " + ", ".join(["(NULL)"] * count), [])
@@ -414,9 +350,6 @@ class MariaDB:
         values = [value for row in rows for value in row]
         return "(" + " UNION ALL ".join([first, *others]) + ") AS v", values
 
-    def update_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> Statement | None:
-        return None
-
     def quick_insert(self, insert: str, rest: str) -> str:
         return f"{insert.replace('INSERT', 'INSERT IGNORE', 1)} {rest} RETURNING id"
 
@@ -427,5 +360,14 @@ class MariaDB:
     def is_locked(self, error: BaseException) -> bool:
         return bool(error.args and error.args[0] == _MARIADB_LOCKED)
 
-    def may_repeat(self, error: BaseException) -> bool:
-        return False  # the server may be set up to undo the whole transaction
+
+_DIALECTS: dict[str, Dialect] = {one.vendor: one for one in (SQLite(), Postgres(), MariaDB())}
+
+
+def dialect_of(vendor: str) -> Dialect:
+    """The dialect of a Django database vendor.
+
+    Raises:
+        KeyError: the vendor has no dialect here.
+    """
+    return _DIALECTS[vendor]
