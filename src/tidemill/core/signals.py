@@ -95,6 +95,10 @@ def _replace_all() -> None:
                 _replaced.append(number)
 
 
+def do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that only wakes the process. No section replaces this handler."""
+
+
 def _is_pythons(handler: Any) -> bool:
     """True for a handler in Python, which a section replaces.
 
@@ -103,7 +107,7 @@ def _is_pythons(handler: Any) -> bool:
     """
     if handler is signal.default_int_handler and "uwsgi" in sys.modules:
         return False
-    return callable(handler)
+    return callable(handler) and handler is not do_nothing
 
 
 def resume_signals() -> None:

@@ -24,6 +24,7 @@ from tidemill.core.owner import Command
 from tidemill.worker.settings import Waits
 
 _LENGTH = struct.Struct("=I")
+_READ = 1 << 16  # bytes of one read; for more than 128 KiB, malloc maps new memory each time
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -170,7 +171,7 @@ class MessageSocket(Generic[Out, In]):
             kept, self._kept = self._kept, []
             return kept
         try:
-            data = self._recv(1 << 20, flags)
+            data = self._recv(_READ, flags)
         except OSError as error:
             if flags and isinstance(error, BlockingIOError):
                 return []

@@ -7,6 +7,8 @@ import signal
 import socket
 from collections.abc import Callable
 
+from tidemill.core.signals import do_nothing
+
 _SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1),
     signal.SIGCHLD,
@@ -28,7 +30,7 @@ class Signals:
         socket is set first: a handler without the socket would lose a signal.
         """
         fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        before = {signum: signal.signal(signum, _do_nothing) for signum in _SIGNALS}
+        before = {signum: signal.signal(signum, do_nothing) for signum in _SIGNALS}
 
         def undo() -> None:
             for signum, handler in before.items():
@@ -81,7 +83,3 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     read.setblocking(False)
     write.setblocking(False)
     return read, write
-
-
-def _do_nothing(signum: int, frame: object) -> None:
-    pass

@@ -161,3 +161,11 @@ def test_all_signals_that_came_before_a_wait_are_handled_in_it(handlers: list[An
         signals.end_interruptible_wait()
     signal.signal(signal.SIGHUP, before)
     assert in_the_wait == seen == [*SIGNALS, signal.SIGHUP]
+
+
+def test_a_section_replaces_only_handlers_that_do_something(handlers: list[Any]) -> None:
+    signal.signal(signal.SIGINT, signals.do_nothing)
+    with signals.SignalsDeferred():
+        assert signal.getsignal(signal.SIGINT) is signals.do_nothing
+        assert signal.getsignal(signal.SIGTERM) not in handlers
+    assert signal.getsignal(signal.SIGTERM) in handlers
