@@ -337,8 +337,7 @@ def test_a_long_job_that_holds_the_lock_runs_once(place: Place) -> None:  # case
 
 FETCHES_AHEAD = """
 if "TIDEMILL_SUPERVISOR" in os.environ:
-    from tidemill.worker.prefetch import Prefetch
-    from tidemill.worker.slots import Slots
+    from tidemill.worker.slots import Prefetch, Slots
 
     def add(self, jobs, add=Slots.add):
         jobs = list(jobs)
@@ -348,7 +347,7 @@ if "TIDEMILL_SUPERVISOR" in os.environ:
         return added
 
     Prefetch.ahead = property(lambda self: 50, lambda self, value: None)
-    Slots.add, Slots.tick = add, lambda self: (True, [])
+    Slots.add, Slots.tick = add, lambda self: []
 """
 """A process gets fifty jobs in advance, notes these jobs, and gives none back while it is busy."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.client.runtime import Runtime
 from tidemill.worker.child_protocol import Hello
-from tidemill.worker.run import Run
+from tidemill.worker.execute import Run
 
 if TYPE_CHECKING:
     from fake_process import FakeProcess

@@ -50,12 +50,10 @@ from tidemill.core.stopping import Stopping
 from tidemill.core.verdicts import given_back
 from tidemill.worker.child import GAVE_UP, NOTICE
 from tidemill.worker.child_protocol import Closed, Down, Hello, Setup, Up
-from tidemill.worker.execute import Executor
-from tidemill.worker.prefetch import TICK, Prefetch
-from tidemill.worker.run import Run
+from tidemill.worker.execute import Executor, Run, WaitingJob
+from tidemill.worker.slots import TICK, Prefetch
 from tidemill.worker.starvation import Waits
 from tidemill.worker.verdicts import failure, stuck, success
-from tidemill.worker.waiting_job import WaitingJob
 
 BEAT = 1.0
 """Seconds from one heartbeat to the next. A real process shows twenty times as many."""
@@ -328,7 +326,9 @@ class FakeProcess:
         how = self._app.behaviours[envelope.task]
         if how.again and any(run.job_id == envelope.id for run in self._app.runs):
             how = how.again
-        run = FakeRun(Run(job, context, thread, self._time.wall()), how, self, now)
+        began = self._time.wall()
+        real = Run(lease.token, lease, envelope, job.task, context, thread, began)
+        run = FakeRun(real, how, self, now)
         self.runs[lease.token] = run
         self._app.runs.append(run)
         self._budget -= 1

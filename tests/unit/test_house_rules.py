@@ -77,7 +77,7 @@ CROWDED_ROOMS = {
     "core": 42,
     "dashboard": 45,
     "server/http": 38,
-    "worker": 59,
+    "worker": 49,
 }
 """The rooms that hold too many files. A number here may only fall, and rooms may only leave."""
 

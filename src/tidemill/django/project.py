@@ -26,7 +26,7 @@ from tidemill.client.threads import is_in_event_loop
 from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
-from tidemill.worker.run_awaitable import run_awaitable
+from tidemill.worker.execute import run_awaitable
 
 T = TypeVar("T")
 

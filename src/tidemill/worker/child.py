@@ -2,17 +2,19 @@
 
 Threads, and what each owns:
 
-    workers     run sync jobs (:mod:`.thread_pool`, :mod:`.slots`). One worker thread at a time
-                reads leases and commands from the socket
+    workers     run sync jobs (:mod:`.slots`). One worker thread at a time reads leases and commands
+                from the socket
     main        waits for signals. With a concurrency of 1, the main thread runs the sync jobs,
                 and another thread reads
-    timekeeper  sends, and ends overdue jobs (:mod:`.timekeeper`, :mod:`.outbox`)
+    timekeeper  sends (:mod:`.outbox`), and ends overdue jobs (:mod:`.timeouts`)
     loop        one event loop for all async jobs (:mod:`.event_loop`)
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -25,26 +27,24 @@ from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
 from tidemill.core.owner import Command
+from tidemill.core.retry import JobTerminated
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
 from tidemill.worker.counting import Counting
 from tidemill.worker.event_loop import Loop
+from tidemill.worker.execute import ProcessExecutor, WaitingJob, run_sync
 from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.process_events import ProcessEvents
-from tidemill.worker.process_executor import ProcessExecutor
 from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.sampling import Sampler
-from tidemill.worker.slots import PoolThread, Slots
+from tidemill.worker.slots import TICK, PoolThread, Slots
 from tidemill.worker.stacks import own_stacks
 from tidemill.worker.starvation import Waits
-from tidemill.worker.thread_pool import ThreadPool
-from tidemill.worker.timekeeper import Timekeeper
 from tidemill.worker.timeouts import Timeouts
-from tidemill.worker.waiting_job import WaitingJob
 from tidemill.worker.zombie_reaper import is_orphan
 
 log = SafeLog("tidemill.worker")
@@ -75,26 +75,25 @@ class Child:
         self.socket = message_socket
         self.local = local
         self._parent = 0 if local else getppid()
-        self.timekeeper = Timekeeper(self)
-        counting = Counting(setup.worker) if setup.history else None
-        self.out = Outbox(message_socket, self.timekeeper.state, self.cut_off, counting)
-        self.scoreboard = Scoreboard(setup.board, setup.board_slots)
-        self.timeouts = Timeouts(setup.waits.stuck, self.out.ring)
-        self.stopping = Stopping()
-        self.run_log = RunLog(max(1, setup.slots // setup.concurrency), setup.slow)
-        waits = Waits(mill, setup, self.scoreboard)
-        self.executor = ProcessExecutor(
-            *(mill, setup, self.out, self.timeouts, self.scoreboard, waits, self.stopping),
-            self.run_log,
-        )
-        self.threads = ThreadPool(self)
+        self._threads: list[threading.Thread] = []
+        self._dozing = True  # True while the timekeeper sleeps without a time limit
+        # True when a signal, or a thread that cannot start, ends the process.
+        self._told_to_go = False
         self._main_thread = setup.concurrency == 1 and not local
         self.slots = Slots(
             setup.concurrency,
             budget=setup.max_jobs or sys.maxsize,
             threads=0 if self._main_thread else setup.concurrency + 1,
-            start_thread=self.threads.start_worker,
+            start_thread=self._start_worker,
         )
+        counting = Counting(setup.worker) if setup.history else None
+        self.out = Outbox(message_socket, self.slots, self.cut_off, counting)
+        self.scoreboard = Scoreboard(setup.board, setup.board_slots)
+        self.timeouts = Timeouts(setup.waits.stuck, self.out.ring)
+        self.stopping = Stopping()
+        self.run_log = RunLog(max(1, setup.slots // setup.concurrency), setup.slow)
+        self.waits = Waits(mill, setup, self.scoreboard)
+        self.executor = ProcessExecutor(self)
         self.loop = Loop(self, events.runner)
         isolate_children(self)
 
@@ -107,7 +106,7 @@ class Child:
         """
         self.scoreboard.sign(self.setup.first_slot, getpid(), clock.machine())
         timekeeper = threading.Thread(
-            target=self.timekeeper.serve, name="tidemill-timekeeper", daemon=True
+            target=self._keep_time, name="tidemill-timekeeper", daemon=True
         )
         timekeeper.start()
         if self.events.runner is not None:
@@ -120,7 +119,7 @@ class Child:
             handle_signal(signal.SIGALRM, self.timeouts.on_alarm)
             self.timeouts.main = get_ident()
             self.executor.use_main_thread()
-            self.threads.work(PoolThread())
+            self._work(PoolThread())
         else:
             self.slots.begin()
             self.slots.ended.wait()
@@ -133,19 +132,62 @@ class Child:
     def _tidy(self) -> None:
         """With ``local``, release the resources that the kernel frees when a real process ends."""
         self.loop.stop()
-        ended = self.threads.join()
+        threads = list(self._threads)
+        for thread in threads:
+            thread.join(1)
         self.socket.close()
-        if ended:
+        if not any(thread.is_alive() for thread in threads):
             self.scoreboard.close()
 
     def on_signal(self, signum: int, frame: object) -> None:
         """Handle SIGTERM and SIGINT. The timekeeper acts: this thread may hold a lock now."""
-        self.go_soon()
+        self._go_soon()
 
-    def go_soon(self) -> None:
+    def _go_soon(self) -> None:
         """Have the timekeeper finish this process, so that the supervisor replaces it."""
-        self.timekeeper.told_to_go = True
+        self._told_to_go = True
         self.out.ring()
+
+    # -- threads of the pool --------------------------------------------------------------------
+
+    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        """Start a thread that belongs to this process."""
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _start_worker(self, number: int, thread: PoolThread) -> bool:
+        """Start a thread that runs jobs. When none can start, the process is replaced."""
+        try:
+            self.start_thread(f"tidemill-{number}", self._work, thread)
+        except RuntimeError as error:  # the system has no further thread
+            log.error("process %d can start no thread and is replaced: %s", getpid(), error)
+            self._go_soon()
+            return False
+        return True
+
+    def _work(self, thread: PoolThread) -> None:
+        """Read frames and run jobs until the process ends, even if a task raises at an odd time."""
+        while not self.slots.over:
+            try:
+                self._take_turn(thread)
+            except BaseException as error:
+                self.give_up("a thread of its pool failed", error)
+
+    def _take_turn(self, thread: PoolThread) -> None:
+        """Read when it is the thread's turn, else run its job, else wait."""
+        if thread.reads:
+            self.read(thread)
+        elif thread.job is not None:
+            run_sync(self.executor.execute(thread.job))
+            thread.job, starts = self.slots.next()
+            self.loop.launch(starts)
+            if thread.job is None:
+                # This thread is free and sends by itself: the timekeeper need not wake up.
+                self.out.flush(wait=False)
+        else:
+            self.loop.launch(self.slots.park(thread))
+            thread.wake.acquire()
 
     def read(self, thread: PoolThread | None = None) -> None:
         """Read frames until the thread gets a job to run, or until the process ends."""
@@ -194,16 +236,13 @@ class Child:
         log.error("worker process %d is replaced: %s", getpid(), why)
         self.quiet()
         for job in jobs:
-            self.give_back(job.token)
+            self.out.returned.append(job.token)
             self.async_job_ended()
 
-    def give_back(self, token: int) -> None:
-        """Return an unstarted job to the supervisor."""
-        self.out.returned.append(token)
-
     def after_fork_child(self) -> None:
-        """A task has forked: close the child's copy of the socket to the supervisor."""
+        """A task has forked: its child has neither the socket to the supervisor nor the loop."""
         self.socket.close()
+        self.loop.after_fork_child()
 
     # -- frames from the supervisor -------------------------------------------------------------
 
@@ -229,7 +268,7 @@ class Child:
         if not self.slots.add(jobs):
             self.out.returned.extend(job.token for job in jobs)
             self.out.ring()
-        elif self.timekeeper.dozing:
+        elif self._dozing:
             self.out.ring()  # wake the timekeeper: it watches the waiting jobs
 
     def quiet(self) -> None:
@@ -284,17 +323,100 @@ class Child:
         for run in list(self.timeouts.running.values()):
             run.context.cancelled = True
 
-    # -- for the event loop ---------------------------------------------------------------------
-
-    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a thread that belongs to this process."""
-        self.threads.start_thread(name, target, *args)
-
     def async_job_ended(self) -> list[WaitingJob]:
         """Free the slot of an async job; returns the async jobs to start in free slots."""
         starts = self.slots.async_job_ended()
         self.out.ring()
         return starts
+
+    # -- the timekeeper -------------------------------------------------------------------------
+
+    def _keep_time(self) -> None:
+        """Send the outbox, and do all that depends on time, until the process ends.
+
+        The thread sleeps until somebody rings, or until the next deadline. While jobs run, it wakes
+        every 50 milliseconds.
+        """
+        ticked = clock.machine()
+        try:
+            while True:
+                self.out.sleep(self._next_look())
+                now = clock.machine()
+                if not self.loop.blocks(self.timeouts.running.values(), now):
+                    # A heartbeat shows that a job can still end.
+                    self.scoreboard.beat(self.setup.first_slot, now)
+                if now - ticked >= TICK:
+                    self._tick()
+                    ticked = now
+                if (self._told_to_go or not self.slots.budget) and not self.slots.quiet:
+                    self.quiet()
+                self._end_overdue()
+                self.out.flush(wait=True)
+                self.run_log.look(now)
+                if self.slots.over or self._leave_if_done():
+                    self.run_log.close()
+                    return
+        except BaseException as error:
+            self.give_up("its timekeeper failed", error)
+
+    def _next_look(self) -> float:
+        """Seconds until the next look; -1 for no limit."""
+        self._dozing = True  # set before the check, so that a job that comes later rings
+        deadline = self.timeouts.next_deadline()
+        # A job that ended keeps ``active`` true for one more tick, which checks the memory.
+        if deadline is None and not self.slots.active:
+            summary = self.run_log.next_look(clock.machine())
+            return -1 if summary is None else summary
+        self._dozing = False
+        return TICK if deadline is None else min(TICK, max(0.001, deadline - clock.machine()))
+
+    def _tick(self) -> None:
+        """Give back jobs that wait too long, and check the memory: every 50 ms while jobs run."""
+        self.out.returned.extend(self.slots.tick())
+        if not self.slots.running and not self.slots.waiting:
+            self.timeouts.orders.clear()  # drop commands for jobs that had just ended
+        most = self.setup.max_memory
+        if most and not self.slots.quiet and resident_memory() > most:
+            log.info("process %d uses more than max_memory and is replaced", getpid())
+            self.quiet()
+
+    def _end_overdue(self) -> None:
+        """Interrupt overdue jobs; report stuck ones, and have the process replaced."""
+        for run in self.timeouts.look(clock.machine()):
+            trace = self.timeouts.stack_of(run)
+            terminated = run.interrupted is JobTerminated
+            self.out.stuck.append(
+                verdicts.stuck(run.lease, run.envelope, trace, run.started, terminated)
+            )
+            self.quiet()
+
+    def _leave_if_done(self) -> bool:
+        """After ``quiet``: end the process once no job runs and everything is sent."""
+        with self.out.sending:  # wait for a thread that is sending the last verdict
+            done = self.slots.quiet and not self.slots.running
+            if not done or not self.out.empty():
+                return False
+            self.slots.over = True
+            try:
+                # The closed socket wakes the thread that reads, and tells the supervisor of the
+                # end.
+                self.socket.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self.slots.close()
+        return True
+
+
+def resident_memory() -> int:
+    """Resident memory of this process in bytes; without ``/proc`` its peak so far."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 def _kill_group() -> None:

@@ -2,7 +2,7 @@
 
 A task can end the loop by ``sys.exit`` in a subtask or a callback. The worker then runs the same
 loop again, so that the other jobs go on. When a task has stopped or closed the loop, the worker
-process ends (:meth:`LoopHost.give_up`).
+process ends (:meth:`Child.give_up`).
 """
 
 from __future__ import annotations
@@ -11,58 +11,24 @@ import asyncio
 import functools
 import threading
 from asyncio import Task as AsyncioTask
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import Context
 from threading import get_ident
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import running_job
-from tidemill.worker.execute import Executor
-from tidemill.worker.forked_children import end_child, is_child, isolate_children
-from tidemill.worker.run import Run
+from tidemill.worker.forked_children import end_child, is_child
 from tidemill.worker.safe_logging import SafeLog
-from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.verdicts import describe
-from tidemill.worker.waiting_job import WaitingJob
+
+if TYPE_CHECKING:
+    from tidemill.worker.child import Child
+    from tidemill.worker.execute import Run, WaitingJob
 
 log = SafeLog("tidemill.worker")
 
 BLOCKED_AFTER = 1.0
 """Seconds without an answer after which the loop counts as blocked."""
-
-
-class LoopHost(Protocol):
-    """The parts of a worker process that its event loop uses."""
-
-    @property
-    def executor(self) -> Executor:
-        """Runs the jobs."""
-        ...
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """Knows the running jobs."""
-        ...
-
-    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a thread that belongs to the process."""
-        ...
-
-    def async_job_ended(self) -> list[WaitingJob]:
-        """Free the slot of an async job; returns the async jobs to start in free slots."""
-        ...
-
-    def give_back(self, token: int) -> None:
-        """Return an unstarted job to the supervisor."""
-        ...
-
-    def retire(self, why: str, jobs: Iterable[WaitingJob] = ()) -> None:
-        """Start no more jobs, give back ``jobs``, which have slots, and finish the running jobs."""
-        ...
-
-    def give_up(self, why: str, error: BaseException | None = None) -> None:
-        """End the process at once: it cannot go on."""
-        ...
 
 
 def new_runner() -> asyncio.Runner:
@@ -73,8 +39,8 @@ def new_runner() -> asyncio.Runner:
 class Loop:
     """The event loop and its thread; both start with the first async job."""
 
-    def __init__(self, host: LoopHost, runner: asyncio.Runner | None = None) -> None:
-        self._host = host
+    def __init__(self, child: Child, runner: asyncio.Runner | None = None) -> None:
+        self._child = child
         self._runner = runner  # the runner of the async functions for the start, if any
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # ident of the loop's thread
@@ -85,7 +51,6 @@ class Loop:
         self._open: set[int] = set()  # tokens of jobs that have no verdict yet
         # Kept here, since the loop has only weak references.
         self._tasks: set[asyncio.Task[None]] = set()
-        isolate_children(self)
 
     def launch(self, jobs: list[WaitingJob]) -> None:
         """Start jobs, from any thread."""
@@ -94,7 +59,7 @@ class Loop:
         try:
             loop = self.begun()
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
-            self._host.retire(f"no event loop can be started: {error}", jobs)
+            self._child.retire(f"no event loop can be started: {error}", jobs)
             return
         loop.call_soon_threadsafe(self._start, jobs)
 
@@ -119,7 +84,7 @@ class Loop:
                 runner = self._runner or new_runner()
                 loop = runner.get_loop()
                 try:
-                    self._host.start_thread("tidemill-loop", self._serve, runner)
+                    self._child.start_thread("tidemill-loop", self._serve, runner)
                 except BaseException:
                     runner.close()
                     raise
@@ -150,13 +115,13 @@ class Loop:
             self._blame(error)
         else:
             self._over = True
-            self._host.give_up("a task ended the event loop", error)
+            self._child.give_up("a task ended the event loop", error)
 
     def _blame(self, error: BaseException) -> None:
         """Fail the job whose subtask or callback raised SystemExit or KeyboardInterrupt."""
         context = _job_of(error)
         text = describe(error)[0]
-        run = self._host.timeouts.running.get(context.token) if context is not None else None
+        run = self._child.timeouts.running.get(context.token) if context is not None else None
         if run is None or run.asyncio_task is None:
             log.error("a subtask raised %s; the event loop of its worker process goes on", text)
             return
@@ -194,14 +159,14 @@ class Loop:
             task.add_done_callback(functools.partial(self._check, job))
 
     async def _run(self, job: WaitingJob) -> None:
-        await self._host.executor.execute(job)
+        await self._child.executor.execute(job)
         self._open.discard(job.token)
-        self._start(self._host.async_job_ended())
+        self._start(self._child.async_job_ended())
 
     def _never_began(self, job: WaitingJob) -> None:
         """Free the slot of a job that never began; the loop then starts jobs that get a slot."""
         self._open.discard(job.token)
-        jobs = self._host.async_job_ended()
+        jobs = self._child.async_job_ended()
         if jobs and self._loop is not None:
             self._loop.call_soon(self._start, jobs)
 
@@ -215,12 +180,12 @@ class Loop:
         if job.token not in self._open:
             return
         if task.cancelled():
-            self._host.give_back(job.token)
+            self._child.out.returned.append(job.token)
             self._never_began(job)
         else:
             error = task.exception()
             why = describe(error)[0] if error is not None else "its task ended without a verdict"
-            self._host.give_up(f"a job could not be settled: {why}")
+            self._child.give_up(f"a job could not be settled: {why}")
 
 
 def _job_of(error: BaseException) -> Any:

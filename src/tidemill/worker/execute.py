@@ -1,41 +1,113 @@
-"""The steps of a job's run, in order, wherever it runs.
+"""One run of one job: its steps, in order, wherever the job runs.
 
 :meth:`Executor.admit` has the steps before a job waits for a slot. :meth:`Executor.execute` has the
 steps of the run itself. Worker threads, the main thread, the event loop and the testing worker run
-these steps through :class:`~tidemill.worker.process_executor.ProcessExecutor`. Inline mode has its
-own executor (:mod:`tidemill.worker.inline`).
+these steps through :class:`ProcessExecutor`. Inline mode has its own executor
+(:mod:`tidemill.worker.inline`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import contextlib
 import functools
 import inspect
 import logging
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from threading import get_ident, get_native_id
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tidemill.client.context import JobContext, running_job
+from tidemill.client.log_attributes import logged_as
 from tidemill.client.middleware import Layer, compose
 from tidemill.client.runtime import DeclaredTask, Runtime
+from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle, verify
 from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Lease, Verdict
-from tidemill.core.retry import Fail
+from tidemill.core.job import Lease, Note, Verdict
+from tidemill.core.retry import Fail, JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.signatures import hands_on, sign_handed_on
 from tidemill.core.verdicts import given_back
 from tidemill.worker import verdicts
-from tidemill.worker.run import Run
-from tidemill.worker.run_awaitable import run_awaitable
+from tidemill.worker.forked_children import end_if_child, perform
 from tidemill.worker.safe_logging import SafeLog
+from tidemill.worker.timeouts import cancellation_reason, raise_if_interrupted
 from tidemill.worker.verdicts import describe
-from tidemill.worker.waiting_job import WaitingJob
 from tidemill.workflows.parent_results import ParentResults
 
+if TYPE_CHECKING:
+    from tidemill.worker.child import Child
+
 log = SafeLog("tidemill.worker")
+
+# The signal module's own functions make an enum of each handler, which costs more than the job.
+_signal: Any = sys.modules.get("_signal") or signal
+_SIGNALS = tuple(map(int, (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)))
+
+Interrupt = type[JobTimeout] | type[JobTerminated] | type[WorkerStopping]
+"""The exceptions that end a run from outside."""
+
+
+class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A job whose envelope is decoded, whose task is known, and that waits for a slot.
+
+    Waiting jobs sort by the position of their queue in the worker's list of queues, then by rank,
+    then by sequence number. Tokens are unique, so a comparison never compares leases.
+    """
+
+    queue_place: int
+    rank: int
+    seq: int
+    token: int
+    lease: Lease
+    envelope: Envelope
+    task: DeclaredTask
+
+
+class Run(msgspec.Struct, eq=False):
+    """One run of one job.
+
+    Attributes:
+        ident: names the thread.
+        started: wall time.
+        row: the run's row on the scoreboard.
+        deadline: machine time, 0 for none.
+        wanted: the interruption that a terminate, timeout or stop asked for.
+        interrupted: the interruption that came before the end of the job.
+        caught: True when the task caught the interruption and returned.
+        asked: machine time of the first try to interrupt.
+        nudged: machine time of the latest try to interrupt.
+        fault: the error of the job when its subtask raised SystemExit.
+        sent: a lock, released once the exception is sent.
+        asyncio_task: the asyncio task of an async job; ``loop`` is its loop.
+    """
+
+    token: int
+    lease: Lease
+    envelope: Envelope
+    task: DeclaredTask
+    context: JobContext
+    ident: int
+    started: float
+    row: int = 0
+    deadline: float = 0.0
+    wanted: Interrupt | None = None
+    interrupted: Interrupt | None = None
+    caught: bool = False
+    asked: float = 0.0
+    nudged: float = 0.0
+    fault: BaseException | None = None
+    sent: Any = None
+    asyncio_task: asyncio.Task[Any] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
 
 class Refused(Exception):
@@ -90,7 +162,7 @@ class Executor:
                 else:
                     value = self.call(run, call)
             except BaseException as error:
-                self.end_forked_child(error)
+                self.end_forked_child()
                 self.restore()
                 verdict = self.failure(run, error)  # logs the error, in the scope of this run
             else:
@@ -200,15 +272,15 @@ class Executor:
         running_job.set(run.context)
         return await call()
 
-    def end_forked_child(self, error: BaseException) -> None:
+    @staticmethod
+    def end_forked_child() -> None:
         """In a child that the task has forked, end the child: an exception has left its task."""
 
     def restore(self) -> None:
         """Put back the signal handlers that the task has changed."""
 
-    def success(self, run: Run, value: Any) -> Verdict:
-        """The verdict on a task that returned ``value``."""
-        return verdicts.success(run, value)
+    success = staticmethod(verdicts.success)
+    """The verdict on a task that returned a value."""
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """The verdict on a task that raised an exception, or on a job that cannot be prepared."""
@@ -217,6 +289,133 @@ class Executor:
     def report(self, run: Run, verdict: Verdict) -> None:
         """Hand over the verdict."""
         raise NotImplementedError
+
+
+class ProcessExecutor(Executor):
+    """Runs jobs for threads, the main thread and the event loop of one worker process."""
+
+    def __init__(self, child: Child) -> None:
+        setup, run_log = child.setup, child.run_log
+        super().__init__(child.mill, setup.queues)
+        self._out = child.out
+        self._worker = setup.worker
+        self._timeouts = child.timeouts
+        self._scoreboard = child.scoreboard
+        self._waits = child.waits
+        self._stopping = child.stopping
+        self._run_log = run_log if run_log.wanted or run_log.slow else None
+        # Rows are used in turn: a row is reused only when its last job has long been settled.
+        self._rows = collections.deque(range(setup.first_slot + 1, setup.first_slot + setup.share))
+        self._signals: TaskSignals | None = None
+
+    def use_main_thread(self) -> None:
+        """Put back signal handlers: jobs will run in the calling thread, the main thread."""
+        self._signals = TaskSignals()
+
+    def restore(self) -> None:
+        """Put back the signal handlers that a task in the main thread has changed."""
+        if self._signals is not None:
+            self._signals.put_back()
+
+    def start(self, job: WaitingJob) -> Run:
+        """Give a run its context and its deadline, and show the run on the scoreboard."""
+        lease, envelope = job.lease, job.envelope
+        context = JobContext(
+            *(envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping),
+            self._worker,
+        )
+        run = Run(job.token, lease, envelope, job.task, context, get_ident(), clock.wall())
+        if self._logs_debug:
+            self._log_start(run)
+        if envelope.timeout:
+            run.deadline = clock.machine() + envelope.timeout
+        if job.task.is_async:
+            run.asyncio_task, run.loop = asyncio.current_task(), asyncio.get_running_loop()
+            self._timeouts.begin(run)
+        run.row = self._rows.popleft()
+        self._scoreboard.start(run.row, run.token, get_native_id(), run.started, run.deadline)
+        return run
+
+    def call(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Call a sync task; a timeout may interrupt it from here to its return."""
+        return self._timeouts.guarded(run, _call_sync, run.context, call)
+
+    async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
+        """Await an async task; a timeout may cancel it from here to its return."""
+        try:
+            running_job.set(run.context)
+            return raise_if_interrupted(run, await call())
+        finally:
+            end_if_child()
+
+    call_function = staticmethod(perform)
+    """Ends a child that the task forks: the child must not return into the middleware."""
+
+    end_forked_child = staticmethod(end_if_child)
+
+    def failure(self, run: Run, error: BaseException) -> Verdict:
+        """The verdict on a task that raised an error, was interrupted, or could not be called."""
+        if run.asyncio_task is not None:
+            error = cancellation_reason(run, error)
+        return verdicts.failure(run, error)
+
+    def report(self, run: Run, verdict: Verdict) -> None:
+        """Clear the timeout and send the verdict, unless the job was given up as stuck."""
+        if self._timeouts.finished(run):
+            self._out.conclude(verdict, run.lease, run.envelope)
+            if self._run_log is not None:
+                self._run_log.ended(run, verdict)
+        self._rows.append(run.row)
+
+    @staticmethod
+    def _log_start(run: Run) -> None:
+        envelope, attempt = run.envelope, run.lease.attempt
+        with logged_as(run.context):
+            line = "%s[%s] started (queue %s, attempt %d)"
+            log.debug(line, envelope.task, envelope.id, envelope.queue, attempt)
+
+    def _say(self, note: Note) -> None:
+        """Send progress of a job, or a line of its log."""
+        self._out.notes.append(note)
+        self._out.ring()
+
+
+def _call_sync(context: JobContext, call: Callable[[], Any]) -> Any:
+    running_job.set(context)
+    try:
+        return call()
+    finally:
+        end_if_child()
+
+
+class TaskSignals:
+    """The worker's signal handlers, put back after a job in the main thread (``-c 1``).
+
+    A task may set handlers for SIGALRM, SIGTERM and SIGINT. Its handler must not raise after the
+    task has ended, and timeouts need the worker's handler of SIGALRM. The handlers are recorded
+    before the first job, in the thread that runs jobs.
+    """
+
+    def __init__(self) -> None:
+        self._main = get_ident()
+        self._handlers = [(signum, _signal.getsignal(signum)) for signum in _SIGNALS]
+
+    def put_back(self) -> None:
+        """Put back the handlers after a job in the main thread, and stop its alarm."""
+        if get_ident() != self._main:
+            return
+        try:
+            self._put_back()
+        except BaseException:
+            # A handler of the task raised during the first try; its alarm is stopped now.
+            self._put_back()
+
+    def _put_back(self) -> None:
+        for signum, handler in self._handlers:
+            if _signal.getsignal(signum) is not handler:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                if handler is not None:  # None stands for a handler of C code
+                    _signal.signal(signum, handler)
 
 
 def run_sync(steps: Coroutine[Any, Any, None]) -> None:
@@ -237,3 +436,21 @@ async def _through_async(
 ) -> Any:
     value = compose(layers, call, context, awaits=True)
     return await value if inspect.isawaitable(value) else value
+
+
+def run_awaitable(
+    awaitable: Awaitable[Any],
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+) -> Any:
+    """Await something from sync code. ``run_coroutine`` runs it where no event loop runs."""
+
+    async def run() -> Any:
+        return await awaitable
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_coroutine(run())
+    # A thread cannot run two event loops, so another thread runs the awaitable.
+    with ThreadPoolExecutor(1, "tidemill-inline") as pool:
+        return pool.submit(copy_context().run, asyncio.run, run()).result()

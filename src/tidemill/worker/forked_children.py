@@ -22,32 +22,25 @@ import weakref
 from collections.abc import Callable
 from os import _exit, getpid
 from threading import get_ident
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.core.signals import handler_of, set_handler
 
-
-class Forked(Protocol):
-    """A part of the worker process that a forked child must release."""
-
-    def after_fork_child(self) -> None:
-        """Release this part; called in the child."""
-        ...
-
+if TYPE_CHECKING:
+    from tidemill.worker.child import Child
 
 _pid = getpid()
 _handlers: dict[int, tuple[Any, Any]] = {}  # signal → our handler, and the previous handler
 # id of the thread that forks → the signal mask of the thread before the fork
 _masks: dict[int, Any] = {}
-_parts: weakref.WeakSet[Forked] = weakref.WeakSet()
+_workers: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
-def isolate_children(*parts: Forked) -> None:
-    """Make this process a worker process, whose forked children release the parts."""
+def isolate_children(worker: Child) -> None:
+    """Make this process a worker process, whose forked children release its parts."""
     global _pid
     _pid = getpid()
-    for part in parts:
-        _parts.add(part)
+    _workers.add(worker)
 
 
 def handle_signal(signum: int, handler: Callable[[int, Any], None]) -> None:
@@ -66,8 +59,13 @@ def perform(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     finally:
-        if getpid() != _pid:
-            end_child(sys.exc_info()[1])
+        end_if_child()
+
+
+def end_if_child() -> None:
+    """End a child that the task has forked and that leaves the task, also by an exception."""
+    if getpid() != _pid:
+        end_child(sys.exc_info()[1])
 
 
 def end_child(error: BaseException | None) -> NoReturn:
@@ -108,8 +106,8 @@ def _unblock() -> None:
 
 
 def _after_fork_child() -> None:
-    for part in list(_parts):
-        part.after_fork_child()
+    for worker in list(_workers):
+        worker.after_fork_child()
     if _handlers:
         for signum, (ours, before) in _handlers.items():
             # ``handler_of`` also answers while a fork hook of the store defers signals

@@ -28,11 +28,8 @@ from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.job import GROUP, Lease, Note, Outcome, Placed, Record, RunOn, State, Verdict
 from tidemill.core.progress import whole_progress
 from tidemill.core.retry import Fail, Skip
-from tidemill.worker.execute import Executor, run_sync
-from tidemill.worker.run import Run
-from tidemill.worker.run_awaitable import run_awaitable
+from tidemill.worker.execute import Executor, Run, WaitingJob, run_awaitable, run_sync
 from tidemill.worker.verdicts import describe
-from tidemill.worker.waiting_job import WaitingJob
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, check_with_first
 from tidemill.workflows.enqueue import id_of
@@ -87,7 +84,7 @@ class InlineExecutor(Executor):
         """Give the run its context, which keeps the notes of the job."""
         context = JobContext(job.envelope, attempt=1, send=self._notes.append, worker="inline")
         self._started = clock.wall()
-        return Run(job, context, 0, self._started)
+        return Run(job.token, job.lease, job.envelope, job.task, context, 0, self._started)
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
         """Pass the arguments through the codec, unless they are pickled."""

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.client.worker_reports import Answer
@@ -23,21 +23,23 @@ from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.notes import latest_notes
 from tidemill.worker.safe_logging import SafeLog
 
+if TYPE_CHECKING:
+    from tidemill.worker.slots import Slots
+
 log = SafeLog("tidemill.worker")
 
 
 class Outbox:
     """The outgoing side of a process's socket.
 
-    ``state`` is called with the verdicts of each frame. It returns the number of leases that the
-    process would like to hold, and True when the process leaves. ``cut_off`` is called when the
-    socket is closed.
+    ``slots`` know the number of leases that the process would like to hold, and whether it leaves.
+    ``cut_off`` is called when the socket is closed.
     """
 
     def __init__(
         self,
         message_socket: MessageSocket[Up, Down],
-        state: Callable[[list[Verdict]], tuple[int, bool]],
+        slots: Slots,
         cut_off: Callable[[], None],
         counting: Counting | None = None,
     ) -> None:
@@ -49,7 +51,7 @@ class Outbox:
         self.answers: collections.deque[Answer] = collections.deque()
         self.sending = threading.Lock()
         self._socket = message_socket
-        self._state = state
+        self._slots = slots
         self._cut_off = cut_off
         self._counting = counting  # None when the broker keeps no history
         self._sent: tuple[int, bool] = (-1, False)
@@ -111,7 +113,8 @@ class Outbox:
             _emptied(self.returned),
             _emptied(self.stuck),
         )
-        state = self._state(verdicts)
+        leaving = self._slots.quiet
+        state = self._slots.wanted(verdicts), leaving
         stacks, self.stacks = self.stacks, ""
         answers = _emptied(self.answers)
         if verdicts or notes or returned or stuck or stacks or answers or state != self._sent:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import collections
 import logging
+from typing import TYPE_CHECKING
 
 from tidemill.client.log_attributes import logged_as
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, Verdict
-from tidemill.worker.run import Run
 from tidemill.worker.safe_logging import SafeLog
+
+if TYPE_CHECKING:
+    from tidemill.worker.execute import Run
 
 log = SafeLog("tidemill.worker")
 

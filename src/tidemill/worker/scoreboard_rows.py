@@ -8,7 +8,7 @@ for a process that finishes its last jobs.
 from __future__ import annotations
 
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.worker.prefetch import MOST
+from tidemill.worker.slots import MOST
 
 
 class ScoreboardShares:

@@ -15,10 +15,42 @@ run in the main thread, a separate thread reads.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
+from typing import TYPE_CHECKING
 
-from tidemill.worker.waiting_job import WaitingJob
+from tidemill.core.job import Verdict
+
+if TYPE_CHECKING:
+    from tidemill.worker.execute import WaitingJob
+
+TICK = 0.05
+"""Seconds from one tick of a busy process to the next. Prefetched jobs are work for one tick."""
+
+MOST = 4000
+"""Leases that a process holds in advance at most."""
+
+
+class Prefetch:
+    """The number of leases that a process would like to hold besides the running jobs."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.ahead = slots
+
+    def measure(self, verdicts: Sequence[Verdict]) -> None:
+        """Adapt to the duration of these jobs. Growth is limited, since an average may mislead."""
+        timed = [it.ended - it.started for it in verdicts if it.ended >= it.started > 0]
+        if not timed:  # the verdicts of snoozed and released jobs have no times
+            return
+        seconds = sum(timed) / len(timed)
+        target = self._slots * TICK / max(seconds, 1e-6)
+        grown = 4 * max(self.ahead, self._slots)
+        self.ahead = int(max(0, min(MOST, target, grown)))
+
+    def nothing_ended(self, full: bool) -> None:
+        """Adapt after a tick in which no job ended: the jobs are long, or there are none."""
+        self.ahead = 0 if full else self._slots
 
 
 class PoolThread:
@@ -60,6 +92,7 @@ class Slots:
         self._threads = 0
         self._most = threads
         self._start_thread = start_thread
+        self._prefetch = Prefetch(concurrency)
         self._started = 0  # jobs started since the last tick
         self._finished = 0  # jobs ended since the last tick
 
@@ -220,10 +253,18 @@ class Slots:
         """True while a job waits or runs, or when one has ended since the last tick."""
         return bool(self.running or self._jobs or self._finished)
 
-    def tick(self) -> tuple[bool, list[int]]:
-        """Begin a tick. Return whether a job has ended, and the tokens of jobs to give back.
+    def wanted(self, ended: Sequence[Verdict]) -> int:
+        """The number of leases to hold in all, now that these jobs have ended."""
+        if ended:
+            self._prefetch.measure(ended)
+        if self.quiet:
+            return 0
+        return min(self.concurrency + self._prefetch.ahead, self.budget + self.running)
 
-        Jobs that would wait too long for a slot go back to the supervisor.
+    def tick(self) -> list[int]:
+        """Begin a tick; returns the tokens of jobs that would wait too long for a slot.
+
+        They go back to the supervisor.
         """
         with self._lock:
             finished, self._finished = self._finished, 0
@@ -231,4 +272,6 @@ class Slots:
             # If no slot is free and no job has started, another process may have a free slot for
             # the waiting jobs.
             stalled = self._empty() if self.free == 0 and not started else []
-            return bool(finished), stalled
+        if not finished:
+            self._prefetch.nothing_ended(full=not self.free)
+        return stalled

@@ -30,12 +30,14 @@ from signal import pthread_kill
 from threading import Lock
 from traceback import StackSummary, extract_stack
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.shield import aim, take_off
 from tidemill.core.signals import handle_again
-from tidemill.worker.run import Interrupt, Run
+
+if TYPE_CHECKING:
+    from tidemill.worker.execute import Interrupt, Run
 
 NUDGE = 0.15
 """Seconds between two cancellations of an async job, whose clean-up may await something, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from traceback import format_exception
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
@@ -18,9 +18,11 @@ from tidemill.core.errors import JobCancelled
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, JobTerminated, JobTimeout, Retry, Skip, Snooze, WorkerStopping
 from tidemill.worker.notes import interrupted_run
-from tidemill.worker.run import Run
 from tidemill.worker.run_log import END, end_values
 from tidemill.worker.safe_logging import SafeLog
+
+if TYPE_CHECKING:
+    from tidemill.worker.execute import Run
 
 log = SafeLog("tidemill.worker")
 

@@ -16,16 +16,17 @@ from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout
 from tidemill.core.shield import aim, lower_shield, raise_shield, take_off
 from tidemill.worker import timeouts as module
-from tidemill.worker.run import Run
+from tidemill.worker.execute import Run
 from tidemill.worker.timeouts import Timeouts
-from tidemill.worker.waiting_job import WaitingJob
 
 LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
 
 
-def job_of(envelope: Envelope) -> WaitingJob:
-    """A job as it waits for its slot; its task is of no account here."""
-    return WaitingJob(0, 0, 0, LEASE.token, LEASE, envelope, cast(Any, None))
+def run_here() -> Run:
+    """A run in this thread; its task is of no account here."""
+    envelope, task = Envelope(id="j"), cast(Any, None)
+    context = JobContext(envelope, 1)
+    return Run(LEASE.token, LEASE, envelope, task, context, threading.get_ident(), 0.0)
 
 
 def may_interrupt(ident: int) -> bool:
@@ -48,8 +49,7 @@ class Victim:
         self._thread.start()
 
     def _work(self) -> None:
-        envelope = Envelope(id="j")
-        self.run = Run(job_of(envelope), JobContext(envelope, 1), threading.get_ident(), 0.0)
+        self.run = run_here()
         try:
             self._timeouts.guarded(self.run, self._function)
         except BaseException as error:

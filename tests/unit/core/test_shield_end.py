@@ -25,17 +25,18 @@ from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout, WorkerStopping
 from tidemill.core.shield import aim, lower_shield, raise_shield
 from tidemill.worker import timeouts as module
-from tidemill.worker.run import Run
+from tidemill.worker.execute import Run
 from tidemill.worker.timeouts import Timeouts
-from tidemill.worker.waiting_job import WaitingJob
 
 PATIENCE = 0.4
 LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
 
 
-def job_of(envelope: Envelope) -> WaitingJob:
-    """A job as it waits for its slot; its task is of no account here."""
-    return WaitingJob(0, 0, 0, LEASE.token, LEASE, envelope, cast(Any, None))
+def run_here() -> Run:
+    """A run in this thread; its task is of no account here."""
+    envelope, task = Envelope(id="j"), cast(Any, None)
+    context = JobContext(envelope, 1)
+    return Run(LEASE.token, LEASE, envelope, task, context, threading.get_ident(), 0.0)
 
 
 class Timekeeper:
@@ -81,8 +82,7 @@ def run_job(
     timekeeper: Timekeeper, function: Callable[[], None], timeout: float
 ) -> BaseException | None:
     """Run a function as a job with a timeout in this thread; what it raised."""
-    envelope = Envelope(id="j")
-    run = Run(job_of(envelope), JobContext(envelope, 1), threading.get_ident(), 0.0)
+    run = run_here()
     run.deadline = time.monotonic() + timeout
     timekeeper.ring()
     try:

@@ -11,6 +11,7 @@ from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.worker.child_protocol import Up
 from tidemill.worker.counting import Counting
 from tidemill.worker.outbox import Outbox
+from tidemill.worker.slots import Slots
 
 
 class Wire:
@@ -28,7 +29,7 @@ def test_verdicts_are_sent_although_their_numbers_cannot_be_made(
 ) -> None:
     # given an outbox whose sums need more memory than there is
     wire = Wire()
-    outbox = Outbox(cast("Any", wire), lambda verdicts: (0, False), pytest.fail, Counting())
+    outbox = Outbox(cast("Any", wire), Slots(1, 1, 0, pytest.fail), pytest.fail, Counting())
     envelope = Envelope(id="1", task="t")
     lease = Lease(7, 1, 0, 0, 1, 0, 0, 0, encode_envelope(envelope))
 

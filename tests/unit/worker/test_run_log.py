@@ -17,9 +17,8 @@ from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Retries, Retry
 from tidemill.worker import verdicts
-from tidemill.worker.run import Run
+from tidemill.worker.execute import Run
 from tidemill.worker.run_log import LINES_MOST, RunLog
-from tidemill.worker.waiting_job import WaitingJob
 
 END = Callable[..., None]
 
@@ -43,8 +42,7 @@ def run(attempt: int = 1, **options: Any) -> Run:
     envelope = Envelope(id="j1", task="shop.send", queue="mail", **options)
     lease = Lease(7, attempt, envelope.rank, 0, 0, 0.0, 0.0, 0.0, b"")
     task: Any = SimpleNamespace(options=Options())
-    job = WaitingJob(0, envelope.rank, 0, 7, lease, envelope, task)
-    return Run(job, JobContext(envelope, attempt), 0, 10.0)
+    return Run(7, lease, envelope, task, JobContext(envelope, attempt), 0, 10.0)
 
 
 def verdict(outcome: Outcome = Outcome.SUCCESS) -> Verdict:

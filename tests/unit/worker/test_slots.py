@@ -1,19 +1,23 @@
-"""Slots: which job gets one, which thread runs the job, and which thread reads on."""
+"""Slots: which job gets one, which thread runs it, which thread reads on; and the prefetch."""
 
 from types import SimpleNamespace
 from typing import Any
 
-from tidemill.worker.slots import PoolThread, Slots
-from tidemill.worker.waiting_job import WaitingJob
+from tidemill.core.job import Outcome, Verdict
+from tidemill.worker.execute import WaitingJob
+from tidemill.worker.slots import PoolThread, Prefetch, Slots
 
 
 class StartedThreads:
-    """The threads that would have been started."""
+    """The threads that would have been started; the system starts no more than ``most``."""
 
     def __init__(self) -> None:
         self.threads: list[PoolThread] = []
+        self.most = 10
 
     def __call__(self, number: int, thread: PoolThread) -> bool:
+        if len(self.threads) == self.most:
+            return False
         assert number == len(self.threads) + 1
         self.threads.append(thread)
         return True
@@ -123,10 +127,10 @@ def test_waiting_jobs_go_back_when_no_job_starts_or_when_asked_for() -> None:
     slots.begin()
     slots.add([item(1), item(2), item(3)])
     slots.assign(started.threads[0])
-    assert slots.tick() == (False, [])  # one has started since
+    assert slots.tick() == []  # one has started since
     assert slots.withdraw(3)
     assert not slots.withdraw(3)
-    assert slots.tick() == (False, [2])
+    assert slots.tick() == [2]
     assert slots.stop() == []
     assert not slots.add([item(4)])
 
@@ -149,3 +153,49 @@ def test_the_end_wakes_parked_threads_and_threads_that_park_later() -> None:
     assert slots.ended.is_set()
     assert early.wake.acquire(blocking=False)
     assert late.wake.acquire(blocking=False)
+
+
+def test_a_job_keeps_waiting_when_no_thread_can_start_for_it() -> None:
+    slots, started = slots_of(4)
+    started.most = 1
+    slots.begin()
+    (reader,) = started.threads
+    slots.add([item(1), item(2)])
+    slots.assign(reader)
+    assert reader.reads, "no other thread can read"
+    assert slots.free == 4
+    assert slots.budget == 1000
+    assert slots.stop() == [1, 2]
+
+
+def test_a_thread_starts_once_the_system_has_room_again() -> None:
+    slots, started = slots_of(4)
+    started.most = 1
+    slots.begin()
+    slots.add([item(1)])
+    slots.assign(started.threads[0])
+    started.most = 2
+    slots.assign(started.threads[0])
+    assert started.threads[0].job is not None
+    assert started.threads[1].reads
+
+
+def test_short_jobs_raise_the_prefetch_and_long_jobs_lower_it() -> None:
+    prefetch = Prefetch(4)
+    prefetch.measure([Verdict(1, Outcome.SUCCESS, started=100.0, ended=100.001)] * 8)
+    assert prefetch.ahead > 4
+    prefetch.measure([Verdict(1, Outcome.SUCCESS, started=100.0, ended=105.0)])
+    assert prefetch.ahead == 0
+
+
+def test_verdicts_without_times_leave_the_prefetch_as_it_is() -> None:
+    # given long jobs that snooze or go back
+    prefetch = Prefetch(4)
+    snoozed = Verdict(1, Outcome.SNOOZE, delay=5.0)
+    released = Verdict(2, Outcome.RELEASE, started=100.0)
+    # when only they are measured, and when a long job is measured among them
+    prefetch.measure([snoozed, released])
+    assert prefetch.ahead == 4
+    prefetch.measure([snoozed, Verdict(3, Outcome.SUCCESS, started=100.0, ended=105.0), released])
+    # then
+    assert prefetch.ahead == 0

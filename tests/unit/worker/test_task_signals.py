@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.worker.task_signals import TaskSignals
+from tidemill.worker.execute import TaskSignals
 
 
 def _raising(*args: Any) -> Any:
