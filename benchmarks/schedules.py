@@ -92,7 +92,7 @@ def wake_ups(url: str, count: int) -> int:
 def add(mill: Tidemill, times: list[float]) -> None:
     """A schedule for each of these times."""
     call, now = mill.call("bench.nothing"), time.time()
-    job = mill.envelope(call)
+    job = mill.runtime.envelope(call)
     job.id = ""
     changes = []
     for n, at in enumerate(times):

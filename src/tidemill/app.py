@@ -1,84 +1,44 @@
 """The app: declare tasks, enqueue calls, read jobs, exchange messages.
 
-Each method of ``Tidemill`` hands its work to a module of ``client``, ``workflows``, ``schedules``
-or ``worker``. The broker is opened at its first use.
+``Tidemill`` is the public face of a :class:`tidemill.runtime.Runtime`, which holds the parts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import logging
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.registry import check_url, instrumented, open_broker
 from tidemill.client.batch import Batch
 from tidemill.client.call import Call
-from tidemill.client.consumers import Consumers
-from tidemill.client.context import is_importing
-from tidemill.client.declarations import Declarations
-from tidemill.client.envelopes import envelope_of, seal
-from tidemill.client.events import Events
-from tidemill.client.features import Features
-from tidemill.client.found_tasks import FoundTasks
-from tidemill.client.inline_jobs import InlineJobs, JobStore
+from tidemill.client.events import EnqueueHandler, Event, ProcessHandler, handler_of
+from tidemill.client.history import History
+from tidemill.client.inline_jobs import move_due
 from tidemill.client.job_handle import Job
-from tidemill.client.limits import Limits
-from tidemill.client.messaging import Messaging
-from tidemill.client.middleware import Middleware, Wrapping
-from tidemill.client.options import TASK_OPTIONS, Options, TaskOptions
-from tidemill.client.put_batching import PutBatching
-from tidemill.client.putting import Putting
-from tidemill.client.reading import Reading
-from tidemill.client.task import (
-    AsyncTask,
-    Declare,
-    Task,
-    call_by_name,
-    make_task,
-    refuse_second_declaration,
-    task_name,
-)
-from tidemill.client.threads import ACTING, WAITING, Threads
-from tidemill.client.topics import Topics
-from tidemill.core.config import (
-    check_app,
-    check_known,
-    check_name,
-    default_url,
-    url_from_environment,
-)
-from tidemill.core.envelope import Envelope, Links
-from tidemill.core.forks import after_fork, check_fork
-from tidemill.core.locks import LongLock
-from tidemill.core.signals import restart_on_signal
-from tidemill.schedules.declare import Schedules
+from tidemill.client.message import Message
+from tidemill.client.messages import Queue
+from tidemill.client.middleware import Middleware, check_middleware
+from tidemill.client.options import TASK_OPTIONS, PublishOptions, TaskOptions
+from tidemill.client.search import Found, SearchOptions, find_shown, users_queues
+from tidemill.client.task import AsyncTask, Declare, Task, call_by_name
+from tidemill.core.config import Seconds, check_known, check_name
+from tidemill.limits.declare import QueueSettings
+from tidemill.runtime import Runtime
 from tidemill.schedules.parse import ScheduleOptions, Timing
 from tidemill.workflows.compose import Composition
-from tidemill.workflows.enqueue import (
-    call_or_composition,
-    enqueue_composed,
-    enqueue_many,
-    is_composed,
-    txn_of,
-)
+from tidemill.workflows.enqueue import call_or_composition
 from tidemill.workflows.handles import JobGroup
 
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H")
-log = logging.getLogger("tidemill")
-
-_OWN_OPTIONS = (
-    *("url", "env", "prefix", "secret_keys", "serializer", "allow_imports", "middleware", "sync"),
-)
+OnProcess = TypeVar("OnProcess", bound=ProcessHandler)
+OnEnqueue = TypeVar("OnEnqueue", bound=EnqueueHandler)
 
 
-class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
+class Tidemill:
     """One app: its tasks, and the broker that stores its jobs.
 
     Args:
@@ -117,101 +77,62 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         sync: bool = False,
         **defaults: Unpack[TaskOptions],
     ) -> None:
-        Events.__init__(self)
-        check_app(url, env, serializer, secret_keys, allow_imports)
-        named = url_from_environment() if url is None and env is None else url
-        if named is not None:  # a wrong URL raises an error here, not at the first job
-            check_url(named)
-        check_known("Tidemill", defaults, (*TASK_OPTIONS, *_OWN_OPTIONS))
-        self.features = Features(self, named)
-        given = Options().changed("Tidemill", defaults, TASK_OPTIONS)
-        self.defaults, self.tasks = self.features.declare(given), dict[str, Task[..., Any]]()
-        self.keys = [k.encode() if isinstance(k, str) else bytes(k) for k in secret_keys]
-        self.pickles = serializer == "pickle"
-        self.allow_imports = tuple(allow_imports)
-        self.middleware = tuple(middleware)
-        self.sync, self.inline_jobs = sync, InlineJobs()
-        self.threads, self.waiters = _pools()
-        self.before_close: list[Callable[[], None]] = []  # close() calls these to end workers
-        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run  # if sync
-        self.worker_command = ""  # the command that starts a worker, if the app knows a better one
-        self.local_tasks: set[str] = set()  # tasks declared inside functions, without a name
-        self.reading = False  # True opens the broker only to read, and makes no file
-        self._url, self._found = url, url is None  # the log names a URL that the user did not give
-        self._env = env, prefix
-        self._broker: Store | None = None
-        self._lock = LongLock()
-        self.consumers = Consumers(self)  # take messages for this process
-        self.put_batching = PutBatching(self)
-        self.topics = Topics(self)
-        self.schedules = Schedules(self)
-        self.declarations = Declarations(self)
-        self.limits = Limits(self)
-        self._batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
-            "tidemill_batch", default=None
+        self.runtime = self._make_runtime(
+            url=url,
+            env=env,
+            prefix=prefix,
+            secret_keys=secret_keys,
+            serializer=serializer,
+            allow_imports=allow_imports,
+            middleware=middleware,
+            sync=sync,
+            defaults=defaults,
         )
-        _apps.add(self)
-        if env is not None:  # open the store now: later the caller may be inside a transaction
-            self._open()
+        self.limits = self.runtime.limits
+        self.schedules = self.runtime.schedules
 
-    def after_fork_child(self) -> None:
-        """Reset the locks in a forked child, which has none of the parent's threads."""
-        self._lock = LongLock()
-        self.put_batching.after_fork()
-        self.inline_jobs.after_fork()
+    def _make_runtime(self, **settings: Any) -> Runtime:
+        """The parts of the app; the app of a Django project makes others."""
+        return Runtime(**settings)
 
-    # -- the broker -----------------------------------------------------------------------------
+    # -- settings -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
         """The URL of the store, with the password; ``broker.url`` has no password."""
-        if self._url is None and self._env[0] is None:
-            self._url = default_url()
-        return self._url or self.broker.url
+        return self.runtime.url
 
     @property
     def broker(self) -> Store:
         """The broker, opened at first use."""
-        check_fork()
-        return self._broker or self._open()
+        return self.runtime.broker
 
     @property
-    def job_store(self) -> JobStore:
-        """The place where handles and searches read jobs: the broker, or with ``sync=True`` the
-        memory of this process."""
-        return self.inline_jobs if self.sync else self.broker
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The declared tasks, by name."""
+        return self.runtime.tasks
 
-    @restart_on_signal
-    def _open(self) -> Store:
-        env, prefix = self._env
-        with self._lock:
-            if self._broker is None and env is not None:
-                from tidemill.brokers.lmdb import LmdbBroker
+    @property
+    def sync(self) -> bool:
+        """True runs every call at once in the caller, and stores nothing; may be set."""
+        return self.runtime.sync
 
-                self._broker = instrumented(LmdbBroker.around(env, prefix))
-            elif self._broker is None:
-                self._broker = open_broker(self.url, reading=self.reading)
-                if self._found:
-                    log.info("jobs are stored in %s", self._broker.url)
-            return self._broker
+    @sync.setter
+    def sync(self, sync: bool) -> None:
+        self.runtime.sync = sync
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The functions around every job, outermost first."""
+        return tuple(layer.middleware for layer in self.runtime.layers)
+
+    @middleware.setter
+    def middleware(self, middleware: Sequence[Middleware]) -> None:
+        self.runtime.layers = check_middleware(middleware)
 
     def close(self) -> None:
         """Close the broker. The next use opens it again; a second close does nothing."""
-        check_fork()
-        for end in list(self.before_close):
-            end()
-        self.consumers.close()
-        self.limits.close()
-        with self._lock:
-            broker, self._broker = self._broker, None
-            pools = self.threads, self.waiters
-            self.threads, self.waiters = _pools()
-        try:
-            if broker is not None:
-                broker.close()
-        finally:
-            for pool in pools:
-                pool.close()
+        self.runtime.close()
 
     def __enter__(self) -> Tidemill:
         return self
@@ -246,29 +167,19 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         """
         check_known("a task", options, (*TASK_OPTIONS, "name", "schedule"))
         name, schedule = options.pop("name", None), options.pop("schedule", None)
-        checked = self.features.declare(self.defaults.changed("a task", options, TASK_OPTIONS))
+        runtime = self.runtime
+        changed = runtime.defaults.changed("a task", options, TASK_OPTIONS)
+        checked = runtime.features.declare(changed)
         if name is not None:
             check_name("task name", name)
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            task = self._declare(function, name, checked)
+            task = runtime.declare(function, name, checked)
             if schedule is not None:
                 self.schedules.declare_own(task.name, task.call(), schedule)
             return task
 
         return declare(function) if function is not None else declare
-
-    def _declare(
-        self, function: Callable[..., Any], name: str | None, options: Options
-    ) -> Task[..., Any]:
-        own_name = task_name(function)
-        name = name or own_name
-        refuse_second_declaration(self.tasks.get(name), name, function)
-        self.limits.check_shared(name, options.limit)
-        task = self.tasks[name] = make_task(self, function, name, options)
-        if name == own_name and "<locals>" in function.__qualname__:
-            self.local_tasks.add(name)
-        return task
 
     def schedule(
         self,
@@ -281,6 +192,30 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         """Schedule a call to run repeatedly: see :meth:`Schedules.declare`."""
         self.schedules.declare(name, call, when, **options)
 
+    @overload
+    def on(
+        self, event: Literal["process_start", "process_stop"], /
+    ) -> Callable[[OnProcess], OnProcess]: ...
+    @overload
+    def on(self, event: Literal["enqueue"], /) -> Callable[[OnEnqueue], OnEnqueue]: ...
+    def on(self, event: Event, /) -> Callable[[Any], Any]:
+        """Declare a function that the app calls at an event: ``@mill.on("process_start")``.
+
+        - ``process_start``: in each worker process, after the import of the app and before the
+          first job. The function takes no argument and may be async. If it raises, the process
+          cannot start, as if the import had failed.
+        - ``process_stop``: in each worker process that ends properly, after its last job, in the
+          opposite order. The function takes no argument and may be async. An exception is logged.
+          A process that is killed calls nothing.
+        - ``enqueue``: for each job of this app, before it is stored. The function takes a
+          :class:`NewJob`, whose ``headers`` it may change, and is not async. If it raises, nothing
+          is stored.
+
+        Raises:
+            InvalidOption: there is no such event, or the function does not fit the event.
+        """
+        return handler_of(self.runtime.event_handlers, event)
+
     # -- enqueueing -----------------------------------------------------------------------------
 
     def call(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
@@ -292,7 +227,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         Raises:
             TypeError: this app has the task, and the task does not take these arguments.
         """
-        return call_by_name(self, task, args, kwargs)
+        return call_by_name(self.runtime, task, args, kwargs)
 
     @overload
     def enqueue(self, call: Call[R], /) -> Job[R]: ...
@@ -313,14 +248,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
             CodecError: an argument has no encoding.
             BrokerUnavailable: the store cannot be reached; the job may be stored.
         """
-        node: Any = call_or_composition(self, call, args, kwargs)
-        if self.sync:
-            from tidemill.worker.inline import run_composed, run_inline
-
-            return run_composed(self, node) if is_composed(node) else run_inline(self, node)
-        if is_composed(node):
-            return enqueue_composed(self, node)
-        return self.put([self.envelope(node)], node.options.txn)[0]
+        return self.runtime.enqueue(call_or_composition(self.runtime, call, args, kwargs))
 
     @overload
     async def aenqueue(self, call: Call[R], /) -> Job[R]: ...
@@ -330,15 +258,7 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
     async def aenqueue(self, call: str, /, *args: Any, **kwargs: Any) -> Job[Any]: ...
     async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
-        node = call_or_composition(self, call, args, kwargs)
-        if isinstance(node, Call) and node.options.given is not None:
-            await self.threaded(self.declarations.read, self.declarations.stale([node.task]))
-        if self.sync or self.in_batch() or is_importing():
-            return self.enqueue(node)
-        if (txn := txn_of(node)) is not None or is_composed(node):
-            return await self.threaded_put(lambda: self.enqueue(node), txn)
-        put = await self.put_batching.put(self.envelope(node))
-        return Job(self, put.id, put.placed)
+        return await self.runtime.aenqueue(call_or_composition(self.runtime, call, args, kwargs))
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Enqueue many calls in one durable commit, all or none; return handles in their order.
@@ -346,18 +266,11 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: no call was stored.
         """
-        if self.sync:
-            return [self.enqueue(call) for call in calls]
-        return enqueue_many(self, calls)
+        return self.runtime.enqueue_many(calls)
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As ``enqueue_many``, without blocking the event loop."""
-        calls = list(calls)
-        if self.sync or self.in_batch():
-            return self.enqueue_many(calls)
-        txns = [call.options.txn for call in calls if call.options.txn is not None]
-        txn = txns[0] if txns else None
-        return await self.threaded_put(lambda: self.enqueue_many(calls), txn)
+        return await self.runtime.aenqueue_many(calls)
 
     def batch(self) -> Batch:
         """A block whose jobs are stored in one commit at its end: ``with mill.batch():``.
@@ -369,29 +282,130 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
             TidemillError: the block is inside another batch, or waits for a job.
             DuplicateJob, QueueFull, StoreFull: raised at the end of the block; nothing was stored.
         """
-        return Batch(self, self._batch)
+        return Batch(self.runtime)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def job(self, job_id: str) -> Job[Any]:
+        """A handle on the job with this id. This call reads nothing."""
+        return Job(self.runtime, check_name("id", job_id))
+
+    def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
+        """A page of at most ``limit`` records of jobs, newest first.
+
+        The page has ``records``, and the ``cursor`` of the next page; an empty cursor ends the
+        list. ``tidemill jobs --json`` prints the same pages. The records of groups are left out
+        unless the filter names their task, and a page may be short because of them.
+
+        Raises:
+            InvalidOption: the cursor is not the ``cursor`` of a page of this store.
+            FeatureMissing: the broker can list failed jobs only.
+        """
+        return find_shown(self.runtime.job_store, what or Filter(), limit, cursor)
+
+    def jobs(self, **what: Unpack[SearchOptions]) -> Found:
+        """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
+        return Found(self.runtime, **what)
+
+    def queues(self) -> list[QueueStats]:
+        """All queues with their numbers, without the queues of groups and :meth:`Limits.hold`."""
+        move_due(self.runtime.job_store)
+        return users_queues(self.broker.stats())
 
     @property
-    def current_batch(self) -> Batch | None:
-        """The open batch of the calling code, or None."""
-        batch = self._batch.get()
-        return batch if batch is not None and batch.is_open else None
-
-    def in_batch(self) -> bool:
-        """True inside ``with mill.batch()``."""
-        return self.current_batch is not None
-
-    def envelope(self, call: Call[Any], job_id: str = "", links: Links | None = None) -> Envelope:
-        """The envelope of a call's job: encoded, checked and signed."""
-        return envelope_of(self, call, job_id, links)
-
-    def seal(self, envelope: Envelope) -> Envelope:
-        """Complete an envelope: check its size, and add its id, its time and its signature."""
-        return seal(self, envelope)
+    def history(self) -> History:
+        """The history of the store: see :class:`History`. This call reads nothing."""
+        return History(self.runtime)
 
     def group(self, group_id: str) -> JobGroup[Any]:
         """A handle on the group, or flow, with this id. This method does not read the store."""
-        return JobGroup(self, check_name("id", group_id))
+        return JobGroup(self.runtime, check_name("id", group_id))
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
+        """A queue of raw messages. The settings, if any, are stored: see :class:`Queue`.
+
+        Raises:
+            InvalidOption: the name or a setting is wrong.
+            FeatureMissing: the broker lacks a feature that a setting needs.
+        """
+        return Queue(self.runtime, name, **settings)
+
+    def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        mandatory: bool = False,
+        **options: Unpack[PublishOptions],
+    ) -> list[Job[Any]]:
+        """Put a copy of a message into each queue that is bound to its topic, in one commit.
+
+        Bind queues with :meth:`Queue.bind`. A queue gets one copy, however many of its patterns
+        match. Each copy has an id of its own, and the topic in its header ``topic``.
+
+        Args:
+            topic: words between dots, such as ``"orders.eu.new"``.
+            body: plain data.
+            mandatory: True raises an error when no queue is bound to the topic.
+            options: ``priority retries expires tags delay at ttr headers txn``, as for
+                :meth:`Queue.put`. All copies have them.
+
+        Returns:
+            The handles of the copies; an empty list when no queue is bound. Inside a batch, the
+            end of the batch fills the list.
+
+        Raises:
+            Unroutable: ``mandatory``, and no queue is bound; nothing was stored.
+            QueueFull, StoreFull, InvalidOption: nothing was stored, in no queue.
+            FeatureMissing: the broker has no topics.
+        """
+        return self.runtime.topics.publish(topic, body, mandatory=mandatory, options=options)
+
+    async def apublish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        mandatory: bool = False,
+        **options: Unpack[PublishOptions],
+    ) -> list[Job[Any]]:
+        """As ``publish``, without blocking the event loop."""
+
+        def publish() -> list[Job[Any]]:
+            return self.runtime.topics.publish(topic, body, mandatory=mandatory, options=options)
+
+        return await self.runtime.threaded_put(publish, options.get("txn"))
+
+    def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
+        """The next message of several queues. An earlier queue goes before a later queue.
+
+        Returns None after ``timeout`` seconds without a message; waits for ever without a timeout.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached, or another process has been writing to
+                it for 30 s.
+        """
+        return self.runtime.consumers.get(queues, timeout)
+
+    async def aget(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
+        """As ``get``, without blocking the event loop."""
+        return await self.runtime.consumers.aget(queues, timeout)
+
+    def get_many(
+        self, queues: Sequence[str], n: int, timeout: Seconds | None = None
+    ) -> list[Message]:
+        """Up to ``n`` messages (at most 1,000) of several queues: see :meth:`Queue.get_many`."""
+        return self.runtime.consumers.get_many(queues, n, timeout)
+
+    async def aget_many(
+        self, queues: Sequence[str], n: int, timeout: Seconds | None = None
+    ) -> list[Message]:
+        """As ``get_many``, without blocking the event loop."""
+        return await self.runtime.consumers.aget_many(queues, n, timeout)
+
+    # -- working --------------------------------------------------------------------------------
 
     def worker(
         self, concurrency: int = 4, *, queues: Sequence[str] = ()
@@ -408,19 +422,4 @@ class Tidemill(Putting, Messaging, Reading, Events, Wrapping, FoundTasks):
         from tidemill.worker.settings import Settings
 
         given = Settings(concurrency=concurrency, queues=tuple(queues), shutdown_timeout=PATIENCE)
-        return running_worker(self, given)
-
-
-def _pools() -> tuple[Threads, Threads]:
-    return Threads("act", ACTING), Threads("wait", WAITING)
-
-
-_apps: weakref.WeakSet[Tidemill] = weakref.WeakSet()
-
-
-def _after_fork_child() -> None:
-    for mill in list(_apps):
-        mill.after_fork_child()
-
-
-after_fork(_after_fork_child)
+        return running_worker(self.runtime, given)

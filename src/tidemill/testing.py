@@ -82,7 +82,7 @@ def worker(
     settings = Settings(
         concurrency=concurrency, queues=tuple(queues), shutdown_timeout=PATIENCE, name="testing"
     )
-    return running_worker(mill, settings)
+    return running_worker(mill.runtime, settings)
 
 
 def run_all(
@@ -127,10 +127,12 @@ def join(mill: Tidemill, timeout: Seconds | None = None, *, queues: Sequence[str
     seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
     until = time.monotonic() + seconds
     while left := _unfinished(mill, queues):
-        mill.job_store.wait_for([r.envelope.id for r in left], max(0.0, until - time.monotonic()))
+        mill.runtime.job_store.wait_for(
+            [r.envelope.id for r in left], max(0.0, until - time.monotonic())
+        )
         if time.monotonic() >= until and (left := _unfinished(mill, queues)):
             named = ", ".join(f"{r.envelope.id} ({r.state})" for r in left[:MOST_NAMED])
-            why = no_worker(mill, left[0]) or "tidemill explain ID says why"
+            why = no_worker(mill.runtime, left[0]) or "tidemill explain ID says why"
             raise ResultTimeout(f"jobs have not ended after {seconds:g} s: {named}; {why}")
 
 
@@ -190,7 +192,7 @@ def _run_ready(mill: Tidemill, concurrency: int, queues: Sequence[str]) -> None:
         shutdown_timeout=PATIENCE,
         name="testing",
     )
-    judge([Supervisor(settings, mill).run()])
+    judge([Supervisor(settings, mill.runtime).run()])
 
 
 def tidemill_worker() -> Iterator[Callable[..., Supervisor]]:

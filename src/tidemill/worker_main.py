@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 
-from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.client.log_attributes import mark_records
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.log_output import LogSettings, log_output
+from tidemill.runtime import Runtime
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.forked_children import handle_signal
@@ -50,7 +50,7 @@ def main(fd: int) -> int:
     return 0
 
 
-def _load(app: str) -> tuple[Tidemill | None, ProcessEvents | None, Hello]:
+def _load(app: str) -> tuple[Runtime | None, ProcessEvents | None, Hello]:
     """Load the app, and call its handlers of ``process_start``. Return the report, too.
 
     The report goes to the supervisor. The app is None when a step failed.
@@ -58,7 +58,7 @@ def _load(app: str) -> tuple[Tidemill | None, ProcessEvents | None, Hello]:
     try:
         mark_records()  # the app may log while it is imported
         with log_output(LogSettings.from_environment()):
-            mill = load_app(app)
+            mill = load_app(app).runtime
             events = ProcessEvents(mill)
             events.start()
         mark_records()  # again, because the app may have set another factory of log records

@@ -165,9 +165,9 @@ def test_a_retry_that_cannot_succeed_is_refused_and_names_the_job(tasks: Tasks) 
     for stopped in (pair, middle, mill.job(pair.id), mill.job(f"{pair.id}.0000000")):
         with pytest.raises(RetryRefused, match=f"job {failed.id}, which failed: ValueError: fail"):
             stopped.retry()
-    assert retry_jobs(mill, [pair.id, middle.id]) == [False, False]
+    assert retry_jobs(mill.runtime, [pair.id, middle.id]) == [False, False]
     tasks.is_broken = False
-    assert retry_jobs(mill, [handle.id]) == [True]
+    assert retry_jobs(mill.runtime, [handle.id]) == [True]
     run_all(mill)
     assert tasks.lefts() == []
 
@@ -285,7 +285,7 @@ def test_of_a_group_and_its_members_the_group_is_deleted_first(tasks: Tasks) -> 
     mill, ok = tasks.mill, tasks.ok
     handle = mill.enqueue(group([ok.call()] * 2).on_complete(tasks.hook))
     ids = [handle[0].id, handle.id, handle[1].id, handle.id]
-    assert delete_jobs(mill, ids) == [True] * 4
+    assert delete_jobs(mill.runtime, ids) == [True] * 4
     assert mill.find().records == []
     run_all(mill)
     assert tasks.told == []

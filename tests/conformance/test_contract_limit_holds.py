@@ -36,13 +36,13 @@ def make_mill(kind: Kind, broker: Broker, tmp_path: Path) -> Iterator[Callable[[
 
     def make() -> Tidemill:
         mill = Tidemill(kind.store_url(tmp_path))
-        mill._broker = broker  # type: ignore[assignment]
+        mill.runtime._broker = broker  # type: ignore[assignment]
         made.append(mill)
         return mill
 
     yield make
     for mill in made:
-        mill._broker = None  # the fixture of the broker closes it
+        mill.runtime._broker = None  # the fixture of the broker closes it
         mill.close()
 
 
@@ -291,7 +291,7 @@ def test_the_end_of_the_app_frees_its_places(
     thread.start()
     eventually(lambda: len(holds(mill)) == 2, "the wait")
     # when it is closed (its broker is not: the other app uses the same object)
-    mill.consumers.close()
+    mill.runtime.consumers.close()
     mill.limits.close()
     # then the place is free, and the wait has ended
     thread.join(SOON)

@@ -22,7 +22,7 @@ def mill(broker: Broker, kind: Kind, tmp_path: Path) -> Iterator[Tidemill]:
     """An app on the broker's store; in memory it is the broker itself."""
     with Tidemill(kind.store_url(tmp_path)) as mill:
         if kind.name == "memory":
-            mill._broker = broker  # type: ignore[assignment]
+            mill.runtime._broker = broker  # type: ignore[assignment]
         yield mill
 
 
@@ -137,7 +137,7 @@ def test_get_many_hands_out_messages_with_ttr_0_once(mill: Tidemill) -> None:
 
 
 def test_get_many_refuses_messages_that_cannot_be_read_one_by_one(mill: Tidemill) -> None:
-    mill.keys = [b"secret"]
+    mill.runtime.keys = [b"secret"]
     queue = mill.queue("q")
     queue.put("a")
     mill.broker.put([Envelope(id="bare", queue="q", body=b"\x01")])

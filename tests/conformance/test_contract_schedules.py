@@ -480,7 +480,7 @@ def test_the_first_time_of_a_schedule_goes_by_the_clock_of_the_store(
     assert store.wall() == pytest.approx(expected, abs=60)
     # when a worker declares a schedule, and a program adds one
     with Tidemill("memory://") as app:
-        app._broker = store
+        app.runtime._broker = store
         task = app.task(name="tick")(max)
         app.schedule("declared", task.call(), every=600)
         Scheduling().declare(store, Hello(schedules=app.schedules.declared()))
@@ -497,7 +497,7 @@ def test_the_first_time_of_a_schedule_goes_by_the_clock_of_the_store(
         record = one(broker, "declared")
         assert record is not None
         assert record.due - expected == pytest.approx(1200, abs=60)
-        app._broker = None
+        app.runtime._broker = None
 
 
 # -- declarations of tasks -----------------------------------------------------------------------
@@ -523,14 +523,14 @@ def test_a_worker_declares_and_a_producer_reads(broker: Broker) -> None:
     # given a worker that has declared its tasks
     with Tidemill("memory://", retries=5) as app:
         app.task(name="app.send", queue="mail", priority=7)(max)
-        declared = Hello(declared=app.declarations.own())
+        declared = Hello(declared=app.runtime.declarations.own())
     TaskDeclarations().declare(cast(Store, broker), declared)
     # when a producer on the same store calls the task by name
     producer = Tidemill("memory://")
-    producer._broker = cast(Store, broker)
-    envelope = producer.envelope(producer.call("app.send", 1, 2))
+    producer.runtime._broker = cast(Store, broker)
+    envelope = producer.runtime.envelope(producer.call("app.send", 1, 2))
     # then
     assert (envelope.queue, envelope.rank) == ("mail", rank_of(7))
     assert envelope.retries.limit == 5
     with pytest.raises(TaskNotFound):
-        producer.envelope(producer.call("app.other"))
+        producer.runtime.envelope(producer.call("app.other"))

@@ -273,7 +273,7 @@ from tidemill.django import mill
 with transaction.atomic():
     kept = tasks.noop.enqueue()
     also = tasks.write_order.enqueue("x")
-    inside = [mill.job_store.get(each.id) is None for each in (kept, also)]
+    inside = [mill.runtime.job_store.get(each.id) is None for each in (kept, also)]
     try:
         with transaction.atomic():
             tasks.noop.enqueue()

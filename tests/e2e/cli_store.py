@@ -42,12 +42,12 @@ class Desk:
 
     def work(self) -> None:
         """Run all that is ready, in this process."""
-        supervisor = Supervisor(Settings(burst=True, concurrency=2, name="w1"), self.mill)
+        supervisor = Supervisor(Settings(burst=True, concurrency=2, name="w1"), self.mill.runtime)
         assert supervisor.run() == 0
 
     def declare(self) -> None:
         """Store the options of the app's tasks, as a worker does at its start."""
-        declared = Hello(declared=self.mill.declarations.own())
+        declared = Hello(declared=self.mill.runtime.declarations.own())
         TaskDeclarations().declare(self.mill.broker, declared)
 
     def run(self, *words: str, url: bool = True, **options: Any) -> Result:

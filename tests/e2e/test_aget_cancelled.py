@@ -123,7 +123,7 @@ def test_a_timeout_that_came_too_late_leaves_no_cancellation_behind(
 def test_a_message_with_a_ttr_goes_back_at_once(mill: Tidemill, n: int) -> None:
     async def main() -> None:
         task = asyncio.ensure_future(mill.queue("q").aget_many(n))
-        waiting = mill.consumers.session.waiting
+        waiting = mill.runtime.consumers.session.waiting
         await asyncio.to_thread(eventually, lambda: waiting, "a waiting call")
         mill.queue("q").put(1)
         until = time.monotonic() + 30

@@ -61,13 +61,13 @@ def test_a_message_with_a_ttr_goes_back_when_its_delivery_is_interrupted(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mill.queue("q").put(1)
-    real = mill.consumers._deliver
+    real = mill.runtime.consumers._deliver
 
     def deliver(message: Message, stop: Any) -> Message | None:
-        monkeypatch.setattr(mill.consumers, "_deliver", real)
+        monkeypatch.setattr(mill.runtime.consumers, "_deliver", real)
         raise Interrupt
 
-    monkeypatch.setattr(mill.consumers, "_deliver", deliver)
+    monkeypatch.setattr(mill.runtime.consumers, "_deliver", deliver)
     with pytest.raises(Interrupt):
         mill.queue("q").get(10)
     assert taken(mill) == [1]

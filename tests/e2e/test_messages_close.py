@@ -40,7 +40,7 @@ class Call:
 
 def waits(mill: Tidemill, count: int = 1) -> None:
     """Until so many consumers are inside of ``get``."""
-    eventually(lambda: len(mill.consumers.session.waiting) == count, "waiting consumers")
+    eventually(lambda: len(mill.runtime.consumers.session.waiting) == count, "waiting consumers")
     time.sleep(0.1)  # most have reached their wait; each moment before it must do as well
 
 

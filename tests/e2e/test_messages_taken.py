@@ -133,7 +133,7 @@ def test_the_block_buries_a_message_that_it_cannot_read(mill: Tidemill) -> None:
 
 def test_unsigned_messages_are_not_handed_out(mill: Tidemill) -> None:
     # case T15
-    mill.keys = [b"secret"]
+    mill.runtime.keys = [b"secret"]
     mill.queue("q").put("signed")
     forged = Envelope(id="forged", queue="q", body=b"\x01", signature=b"x" * 32)
     mill.broker.put([Envelope(id="bare", queue="q", body=b"\x01"), forged])

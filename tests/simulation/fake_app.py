@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.client.runtime import Runtime
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.execute import Run
 
 if TYPE_CHECKING:
     from fake_process import FakeProcess
+
+    from tidemill.app import Tidemill
 
 FOREVER = math.inf
 
@@ -65,7 +66,7 @@ class FakeApp:
     """
 
     def __init__(self, mill: Any) -> None:
-        self.mill: Runtime = mill
+        self.mill: Tidemill = mill
         self.behaviours: dict[str, Behaviour] = {}
         self.boot, self.stops = 0.2, 0.05
         self.error = ""
@@ -79,8 +80,8 @@ class FakeApp:
             return Hello(error=self.error)
         mill = self.mill
         names = [name for name in mill.tasks if name not in self.lacks]
-        declared = [(name, body) for name, body in mill.declarations.own() if name in names]
-        known = names, list(mill.allow_imports), declared
+        declared = [(name, body) for name, body in mill.runtime.declarations.own() if name in names]
+        known = names, list(mill.runtime.allow_imports), declared
         return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
 
 

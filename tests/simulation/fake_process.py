@@ -132,7 +132,7 @@ class FakeProcess:
         self._board: Scoreboard | None = None
         self._rows = deque[int]()
         self._stopping = Stopping()
-        self._executor = Executor(app.mill, setup.queues)
+        self._executor = Executor(app.mill.runtime, setup.queues)
         self._waits: Waits | None = None
         self._lacks: frozenset[str] = frozenset()
         self._beats = self._ticks = self._loaded = self._keeps = self._grown = False

@@ -63,7 +63,7 @@ class Desk:
 
     def again(self) -> Tidemill:
         """The app as a new version of its code has it: nothing is declared yet."""
-        self.mill.schedules = type(self.mill.schedules)(self.mill)
+        self.mill.schedules = type(self.mill.schedules)(self.mill.runtime)
         return self.mill
 
 

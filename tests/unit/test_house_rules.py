@@ -41,6 +41,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("workflows",),
     ("schedules", "transfer"),
     ("worker",),
+    ("runtime",),
     ("app",),
     ("app_loader",),
     ("",),
@@ -56,7 +57,7 @@ LAYERS: list[tuple[str, ...]] = [
 CONCRETE = LAYERS[6] + LAYERS[7]
 NAMES_A_BROKER = {
     "brokers.django": "brokers.memory",  # applies the rules of memory:// to rows
-    "app": "brokers.lmdb",  # opens a store in the caller's own environment
+    "runtime": "brokers.lmdb",  # opens a store in the caller's own environment
     "doctor": "brokers.lmdb",  # explains a store on disk
 }
 

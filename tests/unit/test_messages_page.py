@@ -103,7 +103,7 @@ def unlisted_exceptions() -> Iterator[str]:
 
 def test_the_page_shows_lines_that_are_logged_and_all_exceptions() -> None:
     lines = [line for line in logged() if line.text and PLACEHOLDER.sub("", line.text).strip()]
-    assert {line.room for line in lines} >= {"app", "brokers", "client", "server", "worker"}
+    assert {line.room for line in lines} >= {"brokers", "client", "runtime", "server", "worker"}
     assert len(ROWS) > 30
     expect_none([*not_logged(lines), *unlisted_exceptions()])
 

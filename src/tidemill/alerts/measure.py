@@ -12,7 +12,7 @@ from tidemill.alerts.rules import Rule
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.reading import users_queues
+from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing
 from tidemill.core.owner import Owner
@@ -38,8 +38,8 @@ def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
     Raises:
         FeatureMissing: the broker does not know a value that a rule measures.
     """
-    mill.features.need(Feature.INSPECT, "a rule of alerts")
-    mill.features.need(Feature.HISTORY, "an alert")
+    mill.runtime.features.need(Feature.INSPECT, "a rule of alerts")
+    mill.runtime.features.need(Feature.HISTORY, "an alert")
     for rule in rules:
         if rule.when == "disk" and _used(mill) is None:
             raise FeatureMissing(

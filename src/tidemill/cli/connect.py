@@ -93,12 +93,12 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
     words, given = _words()
     verb = words[0] if words else ""
     changing = _READS_ONLY.get(" ".join(words), _READS_ONLY.get(verb))
-    mill.reading = changing is not None and all(
+    mill.runtime.reading = changing is not None and all(
         given.get(option) in (None, False) for option in changing
     )
-    mill.features.need(Feature.PROCESSES, "the command line")
+    mill.runtime.features.need(Feature.PROCESSES, "the command line")
     if verb in _NEEDS:
-        mill.features.need(_NEEDS[verb], f"tidemill {verb}")
+        mill.runtime.features.need(_NEEDS[verb], f"tidemill {verb}")
     return mill
 
 

@@ -62,7 +62,7 @@ def enqueue(
     kwargs = dict(keyword(text) for text in pairs)
     with mill:
         if wait is not None:
-            mill.features.need(Feature.RESULTS, "--wait")
+            mill.runtime.features.need(Feature.RESULTS, "--wait")
         try:
             job = mill.enqueue(mill.call(task, *map(argument, args), **kwargs).using(**given))
         except TypeError as error:

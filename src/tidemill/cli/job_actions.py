@@ -66,9 +66,9 @@ def retry(
         _refuse_force(mill, chosen)
 
     def do(part: Sequence[str]) -> list[bool]:
-        return retry_jobs(mill, part, force=force)
+        return retry_jobs(mill.runtime, part, force=force)
 
-    _act("retried", chosen, do, mill, as_json, functools.partial(why_not_run, mill))
+    _act("retried", chosen, do, mill, as_json, functools.partial(why_not_run, mill.runtime))
 
 
 @click.command()
@@ -98,7 +98,7 @@ def cancel(
         return mill.broker.cancel(part, terminate=terminate)
 
     def by_id(part: Sequence[str]) -> list[bool]:
-        return cancel_jobs(mill, part, terminate=terminate)
+        return cancel_jobs(mill.runtime, part, terminate=terminate)
 
     _act("cancelled", chosen, by_id if ids else do, mill, as_json)
 
@@ -127,14 +127,14 @@ def alter(
     in the order of acceptance. The id of a group or a chain selects all its jobs.
     """
     rank, target = check_alter(priority, target)
-    mill.features.need(Feature.ALTER, "alter")
+    mill.runtime.features.need(Feature.ALTER, "alter")
     chosen = _chosen(mill, ids, what, WAITING_STATES, "alter", everything)
 
     def do(part: Sequence[str]) -> list[bool]:
         return mill.broker.alter(part, rank=rank, queue=target)
 
     def by_id(part: Sequence[str]) -> list[bool]:
-        return alter_jobs(mill, part, rank=rank, queue=target)
+        return alter_jobs(mill.runtime, part, rank=rank, queue=target)
 
     def why_not(record: Record) -> str:
         return why_not_altered(record, target)
@@ -159,7 +159,7 @@ def delete(
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
 
     def by_id(part: Sequence[str]) -> list[bool]:
-        return delete_jobs(mill, part)
+        return delete_jobs(mill.runtime, part)
 
     _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
 
@@ -214,7 +214,7 @@ def _follows(mill: Tidemill, record: Record, what: Filter, verb: str) -> bool:
     is_group = record.envelope.task == GROUP
     if what.id_prefix:
         return is_group or is_hook(record)
-    return is_group and (verb == "retry" or not lacks_members(mill, record))
+    return is_group and (verb == "retry" or not lacks_members(mill.runtime, record))
 
 
 def _why_not_ended(record: Record) -> str:

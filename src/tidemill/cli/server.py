@@ -197,7 +197,7 @@ def server(
         mill = _mill(where or workers)
     with mill, _watching(mill, alerts):
         if workers:
-            mill.features.need(Feature.PROCESSES, "--workers")
+            mill.runtime.features.need(Feature.PROCESSES, "--workers")
         sys.exit(serve(mill, settings, [workers, *given] if workers else ()))
 
 

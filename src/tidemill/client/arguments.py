@@ -41,6 +41,7 @@ class Arguments:
     def __init__(self, function: Callable[..., Any], task: str) -> None:
         self._function = function
         self._task = task
+        self.is_async = inspect.iscoroutinefunction(function)
         self._shapes = _shapes(function)
         self.unresolved = ""
         """Why the annotations cannot be read; empty if they can."""

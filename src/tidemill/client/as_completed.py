@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidemill.client.context import waiting_for
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
 from tidemill.client.progress_bar import open_bar
 from tidemill.client.results import PAGE
-from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import Record, State
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 H = TypeVar("H", covariant=True)
 

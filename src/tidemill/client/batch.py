@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
-from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.locks import Lock
 from tidemill.core.signals import SignalsDeferred
 
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
+
+
+class OpenBatch(Protocol):
+    """What a put may join: a batch, or in a Django project a transaction."""
+
+    def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]] | None:
+        """Add jobs; None when the batch has ended."""
+
+    def publish(self, made: Publication) -> bool:
+        """Add a publication; False when the batch has ended."""
+
 
 class Batch:
     """A context manager for ``with``, and for ``async with`` in event loops."""
 
-    def __init__(self, mill: Runtime, current: contextvars.ContextVar[Batch | None]) -> None:
+    def __init__(self, mill: Runtime) -> None:
         self._mill = mill
-        self._current = current
+        self._current = mill.batch_variable
         self._lock = Lock()
         self._open = False
         self._pending = PendingPuts(mill)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.inline_jobs import JobStore
 from tidemill.client.results import MEMBER_COUNT, PAGE, member_id, members_of, size_of
-from tidemill.client.runtime import Runtime
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.errors import InvalidOption, RetryRefused
 from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Record, RunOn, State
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
 _HOOKS_MOST = 3  # the most hooks of one job

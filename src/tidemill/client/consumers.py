@@ -17,14 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.client.held_messages import HeldMessages
 from tidemill.client.message import Message, settle_together
-from tidemill.client.runtime import Runtime
 from tidemill.client.threads import cancel_later
 from tidemill.client.undelivered import fresh_copy
 from tidemill.core.clock import clock, new_id
@@ -34,6 +33,9 @@ from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.owner import Owner
 from tidemill.core.signatures import refusal, trusted
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 T = TypeVar("T")
 log = logging.getLogger("tidemill")

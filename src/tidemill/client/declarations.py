@@ -10,20 +10,22 @@ computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.schedules import DECLARATION
 from tidemill.client.options import CALL_OPTIONS, Options
-from tidemill.client.runtime import Runtime
 from tidemill.client.threads import is_in_event_loop
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing, InvalidOption, TaskNotFound, TidemillError
 from tidemill.core.suggest import did_you_mean
 from tidemill.limits.declare import Limit
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 FRESH = 10.0
 """Seconds for which a producer uses a declaration that it has read."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tidemill.client.argument_check import pack_checked_call
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.call import Call
 from tidemill.client.events import headers_of
-from tidemill.client.runtime import Runtime
 from tidemill.client.task import warn_if_local
 from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import pack_pickle_call, pack_plain_call, sign
 from tidemill.core.config import check_name, check_size
 from tidemill.core.envelope import Envelope, Links
 
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
-def envelope_of(mill: Runtime, call: Call[object], job_id: str, links: Links | None) -> Envelope:
+
+def envelope_of(
+    mill: Runtime, call: Call[object], job_id: str = "", links: Links | None = None
+) -> Envelope:
     """The envelope of a call's job. If ``job_id`` is empty, the call's options may give the id."""
     if call.missing is not None:
         raise call.missing

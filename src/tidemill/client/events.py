@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
 
 from tidemill.client.call import Call
 from tidemill.client.options import check_headers
@@ -22,8 +22,6 @@ from tidemill.core.suggest import hint
 Event = Literal["process_start", "process_stop", "enqueue"]
 ProcessHandler = Callable[[], Awaitable[None] | None]
 EnqueueHandler = Callable[["NewJob"], None]
-P = TypeVar("P", bound=ProcessHandler)
-E = TypeVar("E", bound=EnqueueHandler)
 
 
 class NewJob:
@@ -47,47 +45,28 @@ class NewJob:
         self.headers: dict[str, str] = dict(call.options.headers)
 
 
-class Events:
-    """The part of :class:`tidemill.Tidemill` that calls functions at events."""
+def no_handlers() -> dict[str, list[Callable[..., Any]]]:
+    """The events of an app, each without a handler."""
+    return {"process_start": [], "process_stop": [], "enqueue": []}
 
-    def __init__(self) -> None:
-        self.event_handlers: dict[str, list[Callable[..., Any]]] = {
-            "process_start": [],
-            "process_stop": [],
-            "enqueue": [],
-        }
 
-    @overload
-    def on(self, event: Literal["process_start", "process_stop"], /) -> Callable[[P], P]: ...
-    @overload
-    def on(self, event: Literal["enqueue"], /) -> Callable[[E], E]: ...
-    def on(self, event: Event, /) -> Callable[[Any], Any]:
-        """Declare a function that the app calls at an event: ``@mill.on("process_start")``.
+def handler_of(
+    handlers: Mapping[str, list[Callable[..., Any]]], event: str
+) -> Callable[[Any], Any]:
+    """The decorator that adds a handler of an event: see :meth:`tidemill.Tidemill.on`.
 
-        - ``process_start``: in each worker process, after the import of the app and before the
-          first job. The function takes no argument and may be async. If it raises, the process
-          cannot start, as if the import had failed.
-        - ``process_stop``: in each worker process that ends properly, after its last job, in the
-          opposite order. The function takes no argument and may be async. An exception is logged.
-          A process that is killed calls nothing.
-        - ``enqueue``: for each job of this app, before it is stored. The function takes a
-          :class:`NewJob`, whose ``headers`` it may change, and is not async. If it raises, nothing
-          is stored.
+    Raises:
+        InvalidOption: there is no such event.
+    """
+    if event not in handlers:
+        raise InvalidOption(f"there is no event {event!r}; {hint(str(event), handlers)}")
 
-        Raises:
-            InvalidOption: there is no such event, or the function does not fit the event.
-        """
-        if event not in self.event_handlers:
-            raise InvalidOption(
-                f"there is no event {event!r}; {hint(str(event), self.event_handlers)}"
-            )
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check(event, function)
+        handlers[event].append(function)
+        return function
 
-        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            _check(event, function)
-            self.event_handlers[event].append(function)
-            return function
-
-        return declare
+    return declare
 
 
 def _check(event: str, function: Callable[..., Any]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.compositions import cause_of, cause_text, parents_of, why_not_retried
-from tidemill.client.runtime import Runtime
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.config import main_module
@@ -24,6 +24,9 @@ from tidemill.core.scoreboard import read_runs
 from tidemill.core.verdicts import waits_for_its_task
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 AHEAD_MOST = 10_000
 """The most jobs that are counted before a ready job."""
@@ -146,7 +149,8 @@ def _worker_command(mill: Runtime, task: str) -> str:
     name = main_module() if module == "__main__" else module
     if name is None:  # a notebook, or a console
         return ""
-    apps = [key for key, value in vars(sys.modules.get(module, sys)).items() if value is mill]
+    names = vars(sys.modules.get(module, sys)).items()
+    apps = [key for key, value in names if inspect.getattr_static(value, "runtime", None) is mill]
     return f"tidemill worker {name}:{apps[0]}" if apps else "tidemill worker MODULE:APP"
 
 

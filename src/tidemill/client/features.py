@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.features import Feature, lacks, need
 from tidemill.brokers.registry import features_of
-from tidemill.client.runtime import Runtime
 
 if TYPE_CHECKING:
     from tidemill.client.options import Options
+    from tidemill.runtime import Runtime
 
 
 class Features:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,12 +24,14 @@ from tidemill.client.history_numbers import (
     TaskNumbers,
 )
 from tidemill.client.queue_history import queue_numbers
-from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.rollup import FAILED, RETRIED, WIDTH
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 DAY = 24 * 3600
 

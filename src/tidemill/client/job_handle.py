@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Generator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import (
@@ -27,7 +27,6 @@ from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
 from tidemill.client.notebook import html_table, job_facts
 from tidemill.client.results import group_results
-from tidemill.client.runtime import Runtime
 from tidemill.client.threads import is_in_event_loop
 from tidemill.client.trail import Event, trail_of
 from tidemill.core.attempts import Attempt
@@ -44,6 +43,9 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.job import GROUP, Record, State
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 R = TypeVar("R")
 log = logging.getLogger("tidemill")

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import os
 import time
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.consumers import FOREVER, Session, Stop
@@ -30,11 +31,13 @@ from tidemill.client.lease_renewal import LEASE, LeaseRenewal
 from tidemill.client.message import Message
 from tidemill.client.messages import Queue
 from tidemill.client.queue_deletion import delete_queue
-from tidemill.client.runtime import Runtime
 from tidemill.core.crash_points import point
 from tidemill.core.errors import LeaseLost, LimitTimeout, TidemillError
 from tidemill.core.locks import Lock
 from tidemill.limits.declare import Limit
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Holds:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.client.limit_hold import Holds, LimitHold
-from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
 from tidemill.core.envelope import Ref
 from tidemill.core.errors import InvalidOption
@@ -23,6 +22,9 @@ from tidemill.limits.declare import (
     QueueLimitChanges,
     terms_from,
 )
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Limits:

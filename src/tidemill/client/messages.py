@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.held_messages import not_held
+from tidemill.client.history import History
 from tidemill.client.history_numbers import QueueNumbers
 from tidemill.client.job_handle import Job
 from tidemill.client.message import Message
@@ -17,7 +18,6 @@ from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.purges import PurgedQueue
 from tidemill.client.queue_bindings import BoundQueue
 from tidemill.client.queue_deletion import delete_queue
-from tidemill.client.runtime import Runtime
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.config import (
@@ -30,6 +30,9 @@ from tidemill.core.config import (
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, QueueFull
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Queue(PurgedQueue, BoundQueue):
@@ -302,7 +305,7 @@ class Queue(PurgedQueue, BoundQueue):
             FeatureMissing: the broker keeps no history.
             InvalidOption: matplotlib is not installed.
         """
-        found = self._mill.history.queues(since, queue=self.name)
+        found = History(self._mill).queues(since, queue=self.name)
         return plot(found[0] if found else QueueNumbers(self.name, 60, []), ax)
 
     def _repr_html_(self) -> str:

@@ -226,18 +226,3 @@ def _second_yield(steps: Any) -> RuntimeError:
     if inspect.isgenerator(steps):
         steps.close()
     return RuntimeError(f"the middleware {steps.__qualname__} yields more than once")
-
-
-class Wrapping:
-    """The middleware of an app."""
-
-    layers: tuple[Layer, ...]
-
-    @property
-    def middleware(self) -> tuple[Middleware, ...]:
-        """The functions around every job, outermost first."""
-        return tuple(layer.middleware for layer in self.layers)
-
-    @middleware.setter
-    def middleware(self, middleware: Sequence[Middleware]) -> None:
-        self.layers = check_middleware(middleware)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.client.job_handle import UNCOMMITTED, Job
-from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
 from tidemill.core.envelope import Envelope
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class PendingPuts:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tidemill.brokers.generic.purges import Purge, Restored, list_purges, purge, restore
-from tidemill.client.runtime import Runtime
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class PurgedQueue:

@@ -10,14 +10,16 @@ import collections
 import contextlib
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidemill.client.runtime import Runtime
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.envelope import Envelope
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Put
 from tidemill.core.signals import SignalsDeferred
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class _WaitingPut(NamedTuple):

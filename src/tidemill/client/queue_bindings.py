@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic import topics
-from tidemill.client.runtime import Runtime
 from tidemill.core.topics import check_pattern
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class BoundQueue:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats, check_users
 from tidemill.brokers.generic.purges import forget_purges
 from tidemill.brokers.generic.topics import unbind_all
-from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import State
 from tidemill.core.suggest import hint
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 _PAGE = 500
 

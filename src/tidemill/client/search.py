@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from tidemill.brokers.contract.inspection import Filter, Page, is_own
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
 from tidemill.client.inline_jobs import JobStore, move_due
 from tidemill.client.job_handle import Job
-from tidemill.client.runtime import Runtime
 from tidemill.client.task import Task
 from tidemill.core.config import check_known, check_name
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import GROUP, State
 from tidemill.core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 _PAGE = 200
 
@@ -101,6 +103,11 @@ def find_shown(store: JobStore, what: Filter, limit: int, cursor: str) -> Page:
         page = store.find(what, limit - len(shown), page.cursor)
         shown += [record for record in page.records if not is_own(record.envelope.queue)]
     return Page(shown, page.cursor)
+
+
+def users_queues(rows: Iterable[QueueStats]) -> list[QueueStats]:
+    """The queues, without the queues that tidemill makes for itself."""
+    return [row for row in rows if not is_own(row.name)]
 
 
 def states_of(given: str | Iterable[str]) -> frozenset[State]:

@@ -28,10 +28,12 @@ from tidemill.client.call import Call, PartialCall
 from tidemill.client.context import running_job
 from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
-from tidemill.client.runtime import Runtime
 from tidemill.core.config import check_name, main_module
 from tidemill.core.errors import InvalidOption
 from tidemill.core.foreign_names import our_option
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -42,27 +44,40 @@ log = logging.getLogger("tidemill")
 
 
 class Configured(Generic[P, R, C]):
-    """A task with changed options, or bound to an instance.
+    """A task as it is called: with its options, and perhaps bound to an instance.
 
     ``R`` is the type of the job's result. ``C`` is the type that a plain call returns: a
     coroutine for an async task.
     """
 
-    __slots__ = ("_bound", "_options", "_task")
-
-    def __init__(self, task: Task[..., R], options: Options, bound: tuple[Any, ...] = ()) -> None:
-        self._task = task
-        self._options = options
+    def __init__(
+        self,
+        runtime: Runtime,
+        function: Callable[..., Any],
+        name: str,
+        options: Options,
+        arguments: Arguments,
+        bound: tuple[Any, ...] = (),
+    ) -> None:
+        self.runtime = runtime
+        self.function = function
+        self.name = name
+        self.options = options
+        self.arguments = arguments
+        self.is_async = arguments.is_async
         self._bound = bound
 
     def using(self, **options: Unpack[CallOptions]) -> Configured[P, R, C]:
-        """The task with further options.
+        """The task with other options for this call: ``task.using(delay=5).enqueue(…)``.
 
         Raises:
             InvalidOption: there is no such option, or a value cannot be used.
         """
-        changed = self._options.changed(f"task {self._task.name}", options, CALL_OPTIONS)
-        return Configured(self._task, changed, self._bound)
+        changed = self.options.changed(f"task {self.name}", options, CALL_OPTIONS)
+        return self._configured(changed, self._bound)
+
+    def _configured(self, options: Options, bound: tuple[Any, ...]) -> Configured[Any, R, Any]:
+        return Configured(self.runtime, self.function, self.name, options, self.arguments, bound)
 
     @overload
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
@@ -76,8 +91,23 @@ class Configured(Generic[P, R, C]):
         Raises:
             TypeError: the task does not take these arguments.
         """
-        given = (*self._bound, *args)
-        return _call(self._task, given, kwargs, self._options)
+        args, missing = (*self._bound, *args), None
+        try:
+            self.arguments.check(args, kwargs)
+        except TypeError as error:
+            missing = error
+            self._refuse_options(kwargs, error)
+            self.arguments.check_given(args, kwargs)
+        return Call(self.name, args, kwargs, self.options, missing)
+
+    def _refuse_options(self, kwargs: Mapping[str, Any], error: TypeError) -> None:
+        """Refuse an option among the arguments with a text that says how to give options."""
+        names = self.arguments.signature.parameters
+        for name in kwargs:
+            option = f"{name}=" if name in CALL_OPTIONS else our_option(name)
+            if name not in names and option.endswith("="):
+                how = f"{self.function.__name__}.using({option}…).enqueue(…)"
+                raise TypeError(f"{error}; an option goes before the call: {how}") from None
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Have a worker make the call. The job is durable when this returns.
@@ -88,24 +118,23 @@ class Configured(Generic[P, R, C]):
             CodecError: an argument has no encoding.
             BrokerUnavailable: the store cannot be reached; the job may be stored.
         """
-        job: Job[R] = self._task.mill.enqueue(self.call(*args, **kwargs))
-        return job
+        return self.runtime.enqueue_call(self.call(*args, **kwargs))
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``enqueue``, without blocking the event loop."""
-        job: Job[R] = await self._task.mill.aenqueue(self.call(*args, **kwargs))
+        job: Job[R] = await self.runtime.aenqueue(self.call(*args, **kwargs))
         return job
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
         """Call the plain function, here and now."""
-        result: C = self._task.function(*self._bound, *args, **kwargs)
+        result: C = self.function(*self._bound, *args, **kwargs)
         return result
 
     def __repr__(self) -> str:
-        return f"<task {self._task.name}, configured>"
+        return f"<task {self.name}, configured>"
 
 
-class Task(Generic[P, R]):
+class Task(Configured[P, R, R]):
     """A function declared with ``@mill.task``: call it directly, or ``enqueue`` the call.
 
     A call of a method that is a task has the instance as its first argument.
@@ -119,20 +148,10 @@ class Task(Generic[P, R]):
     """
 
     def __init__(
-        self, mill: Runtime, function: Callable[..., Any], name: str, options: Options
+        self, runtime: Runtime, function: Callable[..., Any], name: str, options: Options
     ) -> None:
         functools.update_wrapper(self, function)  # first, so that copied names are replaced below
-        self.mill = mill
-        self.function = function
-        self.name = name
-        self.options = options
-        self.arguments = Arguments(function, name)
-        self.is_async = inspect.iscoroutinefunction(function)
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the plain function, here and now."""
-        result: R = self.function(*args, **kwargs)
-        return result
+        super().__init__(runtime, function, name, options, Arguments(function, name))
 
     @overload
     def __get__(self, instance: None, owner: type) -> Task[P, R]: ...
@@ -142,50 +161,7 @@ class Task(Generic[P, R]):
     ) -> Configured[Q, R, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         """Bind a task that is a method to its instance, which becomes the first argument."""
-        return self if instance is None else Configured(self, self.options, (instance,))
-
-    def using(self, **options: Unpack[CallOptions]) -> Configured[P, R, R]:
-        """The task with other options for this call: ``task.using(delay=5).enqueue(…)``.
-
-        Raises:
-            InvalidOption: there is no such option, or a value cannot be used.
-        """
-        return Configured(self, self.options.changed(f"task {self.name}", options, CALL_OPTIONS))
-
-    @overload
-    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
-    @overload
-    def call(
-        self: Task[Concatenate[S, Q], R], /, *args: Q.args, **kwargs: Q.kwargs
-    ) -> PartialCall[R]: ...  # a step of a chain, or a hook, gets its first argument later
-    def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The call as a value, for ``enqueue_many``, chains and groups.
-
-        Raises:
-            TypeError: the task does not take these arguments.
-        """
-        return _call(self, args, kwargs, self.options)
-
-    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Have a worker make the call. The job is durable when this returns.
-
-        Raises:
-            TypeError: the task does not take these arguments.
-            DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
-            CodecError: an argument has no encoding.
-            BrokerUnavailable: the store cannot be reached; the job may be stored.
-        """
-        job: Job[R] = self.mill.enqueue(self.call(*args, **kwargs))
-        return job
-
-    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """As ``enqueue``, without blocking the event loop."""
-        job: Job[R] = await self.mill.aenqueue(self.call(*args, **kwargs))
-        return job
-
-    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Convert arguments from the wire: see :meth:`Arguments.bind`."""
-        return self.arguments.bind(args, kwargs)
+        return self if instance is None else self._configured(self.options, (instance,))
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
@@ -227,28 +203,6 @@ class Declare(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-def _call(
-    task: Task[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
-) -> Call[R]:
-    """Make a call. Given arguments must fit the task; missing arguments are allowed.
-
-    An option among the arguments is refused with a text that says how to give options.
-    """
-    missing = None
-    try:
-        task.arguments.check(args, kwargs)
-    except TypeError as error:
-        missing = error
-        names = task.arguments.signature.parameters
-        for name in kwargs:
-            option = f"{name}=" if name in CALL_OPTIONS else our_option(name)
-            if name not in names and option.endswith("="):
-                how = f"{task.function.__name__}.using({option}…).enqueue(…)"
-                raise TypeError(f"{error}; an option goes before the call: {how}") from None
-        task.arguments.check_given(args, kwargs)
-    return Call(task.name, args, kwargs, options, missing)
 
 
 def make_task(

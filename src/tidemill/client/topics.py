@@ -7,7 +7,7 @@ queues of topics for as long as the bindings have the same version.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,13 +17,15 @@ from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.context import is_importing
 from tidemill.client.job_handle import Job
 from tidemill.client.options import PUBLISH_OPTIONS, Options
-from tidemill.client.runtime import Runtime
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption, Unroutable
 from tidemill.core.job import Put
 from tidemill.core.topics import check_topic
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 TOPIC = "topic"
 """The header in each copy that holds the topic."""

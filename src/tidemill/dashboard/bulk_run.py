@@ -191,7 +191,7 @@ def _launch(mill: Tidemill, bulk: Bulk) -> None:
         if threading.current_thread() is not thread:
             thread.join(5)
 
-    mill.before_close.append(end)
+    mill.runtime.before_close.append(end)
     thread.start()
 
 

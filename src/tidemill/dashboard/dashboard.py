@@ -75,7 +75,7 @@ class Dashboard:
         self.logout = any(route.path == "/logout" for route in extra)
         self.see_arguments = role_named("see_arguments", see_arguments)
         self.edit_jobs = role_named("edit_jobs", edit_jobs)
-        self.signer = Signer(secret, mill.keys)
+        self.signer = Signer(secret, mill.runtime.keys)
         self.looks = Looks(mill)
         self.news = News(self.looks, ended)
         self.cache = Cache()

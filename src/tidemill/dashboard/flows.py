@@ -195,7 +195,7 @@ def _link(page: Page, node: FlowNode, root: str) -> str:
 @routes.post("/flows/{flow_id}/cancel", Role.OPERATOR)
 def cancel(page: Page, flow_id: str) -> Response:
     """Cancel all unfinished jobs of a flow."""
-    count = cancel_all(page.mill, flow_id, terminate=False)
+    count = cancel_all(page.mill.runtime, flow_id, terminate=False)
     page.audit("cancelled flow", flow_id, count)
     return page.redirect(page.url("/flows/{}", flow_id), f"asked {count} jobs to stop")
 
@@ -204,7 +204,7 @@ def cancel(page: Page, flow_id: str) -> Response:
 def retry(page: Page, flow_id: str) -> Response:
     """Run again the jobs that failed. Then the jobs that were cancelled because of them run."""
     try:
-        retried = retry_all(page.mill, flow_id)
+        retried = retry_all(page.mill.runtime, flow_id)
         text = f"retried {retried} job{'' if retried == 1 else 's'}"
     except RetryRefused as error:
         retried, text = 0, str(error)

@@ -233,7 +233,7 @@ def run_again(page: Page, job_id: str) -> Response:
         envelope = _edited(page, record, text, given)
     except (InvalidOption, CodecError, TypeError) as error:
         return _form(page, record, text, str(error), **given)
-    handle = page.mill.put([envelope])[0]
+    handle = page.mill.runtime.put([envelope])[0]
     if handle.placed == Placed.KEPT:
         text = f"nothing was put: an unfinished job has the key {envelope.key}"
         return page.redirect(page.url("/jobs/{}", handle.id), text, "error")
@@ -249,7 +249,7 @@ def _edited(page: Page, record: Record, text: str, given: dict[str, str]) -> Env
     """
     mill, old = page.mill, record.envelope
     _as_json(old)
-    if old.signature and not mill.keys:
+    if old.signature and not mill.runtime.keys:
         raise InvalidOption(
             "the jobs of this store are signed, and the dashboard has no key; run it with "
             "--app, or mount it in the app"
@@ -276,7 +276,7 @@ def _edited(page: Page, record: Record, text: str, given: dict[str, str]) -> Env
         signature=b"",
         headers={**old.headers, RERUN_OF: old.id},
     )
-    return seal(mill, envelope)
+    return seal(mill.runtime, envelope)
 
 
 def _call_in(text: str) -> tuple[list[Any], dict[str, Any]]:

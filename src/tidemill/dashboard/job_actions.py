@@ -44,26 +44,26 @@ ACTIONS = {
     "retry": Action(
         *("Retry", "retried", "retry", Role.OPERATOR),
         frozenset({State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}),
-        lambda mill, ids, _: retry_jobs(mill, ids),
+        lambda mill, ids, _: retry_jobs(mill.runtime, ids),
     ),
     "cancel": Action(
         *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
-        lambda mill, ids, _: cancel_jobs(mill, ids),
+        lambda mill, ids, _: cancel_jobs(mill.runtime, ids),
         "Cancel? Jobs that have not started never will; running jobs are asked to stop.",
     ),
     "terminate": Action(
         *("Stop now", "stopped", "stop", Role.OPERATOR, _UNFINISHED),
-        lambda mill, ids, _: cancel_jobs(mill, ids, terminate=True),
+        lambda mill, ids, _: cancel_jobs(mill.runtime, ids, terminate=True),
         "Stop now? Running jobs are interrupted within a second.",
     ),
     "alter": Action(
         *("Change queue or priority", "altered", "up", Role.OPERATOR, WAITING_STATES),
-        lambda mill, ids, to: alter_jobs(mill, ids, rank=to.rank, queue=to.queue),
+        lambda mill, ids, to: alter_jobs(mill.runtime, ids, rank=to.rank, queue=to.queue),
         asks=True,
     ),
     "delete": Action(
         *("Delete", "deleted", "trash", Role.OPERATOR, frozenset(State)),
-        lambda mill, ids, _: delete_jobs(mill, ids),
+        lambda mill, ids, _: delete_jobs(mill.runtime, ids),
         "Delete? The jobs are gone with their results, in any state.",
     ),
 }
@@ -100,7 +100,7 @@ def act(
     """
     unique = list(dict.fromkeys(ids))
     if name == "alter":
-        mill.features.need(Feature.ALTER, "alter")
+        mill.runtime.features.need(Feature.ALTER, "alter")
     answers = ACTIONS[name].do(mill, unique, target)
     refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
     reasons = collections.Counter(
@@ -115,7 +115,7 @@ def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
     if record is None:
         return "it is no longer kept"
     if name == "retry":
-        return why_not_run(mill, record).replace(f" {record.envelope.key!r}", "")
+        return why_not_run(mill.runtime, record).replace(f" {record.envelope.key!r}", "")
     if name == "alter":
         if has(record, target):
             return HAS_ALREADY

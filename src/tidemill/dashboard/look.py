@@ -13,7 +13,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.inline_jobs import move_due
-from tidemill.client.reading import users_queues
+from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.owner import Owner
 

@@ -47,7 +47,7 @@ class AsgiDashboard:
         except ClientDisconnect:
             return
         handle = self.dashboard.handle
-        response = await self.dashboard.mill.threaded(handle, scope, user, bytes(body))
+        response = await self.dashboard.mill.runtime.threaded(handle, scope, user, bytes(body))
         await response(scope, receive, send)
 
 

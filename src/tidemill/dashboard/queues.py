@@ -308,7 +308,7 @@ def purge(page: Page, name: str) -> Response:
 def restore(page: Page, name: str) -> Response:
     """Bring the jobs of a purge back."""
     _stats(page, name)
-    page.mill.features.need(Feature.INSPECT, "restoring a purge")
+    page.mill.runtime.features.need(Feature.INSPECT, "restoring a purge")
     purge_id = page.request.field("purge")
     purges = {one.id: one for one in list_purges(page.mill.broker, name)}
     counts = [one.jobs for one in purges.values()]  # a restore reads the jobs of all purges

@@ -19,8 +19,7 @@ from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
 from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
-from tidemill.client.reading import users_queues
-from tidemill.client.search import states_of
+from tidemill.client.search import states_of, users_queues
 from tidemill.client.trail import trail_of
 from tidemill.core.errors import (
     InvalidOption,
@@ -165,17 +164,17 @@ def _moment(seconds: float) -> dt.datetime | None:
 
 
 def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = retry_jobs(mill, ids)
+    done = retry_jobs(mill.runtime, ids)
     return f"{sum(done)} of {len(ids)} jobs start again."
 
 
 def _cancel(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = cancel_jobs(mill, ids)
+    done = cancel_jobs(mill.runtime, ids)
     return f"{sum(done)} of {len(ids)} jobs are asked to stop."
 
 
 def _delete(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    return f"{sum(delete_jobs(mill, ids))} of {len(ids)} jobs are deleted."
+    return f"{sum(delete_jobs(mill.runtime, ids))} of {len(ids)} jobs are deleted."
 
 
 class JobPages(Pages):

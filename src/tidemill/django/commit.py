@@ -14,16 +14,18 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
 
 from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
-from tidemill.client.runtime import Runtime
 from tidemill.client.topics import Publication
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill.django")
 
@@ -115,10 +117,6 @@ class TransactionBatch:
         puts.publish(made)
         self._rule.make(puts)
         return True
-
-    def holds(self, job_id: str) -> bool:
-        """Always False: an open transaction never prevents the reading of a job."""
-        return False
 
 
 _numbers = itertools.count()

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.apps import apps
@@ -21,33 +21,31 @@ from tidemill.app import Tidemill
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.pending_puts import PendingPuts
-from tidemill.client.runtime import DeclaredTask, OpenBatch
 from tidemill.client.threads import is_in_event_loop
 from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
+from tidemill.runtime import Runtime
 from tidemill.worker.execute import run_awaitable
+
+if TYPE_CHECKING:
+    from tidemill.client.batch import OpenBatch
+    from tidemill.client.task import Configured
 
 T = TypeVar("T")
 
 
-class DjangoMill(Tidemill):
-    """A :class:`tidemill.Tidemill` that knows Django.
+class DjangoRuntime(Runtime):
+    """The runtime of an app that knows Django: see :class:`DjangoMill`.
 
-    - While Django's test environment is set up, its store is ``TEST_URL``.
-    - Its puts inside ``atomic`` wait for the commit, or join the transaction.
-    - Its workers check and close the database connections around each job.
-    - Its workers find tasks in every module of an installed app, not only in modules ``tasks``.
+    Attributes:
+        finders: functions that find a task by its name, after the import of its module.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, **given: Any) -> None:
         self.settings = settings
-        self.finders: list[Callable[[str], DeclaredTask | None]] = []
-        super().__init__(
-            settings.url,
-            middleware=[fresh_connections, *settings.layers()],
-            **{**settings.app, **settings.tasks},
-        )
+        self.finders: list[Callable[[str], Configured[..., Any, Any] | None]] = []
+        super().__init__(**given)
         self._own_imports = self.allow_imports
         self.worker_command = "manage.py tidemill worker"
         self.run_coroutine = _run_with_connections
@@ -78,17 +76,15 @@ class DjangoMill(Tidemill):
         """Store the jobs of a batch, by the commit rule."""
         self.commit.make(pending)
 
-    def enqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """As ``enqueue`` of an app. A job that runs at once uses the caller's connections."""
-        if self.sync:
-            return on_connections(lambda: super(DjangoMill, self).enqueue(call, *args, **kwargs))
-        return super().enqueue(call, *args, **kwargs)
+    def run_here(self, node: Any) -> Any:
+        """Run a call or composition at once, on the caller's connections."""
+        return on_connections(lambda: super(DjangoRuntime, self).run_here(node))
 
-    async def aenqueue(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+    async def aenqueue(self, node: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; inside ``atomic`` by the commit rule."""
         if await self.needs_thread():
-            return await sync_to_async(self.enqueue)(call, *args, **kwargs)
-        return await super().aenqueue(call, *args, **kwargs)
+            return await sync_to_async(self.enqueue)(node)
+        return await super().aenqueue(node)
 
     async def aenqueue_many(self, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
         """As ``enqueue_many``, without blocking the event loop; obeys the commit rule."""
@@ -123,7 +119,7 @@ class DjangoMill(Tidemill):
         """True when the setting ``ALLOW_IMPORTS`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._own_imports)
 
-    def find_task(self, name: str) -> DeclaredTask | None:
+    def find_task(self, name: str) -> Configured[..., Any, Any] | None:
         """The task of a name, in a module of the project or as ``ALLOW_IMPORTS`` allows."""
         if (module := _module_of(name)) and module not in sys.modules:
             importlib.import_module(module)
@@ -140,6 +136,29 @@ class DjangoMill(Tidemill):
         So a job that no older worker knew becomes ready again when a newer worker starts.
         """
         self.allow_imports = (*self._own_imports, *(f"{name}.*" for name in _packages()))
+
+
+class DjangoMill(Tidemill):
+    """A :class:`tidemill.Tidemill` that knows Django.
+
+    - While Django's test environment is set up, its store is ``TEST_URL``.
+    - Its puts inside ``atomic`` wait for the commit, or join the transaction.
+    - Its workers check and close the database connections around each job.
+    - Its workers find tasks in every module of an installed app, not only in modules ``tasks``.
+    """
+
+    runtime: DjangoRuntime
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        super().__init__(
+            settings.url,
+            middleware=[fresh_connections, *settings.layers()],
+            **{**settings.app, **settings.tasks},
+        )
+
+    def _make_runtime(self, **given: Any) -> DjangoRuntime:
+        return DjangoRuntime(self.settings, **given)
 
 
 def _module_of(name: str) -> str:

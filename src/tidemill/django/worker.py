@@ -48,7 +48,7 @@ class _Backends:
         mill = getattr(handler[alias], "mill", None)
         if mill is None:
             raise InvalidOption(f"TASKS[{alias!r}] is not a backend of tidemill")
-        mill.find_in_apps()
+        mill.runtime.find_in_apps()
         return mill
 
 
@@ -64,7 +64,7 @@ def _make_backends() -> None:
 
 _start()
 mill = project_mill()
-mill.find_in_apps()
+mill.runtime.find_in_apps()
 declare(mill)
 _make_backends()
 backends = _Backends()

@@ -15,7 +15,7 @@ from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.explain import serving
-from tidemill.client.reading import users_queues
+from tidemill.client.search import users_queues
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 from tidemill.doctor.held import Held, held_jobs

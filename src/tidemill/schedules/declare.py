@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -20,7 +20,6 @@ from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
-from tidemill.client.runtime import Runtime
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, Planned
@@ -37,6 +36,9 @@ from tidemill.schedules.parse import ScheduleOptions, Timing, When, naming, when
 from tidemill.schedules.record import Stored
 from tidemill.schedules.rules import Rule, moment_of, times
 from tidemill.schedules.words import in_words
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 T = TypeVar("T")
 PAGE = 500

@@ -56,7 +56,7 @@ def serve(mill: Tidemill, settings: Settings, worker: Sequence[str] = ()) -> int
         BrokerUnavailable: the store cannot be reached.
     """
     check(settings)
-    if mill.keys and settings.open:
+    if mill.runtime.keys and settings.open:
         raise InvalidOption(
             "the app has secret_keys, and the server would sign the jobs of any client: "
             "give --auth FILE with tokens (tidemill token create), or --tls-ca"
@@ -182,7 +182,7 @@ class _Server:
     async def _keep_snapshot(self, *, ending: bool = False) -> None:
         mill = self._mill
         try:
-            await mill.threaded(lambda: self._snapshots.keep(mill.broker, ending=ending))
+            await mill.runtime.threaded(lambda: self._snapshots.keep(mill.broker, ending=ending))
         except (TidemillError, OSError) as error:
             log.warning("the totals of queues are not kept for this minute: %s", error)
 

@@ -20,9 +20,8 @@ import threading
 from collections.abc import Callable, Iterable
 from os import _exit, getpgrp, getpid, getppid, kill, killpg
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidemill.client.runtime import Runtime
 from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
@@ -46,6 +45,9 @@ from tidemill.worker.stacks import own_stacks
 from tidemill.worker.starvation import Waits
 from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.zombie_reaper import is_orphan
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 log = SafeLog("tidemill.worker")
 

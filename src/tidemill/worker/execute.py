@@ -27,7 +27,6 @@ import msgspec
 from tidemill.client.context import JobContext, running_job
 from tidemill.client.log_attributes import logged_as
 from tidemill.client.middleware import Layer, compose
-from tidemill.client.runtime import DeclaredTask, Runtime
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle, verify
 from tidemill.core.envelope import Envelope, decode_envelope
@@ -44,6 +43,8 @@ from tidemill.worker.verdicts import describe
 from tidemill.workflows.parent_results import ParentResults
 
 if TYPE_CHECKING:
+    from tidemill.client.task import Configured
+    from tidemill.runtime import Runtime
     from tidemill.worker.child import Child
 
 log = SafeLog("tidemill.worker")
@@ -69,7 +70,7 @@ class WaitingJob(msgspec.Struct, frozen=True, order=True, gc=False):
     token: int
     lease: Lease
     envelope: Envelope
-    task: DeclaredTask
+    task: Configured[..., Any, Any]
 
 
 class Run(msgspec.Struct, eq=False):
@@ -93,7 +94,7 @@ class Run(msgspec.Struct, eq=False):
     token: int
     lease: Lease
     envelope: Envelope
-    task: DeclaredTask
+    task: Configured[..., Any, Any]
     context: JobContext
     ident: int
     started: float
@@ -124,7 +125,7 @@ class Executor:
         self.mill = mill
         self._places = {name: place for place, name in enumerate(queues)}
         self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job uses it
-        self._imported: dict[str, DeclaredTask] = {}
+        self._imported: dict[str, Configured[..., Any, Any]] = {}
         # The data of one job must not reach the error report of another job.
         sentry = sys.modules.get("sentry_sdk")
         self._sentry_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
@@ -193,7 +194,7 @@ class Executor:
         if envelope.pickled and not self.mill.pickles:
             raise Refused("the body is pickled and this app does not use serializer='pickle'")
 
-    def resolve(self, name: str) -> DeclaredTask | None:
+    def resolve(self, name: str) -> Configured[..., Any, Any] | None:
         """The task of that name, declared or importable; None when there is none."""
         task = self.mill.tasks.get(name) or self._imported.get(name)
         if task is not None:
@@ -224,7 +225,7 @@ class Executor:
             args, kwargs = decode(envelope.body)
             if envelope.links is not None:
                 args, kwargs = ParentResults(self.mill, run.lease, envelope).fill([args, kwargs])
-            return run.task.bind(args, kwargs)
+            return run.task.arguments.bind(args, kwargs)
         except (CodecError, TypeError, ValueError) as error:
             raise Fail(f"the arguments cannot be used: {error}") from error
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
 from tidemill.worker.banner import Start
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 PATIENCE = 30.0
 """Seconds that running jobs have to finish at the end."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.inspection import GROUPS
 from tidemill.client.call import Call
@@ -19,7 +19,6 @@ from tidemill.client.callbacks import HOOKS, Ended
 from tidemill.client.context import JobContext
 from tidemill.client.job_handle import Job
 from tidemill.client.results import MEMBER_COUNT, member_id
-from tidemill.client.runtime import Runtime
 from tidemill.client.task import import_task, make_task
 from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
@@ -35,6 +34,9 @@ from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, che
 from tidemill.workflows.enqueue import id_of
 from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import step_id
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill")
 
@@ -91,7 +93,7 @@ class InlineExecutor(Executor):
         if self.mill.pickles:
             return [*self._first, *self._called.args], dict(self._called.kwargs)
         args, kwargs = unpack(run.envelope.body)
-        return run.task.bind([*self._first, *args[len(self._first) :]], kwargs)
+        return run.task.arguments.bind([*self._first, *args[len(self._first) :]], kwargs)
 
     def bind(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Bind the arguments; as in a plain call, arguments that do not fit raise TypeError."""

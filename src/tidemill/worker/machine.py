@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
-from tidemill.client.runtime import Runtime
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.guard_process import GuardProcess
@@ -28,6 +28,9 @@ from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.watchdog import Watchdog
 from tidemill.worker.zombie_reaper import reap_orphans
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Spawned:

@@ -10,13 +10,15 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidemill.client.runtime import Runtime
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.worker.event_loop import Loop, new_runner
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.verdicts import describe
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 log = SafeLog("tidemill.worker")
 

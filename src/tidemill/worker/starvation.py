@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from tidemill.client.context import JobContext
-from tidemill.client.runtime import Runtime
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import State
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker.child_protocol import Setup
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Waits:

@@ -25,12 +25,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.client.queue_history import QueueSnapshots
-from tidemill.client.runtime import Runtime
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (
@@ -58,6 +58,9 @@ from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
 from tidemill.worker.store_steps import StoreSteps
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill.worker")
 

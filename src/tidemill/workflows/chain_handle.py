@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.client.compositions import alter_all, cancel_all, delete_all
 from tidemill.client.job_handle import Job
-from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_alter
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.workflows.handles import JobGroup
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 R = TypeVar("R")
 

@@ -13,8 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from tidemill.client.call import Call, PartialCall
 from tidemill.client.callbacks import Ended, Hooked
-from tidemill.client.runtime import DeclaredTask
-from tidemill.client.task import Configured, Task
+from tidemill.client.task import Configured
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Ref
 from tidemill.core.errors import InvalidOption
@@ -148,7 +147,7 @@ class Flow(Composition[JobGroup[Any]]):
     @overload
     def add(
         self,
-        call: Call[R] | Task[..., R] | Configured[..., R, Any],
+        call: Call[R] | Configured[..., R, Any],
         /,
         *,
         after: Iterable[Any] = (),
@@ -190,7 +189,7 @@ class Flow(Composition[JobGroup[Any]]):
 
 
 Node = Call[Any] | Chain[Any] | Group[Any] | Flow
-Step = Node | PartialCall[Any] | Task[..., Any] | Configured[..., Any, Any]
+Step = Node | PartialCall[Any] | Configured[..., Any, Any]
 
 
 def chain(*steps: Step) -> Chain[Any]:
@@ -217,14 +216,14 @@ def group(calls: Iterable[Any]) -> Group[Any]:
     Raises:
         InvalidOption: a single call is given instead of a list of calls.
     """
-    if isinstance(calls, (Call, Composition, Task, Configured)):
+    if isinstance(calls, (Call, Composition, Configured)):
         raise InvalidOption(f"group takes a list of calls, not {calls!r}")
     if isinstance(calls, (list, tuple)):
         return Group([as_node(call) for call in calls])
     return Group(calls)
 
 
-def map_many(task: Task[..., R] | Configured[..., R, Any], arguments: Iterable[Any]) -> Group[R]:
+def map_many(task: Configured[..., R, Any], arguments: Iterable[Any]) -> Group[R]:
     """A group with one call of a task for each item. A tuple gives several arguments."""
     sized = isinstance(arguments, Sized)
     return Group(_Mapped(task, arguments) if sized else _map(task, arguments))
@@ -258,7 +257,7 @@ def as_node(step: Any) -> Node:
     """
     if isinstance(step, (Chain, Group, Flow)):
         return step
-    if isinstance(step, (Task, Configured)):
+    if isinstance(step, Configured):
         step = step.call()
     if not isinstance(step, Call):
         raise InvalidOption(f"a composition takes task.call(…), not {step!r}")
@@ -271,7 +270,7 @@ def as_node(step: Any) -> Node:
 
 
 def check_with_first(
-    task: DeclaredTask, call: Call[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: Configured[..., Any, Any], call: Call[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Check the arguments of a step or a hook, which gets its first argument when it runs.
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.call import Call
 from tidemill.client.compositions import pages_of_parts
 from tidemill.client.context import is_importing
 from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
-from tidemill.client.runtime import Runtime
-from tidemill.client.task import Task
+from tidemill.client.task import Task, call_by_name
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
@@ -20,6 +19,9 @@ from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Composition, Flow, Node
 from tidemill.workflows.handles import JobGroup
 from tidemill.workflows.planner import Piece, Plan, step_id
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 JOBS_PER_PUT = 2000
 """A plan with more jobs than this takes several puts."""
@@ -37,7 +39,7 @@ def call_or_composition(
         InvalidOption: the arguments give neither a call nor a composition.
     """
     if isinstance(call, str):
-        return mill.call(call, *args, **kwargs)
+        return call_by_name(mill, call, args, kwargs)
     if isinstance(call, Task):
         raise InvalidOption(f"enqueue takes no task; write {call.function.__name__}.enqueue(…)")
     if not isinstance(call, (Call, Composition)):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
 from tidemill.client.compositions import alter_all, cancel_group, delete_all, retry_all
@@ -15,10 +15,12 @@ from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.notebook import html_table
 from tidemill.client.progress_bar import Bar, open_bar
 from tidemill.client.results import member_id, member_ids, members_of, size_of
-from tidemill.client.runtime import Runtime
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 H = TypeVar("H")
 R = TypeVar("R")

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.client.callbacks import Ended
 from tidemill.client.results import group_results, result_of
-from tidemill.client.runtime import Runtime
 from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.errors import JobPruned
 from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Input, Lease, RunOn, State
 from tidemill.core.retry import Fail, Skip, Snooze
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 LOOK_AGAIN = 1.0
 """Seconds until a job looks again at a parent that was retried before the job ran."""

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.brokers.contract.inspection import GROUPS
 from tidemill.client.call import Call
 from tidemill.client.callbacks import HOOKS
 from tidemill.client.results import MEMBER_COUNT, member_id
-from tidemill.client.runtime import Runtime
 from tidemill.core.codec import pack
 from tidemill.core.envelope import Envelope, Links, Ref
 from tidemill.core.errors import InvalidOption
@@ -40,6 +39,9 @@ from tidemill.workflows.compose import (
     check_with_first,
     is_group,
 )
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Piece(NamedTuple):

@@ -30,7 +30,7 @@ async def until(check: Callable[[], object]) -> None:
 @pytest.fixture
 def few_threads(mill: Tidemill) -> Tidemill:
     """An app whose pools are full soon."""
-    mill.threads, mill.waiters = Threads("act", 2), Threads("wait", 4)
+    mill.runtime.threads, mill.runtime.waiters = Threads("act", 2), Threads("wait", 4)
     return mill
 
 
@@ -46,7 +46,7 @@ def test_those_who_wait_starve_nobody(few_threads: Tidemill) -> None:
         waiting = [asyncio.ensure_future(job.aresult()) for job in never[:4]]
         waiting += [asyncio.ensure_future(mill.queue(f"q{n}").aget()) for n in range(4)]
         # when: every thread that waits is taken
-        await until(lambda: mill.waiters.is_full)
+        await until(lambda: mill.runtime.waiters.is_full)
         # then: short calls are made at once
         async with asyncio.timeout(20):
             job = await work.aenqueue(7)
@@ -77,7 +77,7 @@ def test_more_results_than_threads(few_threads: Tidemill) -> None:
     async def main() -> None:
         jobs = [await slow.aenqueue(n) for n in range(12)]
         waiting = [asyncio.ensure_future(job.aresult()) for job in jobs]
-        await until(lambda: mill.waiters.is_full)
+        await until(lambda: mill.runtime.waiters.is_full)
         go.set()
         assert await asyncio.gather(*waiting) == list(range(12))
         began = time.monotonic()
@@ -137,7 +137,7 @@ def test_coroutines_that_put_one_after_the_other_share_each_commit(
 ) -> None:
     """None falls behind: a commit waits for the coroutines that the last commit has answered."""
     real, sizes, others_wait = mill.broker.put, list[int](), threading.Event()
-    batching = mill.put_batching
+    batching = mill.runtime.put_batching
     delay = batching._commit_delay
     expect = delay.expect
 

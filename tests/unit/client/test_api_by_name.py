@@ -82,7 +82,7 @@ def test_all_declared_options_travel(producer: Tidemill, url: str) -> None:
     job = producer.enqueue("app.send", 1)
     # then the job is as the worker's own app makes it
     with Tidemill(url) as mill:
-        own = mill.envelope(mill.task(name="app.send", **OPTIONS)(send).call(1))
+        own = mill.runtime.envelope(mill.task(name="app.send", **OPTIONS)(send).call(1))
     assert alike(envelope(producer, job)) == alike(own)
     assert own.limit is not None
     assert own.limit.name == "smtp"
@@ -108,7 +108,7 @@ def test_options_of_the_call_go_before_declared_ones(producer: Tidemill, url: st
         call.using(priority=1000)
     # an option that goes with a declared one
     start_worker(url, key="k")
-    producer.declarations = declarations.Declarations(producer)
+    producer.runtime.declarations = declarations.Declarations(producer.runtime)
     later = producer.call("app.send", 1).using(on_conflict="replace")
     assert envelope(producer, producer.enqueue(later)).on_conflict == "replace"
 
@@ -137,7 +137,7 @@ def test_a_refusal_suggests_a_task_that_a_worker_has_declared(
     # given a declaration, and a schedule with a nearer name
     start_worker(url)
     producer.schedules.add("app.sendd", producer.call("app.send", 1), every=60)
-    producer.declarations = declarations.Declarations(producer)
+    producer.runtime.declarations = declarations.Declarations(producer.runtime)
     # when a call names another task, then the refusal names the declared task
     with pytest.raises(TaskNotFound, match=r"; did you mean 'app.send'\? Else start its worker"):
         producer.enqueue("app.sendd", 1)
@@ -150,7 +150,7 @@ def test_a_refusal_suggests_a_task_that_a_worker_has_declared(
     def refuse(*_: Any) -> Any:
         raise BrokerUnavailable("no right")
 
-    producer.declarations = declarations.Declarations(producer)
+    producer.runtime.declarations = declarations.Declarations(producer.runtime)
     monkeypatch.setattr(producer.broker, "list_schedules", refuse)
     with pytest.raises(TaskNotFound, match=r"; start its worker first"):
         producer.enqueue("app.sendd", 1)

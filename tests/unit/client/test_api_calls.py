@@ -135,7 +135,7 @@ def test_an_exception_inside_stores_nothing(mill: Tidemill, double: Task[[int], 
     with pytest.raises(DuplicateJob), mill.batch():
         mill.enqueue_many(double.using(id="same").call(n) for n in range(2))
     assert ready(mill) == 0
-    assert not mill.in_batch()
+    assert not mill.runtime.in_batch()
 
 
 def test_batches_do_not_nest(mill: Tidemill, double: Task[[int], int]) -> None:

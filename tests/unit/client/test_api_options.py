@@ -116,10 +116,10 @@ def test_options_go_from_app_to_task_to_call() -> None:
     mill = Tidemill("memory://", retries=7, timeout=9, queue="all")
     task = mill.task(timeout=5, tags=["a"])(work)
     call = task.using(retries=Retries(1, delay=2)).call(1).using(priority=10)
-    envelope = mill.envelope(call)
+    envelope = mill.runtime.envelope(call)
     assert (envelope.timeout, envelope.queue, envelope.tags) == (5, "all", ("a",))
     assert envelope.retries == RetryPolicy(1, delay=2)
-    assert envelope.rank < mill.envelope(task.call(1)).rank
+    assert envelope.rank < mill.runtime.envelope(task.call(1)).rank
 
 
 def test_a_number_of_retries_keeps_the_other_fields_of_the_policy() -> None:
@@ -135,12 +135,12 @@ def test_a_number_of_retries_keeps_the_other_fields_of_the_policy() -> None:
     # in every later layer
     call = plain.using(retries=1).using(retries=8).call(1).using(retries=7)
     assert call.options.retries == RetryPolicy(7, 60, 3, 600, jitter=False, immediate=1)
-    assert mill.envelope(call).retries == call.options.retries
+    assert mill.runtime.envelope(call).retries == call.options.retries
     # and a Retries replaces the whole policy, and None nothing
     assert plain.using(retries=Retries(1)).call(1).options.retries == RetryPolicy(1)
     assert plain.using(retries=None).call(1).options.retries == cautious.policy
     # and without a policy of its own a task keeps the default one
-    assert Tidemill("memory://", retries=7).defaults.retries == RetryPolicy(7)
+    assert Tidemill("memory://", retries=7).runtime.defaults.retries == RetryPolicy(7)
 
 
 def test_a_number_of_retries_of_a_schedule_or_a_message_keeps_the_delays(mill: Tidemill) -> None:

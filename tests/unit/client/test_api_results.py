@@ -340,7 +340,7 @@ def test_a_copy_of_a_signed_job_can_be_put_again(make_mill: Any) -> None:
     run_all(mill)
     # then they run again, until the key is removed
     assert ran == [1, 2, 1, 2]
-    mill.keys[:] = [b"new"]
+    mill.runtime.keys[:] = [b"new"]
     mill.broker.delete([copy.id for copy in copies])
     mill.broker.put(copies)
     run_all(mill)

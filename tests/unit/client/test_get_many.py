@@ -71,7 +71,7 @@ def test_messages_that_nobody_settles_are_forgotten(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_messages, "_FEW", 10)
-    held = mill.consumers.session.held = held_messages.HeldMessages()
+    held = mill.runtime.consumers.session.held = held_messages.HeldMessages()
     queue = mill.queue("q")
     queue.put_many(range(10), ttr=0.01)
     lost = queue.get_many(10, timeout=0)
@@ -100,7 +100,7 @@ def test_settled_messages_are_forgotten(mill: Tidemill) -> None:
     with pytest.raises(ZeroDivisionError), fifth:
         raise ZeroDivisionError
     # then
-    assert mill.consumers.session.held._by_id == {}
+    assert mill.runtime.consumers.session.held._by_id == {}
 
 
 def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:

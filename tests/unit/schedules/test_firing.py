@@ -343,7 +343,7 @@ def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # ca
     record = mill.broker.get(mill.schedules.run("s").id)
     assert record is not None
     job = record.envelope
-    verify(job, mill.keys)
+    verify(job, mill.runtime.keys)
     for field, value in (
         ("planned", Planned("other", 1.0)),
         ("planned", None),
@@ -354,13 +354,13 @@ def test_the_job_of_a_schedule_is_signed_for_that_schedule_only() -> None:  # ca
         was = getattr(job, field)
         setattr(job, field, value)
         with pytest.raises(BadSignature):
-            verify(job, mill.keys)
+            verify(job, mill.runtime.keys)
         setattr(job, field, was)
     with pytest.raises(BadSignature):
         verify(job, [b"wrong"])
     job.planned, job.id = None, "s"  # no job with the schedule's name for its id, either
     with pytest.raises(BadSignature):
-        verify(job, mill.keys)
+        verify(job, mill.runtime.keys)
     assert record.state is State.READY
     mill.close()
 

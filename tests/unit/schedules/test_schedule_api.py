@@ -279,7 +279,7 @@ def test_the_async_twins_do_the_same(mill: Tidemill) -> None:
 
 def again(mill: Tidemill) -> Tidemill:
     """The app as a new process has it, on the same store: nothing is declared yet."""
-    mill.schedules = type(mill.schedules)(mill)
+    mill.schedules = type(mill.schedules)(mill.runtime)
     return mill
 
 

@@ -54,7 +54,7 @@ def broker() -> Noting:
 @pytest.fixture
 def mill(broker: Noting) -> Tidemill:
     mill = Tidemill("memory://")
-    mill._broker = broker
+    mill.runtime._broker = broker
 
     @mill.task(limit=None)
     def tick() -> None: ...
@@ -115,7 +115,7 @@ def test_a_worker_declares_fires_and_withdraws_as_an_operator(
 def test_a_worker_declares_renews_and_removes_the_options_of_tasks_as_an_operator(
     mill: Tidemill, broker: Noting
 ) -> None:
-    worker, hello = TaskDeclarations(), Hello(declared=mill.declarations.own())
+    worker, hello = TaskDeclarations(), Hello(declared=mill.runtime.declarations.own())
     worker.declare(broker, hello)
     due = broker.list_schedules(DECLARATION, 10)
     assert len(due) == 1

@@ -125,7 +125,7 @@ def test_a_rule_that_fails_counts_as_retry_and_is_logged(
 def test_a_job_stores_the_numbers_alone(mill: Tidemill) -> None:
     # law 18
     task = raising(mill, KeyError(), retries=Retries(5, delay=1.0, on=KeyError, when=http_error))
-    stored = encode_envelope(mill.envelope(task.call()))
+    stored = encode_envelope(mill.runtime.envelope(task.call()))
     assert stored == encode_envelope(decode_envelope(stored))
     assert decode_envelope(stored).retries == RetryPolicy(5, delay=1.0)
     assert b"KeyError" not in stored

@@ -374,7 +374,7 @@ def test_a_job_that_the_supervisor_settles_is_counted(mill: Tidemill) -> None:
 
     job = stuck.enqueue()
     with worker(mill):
-        mill.job_store.wait_for([job.id], 60)
+        mill.runtime.job_store.wait_for([job.id], 60)
         eventually(lambda: in_store(mill, "task", FAILED) == 1, "the failure counts")
         over.set()
     assert in_store(mill, "task", FAILED) == 1  # not a second time when its process is dead
@@ -405,7 +405,7 @@ def test_numbers_of_steps_that_fail_come_later(
     monkeypatch.setattr(mill.broker, "exchange", fails)
     with worker(mill):
         while any(not job.state.finished for job in mill.jobs()):
-            mill.job_store.wait_for([job.id for job in mill.jobs()], 60)
+            mill.runtime.job_store.wait_for([job.id for job in mill.jobs()], 60)
     assert failed
     assert in_store(mill, "task", SUCCEEDED) == 20
 

@@ -140,7 +140,7 @@ def test_the_number_of_members_of_a_group_is_signed(
     group_id = next(i for i in by_id if i.startswith(handle.id) and not i.endswith(MEMBER_COUNT))
     # when its header is changed, then the results stay
     store: Any = Forged(mill, headers={MEMBER_COUNT: "1"})
-    assert len(group_results(store, group_id, keys=mill.keys)) == count
+    assert len(group_results(store, group_id, keys=mill.runtime.keys)) == count
     # when its body is, or the whole record, then they are refused
     stolen = next(
         e for i, e in by_id.items() if i.startswith(other.id) and MEMBER_COUNT in e.headers
@@ -148,4 +148,4 @@ def test_the_number_of_members_of_a_group_is_signed(
     for changes in ({"body": pack([[], {MEMBER_COUNT: 1}])}, msgspec.structs.asdict(stolen)):
         store = Forged(mill, **changes)
         with pytest.raises(BadSignature):
-            group_results(store, group_id, keys=mill.keys)
+            group_results(store, group_id, keys=mill.runtime.keys)

@@ -73,13 +73,13 @@ class _Backend:
         """The app of this alias. Its store opens at its first use."""
         own = "URL" in self.options
         mill = DjangoMill(read_settings(self.options, self._where)) if own else project_mill()
-        mill.finders.append(self._find)
+        mill.runtime.finders.append(self._find)
         return mill
 
     @property
     def _rule(self) -> CommitRule:
         """The rule for the time of puts of this alias."""
-        rule = self.mill.commit
+        rule = self.mill.runtime.commit
         if "URL" in self.options or not _RULE & self.options.keys():
             return rule
         read = read_settings(self.options, self._where)
@@ -160,7 +160,8 @@ class _Backend:
         if known is None or known.func is not task.func:
             given = self._given(task)
             options = {key: value for key, value in given.items() if key in TASK_OPTIONS}
-            self.mill.tasks.pop(name, None)  # a repeated import of the module has made another task
+            # A repeated import of the module has made another task.
+            self.mill.runtime.tasks.pop(name, None)
             declare: Any = self.mill.task(name=name, **options)
             ours = declare(runner(self.framework, task))
             known = self._declared[name] = _Declared(task.func, ours, given)
@@ -194,12 +195,12 @@ class _Backend:
         if self.mill.sync:
             return on_connections(lambda: self._run_here(task, args, kwargs))
         envelope = self._envelope(task, args, kwargs)
-        if self.mill.in_batch():
-            (job,) = self.mill.put([envelope])
+        if self.mill.runtime.in_batch():
+            (job,) = self.mill.runtime.put([envelope])
             result = self._new_result(task, envelope, job.id)
             self._say_enqueued(result)
             return result
-        puts = PendingPuts(self.mill)
+        puts = PendingPuts(self.mill.runtime)
         (job,) = puts.add([envelope])
         result = self._new_result(task, envelope, job.id)
         self._rule.make(puts, functools.partial(self._put_made, result, job))
@@ -216,17 +217,17 @@ class _Backend:
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
         mill = self.mill
-        if mill.in_batch() or await mill.needs_thread(self._rule):
+        if mill.runtime.in_batch() or await mill.runtime.needs_thread(self._rule):
             return await sync_to_async(self.enqueue)(task, args, kwargs)
         envelope = self._envelope(task, args, kwargs)
-        put = await mill.put_batching.put(envelope)
+        put = await mill.runtime.put_batching.put(envelope)
         result = self._new_result(task, envelope, put.id)
         signal = self.framework.signals.task_enqueued
         await signal.asend_robust(sender=type(self), task_result=result)
         return result
 
     def _envelope(self, task: Any, args: Any, kwargs: Any) -> Envelope:
-        return self.mill.envelope(self._call(task, args, kwargs))
+        return self.mill.runtime.envelope(self._call(task, args, kwargs))
 
     def _call(self, task: Any, args: Any, kwargs: Any) -> Call[Any]:
         self.validate_task(task)
@@ -239,13 +240,13 @@ class _Backend:
     def _run_here(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Run a task in the caller, as the immediate backend does. The result keeps an error."""
         job_id, call = new_id(), self._call(task, args, kwargs)
-        self._say_enqueued(self._new_result(task, self.mill.envelope(call, job_id), job_id))
+        self._say_enqueued(self._new_result(task, self.mill.runtime.envelope(call, job_id), job_id))
         try:
-            run_inline(self.mill, call, job_id=job_id)
+            run_inline(self.mill.runtime, call, job_id=job_id)
         except KeyboardInterrupt:
             raise
         except BaseException:
-            if self.mill.inline_jobs.get(job_id) is None:
+            if self.mill.runtime.inline_jobs.get(job_id) is None:
                 raise
         return self.get_result(job_id)
 
@@ -284,11 +285,11 @@ class _Backend:
 
     async def aget_result(self, result_id: str) -> Any:
         """As ``get_result``, without blocking the event loop."""
-        return self._result(result_id, await self.mill.ask(self._record, result_id))
+        return self._result(result_id, await self.mill.runtime.ask(self._record, result_id))
 
     def _record(self, result_id: str) -> Record | None:
         try:
-            return self.mill.job_store.get(check_name("id", result_id))
+            return self.mill.runtime.job_store.get(check_name("id", result_id))
         except InvalidOption:
             return None
 

@@ -115,12 +115,12 @@ def enqueue(call: Any, options: Options) -> str:
     job_id = new_id()
     try:
         if isinstance(call, Call) and not call.hooks:
-            on_connections(lambda: run_inline(mill, call, job_id=job_id))
+            on_connections(lambda: run_inline(mill.runtime, call, job_id=job_id))
         else:
             named = call.using(id=job_id)
-            on_connections(lambda: run_composed(mill, named))
+            on_connections(lambda: run_composed(mill.runtime, named))
     except Exception:
-        if mill.inline_jobs.get(job_id) is None:
+        if mill.runtime.inline_jobs.get(job_id) is None:
             raise
     return job_id
 

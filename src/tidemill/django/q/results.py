@@ -64,7 +64,7 @@ class Task:
     @classmethod
     def of(cls, mill: DjangoMill, task_id: str) -> Task | None:
         """The task of a job that has ended; None for an unfinished or missing job."""
-        record = mill.job_store.get(task_id)
+        record = mill.runtime.job_store.get(task_id)
         if record is None or not record.state.finished:
             return None
         task = cls.of_record(mill, record)
@@ -133,7 +133,7 @@ def result(task_id: str, wait: int = 0, cached: bool = False) -> Any:
 def fetch(task_id: str, wait: int = 0, cached: bool = False) -> Task | None:
     """A task that has ended, by its id or its name; None before its end."""
     mill = project_mill()
-    if (record := mill.inline_jobs.get(task_id)) is not None:  # it ran with sync=True
+    if (record := mill.runtime.inline_jobs.get(task_id)) is not None:  # it ran with sync=True
         return Task.of_record(mill, record)
     found = _job(task_id)
     if found is None:
@@ -147,7 +147,7 @@ def fetch(task_id: str, wait: int = 0, cached: bool = False) -> Task | None:
 
 def _job(task_id: str) -> Job[Any] | None:
     mill = project_mill()
-    if mill.job_store.get(task_id) is not None:
+    if mill.runtime.job_store.get(task_id) is not None:
         return mill.job(task_id)
     return next(iter(mill.jobs(tag=name_tag(task_id))), None)
 
@@ -183,7 +183,8 @@ def fetch_group(
         left = until - time.monotonic()
         if enough or left <= 0:
             return tasks
-        project_mill().job_store.wait_for(unfinished, min(left, 1.0 if unfinished else POLL))
+        pause = min(left, 1.0 if unfinished else POLL)
+        project_mill().runtime.job_store.wait_for(unfinished, pause)
         if not unfinished:
             time.sleep(min(left, POLL))
 
@@ -207,7 +208,7 @@ def _ungrouped(mill: DjangoMill, group_id: str) -> set[str]:
 def _records(mill: DjangoMill, tag: str) -> list[Record]:
     """The records of the jobs with a tag."""
     ids = [job.id for job in mill.jobs(tag=tag)]
-    return [record for record in mill.job_store.wait_for(ids, 0) if record is not None]
+    return [record for record in mill.runtime.job_store.wait_for(ids, 0) if record is not None]
 
 
 def _arguments(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:

@@ -43,7 +43,7 @@ def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
     Raises:
         CodecError: the body cannot be decoded, or is not signed as it should be.
     """
-    trusted(envelope, mill.keys)
+    trusted(envelope, mill.runtime.keys)
     body = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.task:
         if not (isinstance(body, (list, tuple)) and len(body) == 2):
@@ -73,7 +73,7 @@ def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call 
     envelope = Envelope(
         id=job.id or job_id,
         queue=tube,
-        body=pack_pickle(job.body) if mill.pickles else pack(job.body),
+        body=pack_pickle(job.body) if mill.runtime.pickles else pack(job.body),
         rank=job.rank,
         delay=job.delay,
         ttr=job.ttr,
@@ -82,7 +82,7 @@ def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call 
     )
     if len(envelope.body) <= TEXT_OF_BODY:
         envelope.text = summary((job.body,), {})
-    return mill.seal(envelope)
+    return mill.runtime.seal(envelope)
 
 
 def call_in(body: bytes) -> Call | None:
@@ -104,7 +104,7 @@ def call_in(body: bytes) -> Call | None:
 def _task(mill: Tidemill, tube: str, job: PutJob, call: Call, job_id: str) -> Envelope:
     try:
         asked = mill.call(call.task, *call.args, **call.kwargs).using(queue=tube)
-        envelope = mill.envelope(asked, job.id or call.id or job_id)
+        envelope = mill.runtime.envelope(asked, job.id or call.id or job_id)
     except (TypeError, CodecError) as error:  # the text of the error names the task
         raise InvalidOption(str(error)) from None
     envelope.rank, envelope.delay, envelope.ttr = job.rank, job.delay, job.ttr

@@ -56,15 +56,15 @@ async def _put(port: PortState, tube: str, job: PutJob) -> bytes:
     if port.draining:
         return DRAINING
     call = call_in(job.body) if port.tasks else None
-    if call is not None and (stale := port.mill.declarations.stale([call.task])):
-        await port.mill.threaded(port.mill.declarations.read, stale)
+    if call is not None and (stale := port.mill.runtime.declarations.stale([call.task])):
+        await port.mill.runtime.threaded(port.mill.runtime.declarations.read, stale)
     clashes = 0
     while True:
         number = await port.numbers.draw()
         envelope = envelope_of(port.mill, tube, job, id_of(number), call)
         own = envelope.id == id_of(number)
         try:
-            put = await port.mill.put_batching.put(envelope)
+            put = await port.mill.runtime.put_batching.put(envelope)
         except DuplicateJob as error:
             if not own:  # the user chose the id, and another job has it
                 return b"INSERTED %d\r\n" % await port.numbers.of(error.job_id or envelope.id)
@@ -92,7 +92,7 @@ async def _settle(
     )
     try:
         if reservation.hands_on:
-            sign_handed_on(verdict, reservation.hands_on, port.mill.keys)
+            sign_handed_on(verdict, reservation.hands_on, port.mill.runtime.keys)
         return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
         client.keep(reservation)  # the verdict may not be stored, and the client may repeat it

@@ -45,7 +45,7 @@ class BeanstalkListener:
         max_job_size: int = MAX_JOB_SIZE,
         max_connections: int = 10_000,
     ) -> None:
-        if mill.keys and not trust:
+        if mill.runtime.keys and not trust:
             raise InvalidOption(
                 "secret_keys are set, and the server would sign the jobs of any client of the "
                 "beanstalk port: give --beanstalk-trust if all clients can be trusted"

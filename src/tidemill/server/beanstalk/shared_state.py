@@ -74,7 +74,7 @@ class PortState:
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Make a blocking call in a thread."""
-        return await self.mill.threaded(function, *args)
+        return await self.mill.runtime.threaded(function, *args)
 
     def come_due(self) -> None:
         """Make the store move jobs that have come due, as it does before a lease."""

@@ -13,7 +13,7 @@ import socket
 import time
 
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.reading import users_queues
+from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
 from tidemill.server.beanstalk.client import Client, Reservation

@@ -75,8 +75,8 @@ class Backend:
         """Store jobs, all or none, in one commit. Jobs of other clients may share the commit."""
         with self._noting_refusals():
             if len(envelopes) == 1:
-                return [await self.mill.put_batching.put(envelopes[0])]
-            return await self.mill.threaded(self.mill.broker.put, envelopes)
+                return [await self.mill.runtime.put_batching.put(envelopes[0])]
+            return await self.mill.runtime.threaded(self.mill.broker.put, envelopes)
 
     async def publish(
         self, topic: str, body: Any, mandatory: bool, options: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Backend:
 
     async def read_declarations(self, tasks: Iterable[str | None]) -> None:
         """Read the declared options of tasks in a thread, before envelopes are made."""
-        declarations = self.mill.declarations
+        declarations = self.mill.runtime.declarations
         if stale := declarations.stale(task for task in tasks if task):
             await self.run(declarations.read, stale)
 
@@ -173,7 +173,7 @@ class Backend:
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Make a blocking call in a thread."""
-        return await self.mill.threaded(function, *args)
+        return await self.mill.runtime.threaded(function, *args)
 
     async def open(self) -> None:
         """Connect to the store.

@@ -49,7 +49,7 @@ def body_out(mill: Tidemill, envelope: Envelope) -> tuple[Any, str]:
     Raises:
         CodecError: the body is not signed as it should be, or cannot be decoded.
     """
-    trusted(envelope, mill.keys)
+    trusted(envelope, mill.runtime.keys)
     value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.is_message:
         return as_json(value)

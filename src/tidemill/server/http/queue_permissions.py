@@ -96,7 +96,9 @@ def _check_job(mill: Tidemill, exchange: Exchange, job_id: str) -> None:
         return
     if record.envelope.task != GROUP:
         check_queues(exchange, [record.envelope.queue])
-    elif not lies_in(mill, job_id.removesuffix(f".{MEMBER_COUNT}"), allowed_queues(exchange)):
+    elif not lies_in(
+        mill.runtime, job_id.removesuffix(f".{MEMBER_COUNT}"), allowed_queues(exchange)
+    ):
         raise _refused(exchange, f"and group {job_id} has jobs in other queues")
 
 

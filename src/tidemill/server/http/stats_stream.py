@@ -100,7 +100,7 @@ class StatsStream:
         try:
             while self._listeners:
                 try:
-                    rows = await self._mill.threaded(self._mill.broker.stats)
+                    rows = await self._mill.runtime.threaded(self._mill.broker.stats)
                     rows_out = {"queues": [row.public() for row in rows]}
                     latest = event("queues", msgspec.json.encode(rows_out))
                 except TidemillError as error:

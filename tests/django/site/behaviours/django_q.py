@@ -111,7 +111,7 @@ class Calls(Case):
         task_id = async_task("shop.hooks.multiply", 4, sync=True, hook=hooks.remember)
         self.assertEqual(len(hooks.seen), 1)
         self.assertEqual(list(mill.jobs()), [])
-        self.assertEqual(mill.inline_jobs.get(task_id).state, State.SUCCEEDED)
+        self.assertEqual(mill.runtime.inline_jobs.get(task_id).state, State.SUCCEEDED)
         self.assertEqual((result(task_id), fetch(task_id).success), (8, True))  # case M15
 
     def test_sync_keeps_the_error_of_a_failure(self):

@@ -417,10 +417,10 @@ class Aliases(TidemillTestCase):
         self.assertEqual(result.return_value, "immediate")
 
     def test_a_worker_of_an_alias_finds_a_task_that_was_moved_there(self):
-        found = self.second.find_task("shop.tasks.on_immediate")
+        found = self.second.runtime.find_task("shop.tasks.on_immediate")
         self.assertEqual(found.name, "shop.tasks.on_immediate")
         for other in ("shop.tasks.time", "shop.tasks.nothing", "os.system", "nowhere.at.all"):
-            self.assertIsNone(self.second.find_task(other), other)
+            self.assertIsNone(self.second.runtime.find_task(other), other)
 
     def test_the_immediate_backend_takes_our_tasks(self):
         result = tasks.with_options.using(backend="immediate", retries=1).enqueue

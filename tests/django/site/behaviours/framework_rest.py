@@ -112,9 +112,9 @@ class Results(TidemillTestCase):
 
     def test_a_result_whose_task_is_gone_cannot_be_imported(self):
         for path in ("missing.func", "shop.tasks.missing"):
-            envelope = mill.envelope(mill.call(path).using(queue="default"))
+            envelope = mill.runtime.envelope(mill.call(path).using(queue="default"))
             envelope.headers = {"django-tasks": "default"}
-            (job,) = mill.put([envelope])
+            (job,) = mill.runtime.put([envelope])
             with self.subTest(path), self.assertRaises(ImportError):
                 default_task_backend.get_result(job.id)
 

@@ -80,7 +80,7 @@ class Settings(SimpleTestCase):
     def test_the_import_opens_no_store(self):
         code = (
             "import django; django.setup(); import shop.tasks; from tidemill.django import mill;"
-            "print(mill._broker)"
+            "print(mill.runtime._broker)"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -94,7 +94,9 @@ class Settings(SimpleTestCase):
     def test_the_app_is_a_tidemill_with_the_options(self):
         app = DjangoMill(read_settings({"URL": "lmdb://./y", "RETRIES": 7, "TIMEOUT": 5}))
         self.assertIsInstance(app, Tidemill)
-        self.assertEqual((app.defaults.retries.max_attempts, app.defaults.timeout), (8, 5))
+        self.assertEqual(
+            (app.runtime.defaults.retries.max_attempts, app.runtime.defaults.timeout), (8, 5)
+        )
         self.assertEqual(app.url, "memory://")  # while tests run
         self.assertEqual(app.settings.url, "lmdb://./y")
 
@@ -201,7 +203,7 @@ class Command(TidemillTestCase):
             out = io.StringIO()
             with self.assertRaises(CommandError):  # memory:// is for this process alone
                 call_command("tidemill", *verb, "--json", stdout=out)
-        self.assertFalse(mill.reading)
+        self.assertFalse(mill.runtime.reading)
 
     def test_help_lists_the_verbs(self):
         out = io.StringIO()

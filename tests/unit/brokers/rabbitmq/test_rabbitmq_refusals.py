@@ -137,5 +137,5 @@ def test_a_call_from_the_shell_is_refused_before_anything_is_put() -> None:
 
 def test_present_features_are_not_refused(mill: Tidemill) -> None:
     task = mill.task(queue="a", priority=5, retries=2, timeout=3, expires=60, tags=["x"])(work)
-    mill.envelope(task.using(delay=3, headers={"a": "b"}).call(1))
+    mill.runtime.envelope(task.using(delay=3, headers={"a": "b"}).call(1))
     assert Tidemill(NOWHERE, sync=True).task(work).enqueue(4).result() == 4

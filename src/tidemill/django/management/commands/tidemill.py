@@ -83,7 +83,8 @@ class Command(BaseCommand):
             except SystemExit as end:
                 code = end.code
             finally:
-                project_mill().reading = False  # a verb that only reads has set this to True
+                # A verb that only reads has set this to True.
+                project_mill().runtime.reading = False
         if code and getattr(self, "_called_from_command_line", False):
             sys.exit(code)
         if code:

@@ -163,7 +163,9 @@ def _call(mill: Tidemill, job: JobIn) -> Envelope:
     if job.queue is not None:
         options["queue"] = job.queue
     try:
-        return mill.envelope(mill.call(job.task or "", *job.args, **job.kwargs).using(**options))
+        return mill.runtime.envelope(
+            mill.call(job.task or "", *job.args, **job.kwargs).using(**options)
+        )
     except TypeError as error:
         raise InvalidOption(str(error)) from None
 
@@ -198,11 +200,11 @@ async def list_jobs(call: Call, query: JobQuery) -> Jobs:
     cursor. A list has no logs and no results: read single jobs for these.
     """
     what, mill = filter_of(call, query), call.backend.mill
-    mill.features.need(Feature.FAILED, "a list of jobs")
+    mill.runtime.features.need(Feature.FAILED, "a list of jobs")
     limit = int(query.limit)
     find = functools.partial(find_with_bodies if query.bodies else find_shown, mill.broker)
     if query.bodies:
-        mill.features.need(Feature.INSPECT, "a list of jobs with bodies")
+        mill.runtime.features.need(Feature.INSPECT, "a list of jobs with bodies")
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
     if not query.bodies:
@@ -334,8 +336,8 @@ async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
 
     def cancel(ids: list[str]) -> list[bool]:
         mill, terminate = call.backend.mill, body.terminate
-        mill.features.need(Feature.CANCEL, "cancel")
-        return compositions.cancel_jobs(mill, ids, terminate=terminate, may=_may(call))
+        mill.runtime.features.need(Feature.CANCEL, "cancel")
+        return compositions.cancel_jobs(mill.runtime, ids, terminate=terminate, may=_may(call))
 
     await _act(call, job_id, cancel, lambda _: "it has ended already")
 
@@ -351,7 +353,7 @@ async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
     def retry(ids: list[str]) -> list[bool]:
         return kick(call, ids, force=query.force)
 
-    await _act(call, job_id, retry, lambda record: why_not_run(mill, record))
+    await _act(call, job_id, retry, lambda record: why_not_run(mill.runtime, record))
 
 
 def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
@@ -360,7 +362,7 @@ def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     A token for some queues does not retry a chain with jobs in other queues. It retries the job
     with the id of the chain.
     """
-    return compositions.retry_jobs(call.backend.mill, ids, force=force, may=_may(call))
+    return compositions.retry_jobs(call.backend.mill.runtime, ids, force=force, may=_may(call))
 
 
 def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
@@ -369,7 +371,9 @@ def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
     ``hooks``: the call acts on the hooks, too.
     """
     mill, queues = call.backend.mill, allowed_queues(call.exchange)
-    return lambda whole: not queues or compositions.lies_in(mill, whole, queues, hooks=hooks)
+    return lambda whole: (
+        not queues or compositions.lies_in(mill.runtime, whole, queues, hooks=hooks)
+    )
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
@@ -382,9 +386,9 @@ async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
 
     def alter(ids: list[str]) -> list[bool]:
         mill = call.backend.mill
-        mill.features.need(Feature.ALTER, "alter")
+        mill.runtime.features.need(Feature.ALTER, "alter")
         return compositions.alter_jobs(
-            mill, ids, rank=rank, queue=target, may=_may(call, hooks=True)
+            mill.runtime, ids, rank=rank, queue=target, may=_may(call, hooks=True)
         )
 
     await _act(call, job_id, alter, lambda record: why_not_altered(record, target))
@@ -397,7 +401,7 @@ async def delete_job(call: Call, job_id: str) -> None:
     """
 
     def delete(ids: list[str]) -> list[bool]:
-        return compositions.delete_jobs(call.backend.mill, ids, may=_may(call, hooks=True))
+        return compositions.delete_jobs(call.backend.mill.runtime, ids, may=_may(call, hooks=True))
 
     await _act(call, job_id, delete, lambda _: "it cannot be deleted")
 
@@ -419,7 +423,7 @@ async def _act(
 async def cancel_jobs(call: Call, body: CancelMany) -> Done:
     """Cancel many jobs."""
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.CANCEL, "cancel")
-    act = functools.partial(compositions.cancel_jobs, mill, ids, may=_may(call))
+    act = functools.partial(compositions.cancel_jobs, mill.runtime, ids, may=_may(call))
     return Done(await call.backend.run(lambda: act(terminate=body.terminate)))
 
 
@@ -433,19 +437,19 @@ async def alter_jobs(call: Call, body: AlterMany) -> Done:
     """Give many jobs that wait another priority, or move them to another queue."""
     rank, queue = check_alter(body.to_priority, body.to_queue)
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.ALTER, "alter")
-    act = functools.partial(compositions.alter_jobs, mill, ids, may=_may(call, hooks=True))
+    act = functools.partial(compositions.alter_jobs, mill.runtime, ids, may=_may(call, hooks=True))
     return Done(await call.backend.run(lambda: act(rank=rank, queue=queue)))
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
     mill, ids = call.backend.mill, _checked(call.backend, body, Feature.FAILED, "delete")
-    act = functools.partial(compositions.delete_jobs, mill, ids, may=_may(call, hooks=True))
+    act = functools.partial(compositions.delete_jobs, mill.runtime, ids, may=_may(call, hooks=True))
     return Done(await call.backend.run(act))
 
 
 def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[str]:
-    backend.mill.features.need(feature, what)
+    backend.mill.runtime.features.need(feature, what)
     return [check_name("id", job_id) for job_id in body.ids]
 
 

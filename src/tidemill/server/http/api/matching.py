@@ -24,7 +24,7 @@ from tidemill.server.tokens import Role
 async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
     """Cancel matching jobs, the newest first."""
     broker = call.backend.mill.broker
-    call.backend.mill.features.need(Feature.CANCEL, "cancel")
+    call.backend.mill.runtime.features.need(Feature.CANCEL, "cancel")
     return await _act(call, body, lambda ids: broker.cancel(ids, terminate=body.terminate))
 
 
@@ -38,7 +38,7 @@ async def alter_matching(call: Call, body: AlterMatching) -> Acted:
     rank, queue = check_alter(body.to_priority, body.to_queue)
     check_queues(call.exchange, [queue] if queue else ())
     broker = call.backend.mill.broker
-    call.backend.mill.features.need(Feature.ALTER, "alter")
+    call.backend.mill.runtime.features.need(Feature.ALTER, "alter")
     return await _act(call, body, lambda ids: broker.alter(ids, rank=rank, queue=queue))
 
 
@@ -49,7 +49,7 @@ async def delete_matching(call: Call, body: Matching) -> Acted:
 
 async def _act(call: Call, body: Matching, act: Callable[[Sequence[str]], list[bool]]) -> Acted:
     what, mill = filter_of(call, body), call.backend.mill
-    mill.features.need(Feature.FAILED, "jobs that match")
+    mill.runtime.features.need(Feature.FAILED, "jobs that match")
 
     def run() -> Acted:
         ids: list[str] = []

@@ -79,7 +79,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     check_queues(call.exchange, queues)
     mode = Mode(body.order)
     if mode is Mode.MERGED:
-        backend.mill.features.need(Feature.MERGED, "order merged")
+        backend.mill.runtime.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
     call.exchange.leaving()  # a client that has left gets no messages
     work = backend.shared_owner.reserve(queues, int(body.count), timeout, mode)

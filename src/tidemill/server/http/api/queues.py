@@ -86,9 +86,9 @@ async def _change(
     mill = call.backend.mill
     check_name("queue", queue)
     if paused is not None:
-        mill.features.need(Feature.PAUSE, "pausing a queue")
+        mill.runtime.features.need(Feature.PAUSE, "pausing a queue")
     if max_size is not None:
-        mill.features.need(Feature.MAX_SIZE, "max_size")
+        mill.runtime.features.need(Feature.MAX_SIZE, "max_size")
 
     def change() -> QueueStats:
         mill.broker.set_queue(queue, paused=paused, max_size=max_size)
@@ -119,7 +119,7 @@ async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
     to a flow.
     """
     mill = call.backend.mill
-    mill.features.need(Feature.INSPECT, "restoring a purge")
+    mill.runtime.features.need(Feature.INSPECT, "restoring a purge")
 
     def restore() -> RestoredOut:
         known = [one.id for one in mill.queue(queue).purges()]
@@ -149,7 +149,7 @@ async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
 async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     """Make failed jobs of a queue ready again, newest first."""
     mill = call.backend.mill
-    mill.features.need(Feature.FAILED, "kick")
+    mill.runtime.features.need(Feature.FAILED, "kick")
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
 
     def kick_all() -> int:

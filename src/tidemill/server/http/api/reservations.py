@@ -54,7 +54,7 @@ def verdict_of(
 async def _settle(call: Call, receipt: Receipt, outcome: Outcome, **more: Any) -> None:
     verdict = verdict_of(receipt.token, outcome, **more)
     if receipt.hands_on:
-        sign_handed_on(verdict, receipt.job_id, call.backend.mill.keys)
+        sign_handed_on(verdict, receipt.job_id, call.backend.mill.runtime.keys)
     if not await call.backend.settle(receipt, verdict):
         raise _lost()
 

@@ -46,9 +46,9 @@ async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
     it. Calls of other tasks in these queues go back, and are tried again later.
     """
     backend = call.backend
-    backend.mill.features.need(Feature.RESULTS, "reserving tasks")
+    backend.mill.runtime.features.need(Feature.RESULTS, "reserving tasks")
     if Mode(body.order) is Mode.MERGED:
-        backend.mill.features.need(Feature.MERGED, "order merged")
+        backend.mill.runtime.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
     call.exchange.leaving()  # a client that has left gets no calls
     for name in list(body.tasks):
@@ -113,7 +113,7 @@ def _shown(call: Call, shared_owner: SharedOwner, found: Sequence[ReservedJob]) 
         except Skip:
             skipped = Verdict(job.lease.token, Outcome.SUCCESS)
             if hands_on(job.envelope):
-                sign_handed_on(skipped, job.envelope.id, call.backend.mill.keys)
+                sign_handed_on(skipped, job.envelope.id, call.backend.mill.runtime.keys)
             refused.append(skipped)
         else:
             jobs.append(data)
@@ -130,7 +130,7 @@ def _encoded(call: Call, shared_owner: SharedOwner, job: ReservedJob) -> msgspec
         Snooze, Skip: a parent was retried before the call ran.
     """
     mill, envelope = call.backend.mill, job.envelope
-    trusted(envelope, mill.keys)
+    trusted(envelope, mill.runtime.keys)
     args, kwargs = _arguments(mill, job)
     lease, limit, planned = job.lease, envelope.limit, envelope.planned
     then = hands_on(envelope)
@@ -171,7 +171,7 @@ def _arguments(mill: Tidemill, job: ReservedJob) -> tuple[Any, Any]:
     if not (isinstance(value, (list, tuple)) and len(value) == 2):
         raise CodecError("the arguments of the call cannot be read")
     if envelope.links is not None:
-        value = ParentResults(mill, job.lease, envelope).fill(list(value))
+        value = ParentResults(mill.runtime, job.lease, envelope).fill(list(value))
     return value[0], value[1]
 
 
