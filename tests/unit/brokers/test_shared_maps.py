@@ -11,7 +11,7 @@ import pytest
 
 import tidemill
 from tidemill.brokers.lmdb.owners import Owners as LmdbOwners
-from tidemill.brokers.postgres.owners import Owners as PostgresOwners
+from tidemill.brokers.redis.owners import Owners as RedisOwners
 
 pytestmark = pytest.mark.everyday
 
@@ -33,9 +33,7 @@ class Growing(list[int]):
         return super().__iter__()
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"), [(LmdbOwners, "_owners"), (PostgresOwners, "_by_number")]
-)
+@pytest.mark.parametrize(("kind", "field"), [(LmdbOwners, "_owners"), (RedisOwners, "_by_id")])
 def test_owners_may_attach_while_others_choose_neighbours(kind: Any, field: str) -> None:
     # Given two owners of this process.
     members, heard = kind.__new__(kind), []

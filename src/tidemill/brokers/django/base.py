@@ -14,7 +14,7 @@ from tidemill.brokers.django.caller import inside
 from tidemill.brokers.django.connections import Connection, Database
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.jobs import Facts
-from tidemill.brokers.django.owners import OwnerFacts, Owners, listed
+from tidemill.brokers.django.owners import Owners
 from tidemill.brokers.django.settings import Address
 from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.django.transaction import Transaction, begin, create_store
@@ -45,7 +45,8 @@ class ServerCalls:
         self._last_queue = ""
         self._database = Database(self._address)
         self._store = self._database.store = self._facts().store or self._found()
-        self._owners = Owners(f"django-{self._store}", self._send, self._list_owners, self._release)
+        name = f"django-{self._store}"
+        self._owners = Owners(name, self._database, self._change, self._send, self._alive)
         wakes = self._owners.wakes
         self.waits = Waits(self._read, self._look, wakes, self._address.poll)
 
@@ -171,12 +172,6 @@ class ServerCalls:
             self._database.write(work, patience=patience)
         return self._facts().store
 
-    def _list_owners(self) -> tuple[list[OwnerFacts], float]:
-        def work(connection: Connection) -> tuple[list[OwnerFacts], float]:
-            return listed(self._rows(connection)), self._database.now_of(connection.execute)
-
-        return self._database.read(work)
-
     def _now(self) -> float:
         return self._database.read(lambda one: self._database.now_of(one.execute))
 
@@ -203,7 +198,4 @@ class ServerCalls:
     # -- what broker.py defines ---------------------------------------------------------------
 
     def _send(self, attached: Any, step: Any, serial: int) -> Any:
-        raise NotImplementedError  # DjangoBroker has it
-
-    def _release(self, owner_id: str, causes: Any) -> int:
         raise NotImplementedError  # DjangoBroker has it

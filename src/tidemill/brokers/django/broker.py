@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.parked_waits import Parked, sleep
@@ -42,11 +40,10 @@ from tidemill.brokers.django.put import (
 from tidemill.brokers.django.settings import check_url, set_up
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.memory.settle import release_owner
 from tidemill.brokers.memory.transitions import store_moved
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, StoreMoved
+from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Put, Record
 from tidemill.core.owner import Owner
 from tidemill.core.signals import restart_on_signal
@@ -54,7 +51,6 @@ from tidemill.core.signals import restart_on_signal
 T = TypeVar("T")
 _TICK = 30.0
 _PAUSE = 0.1  # seconds between two attempts to put
-_encode = msgspec.msgpack.Encoder().encode
 
 
 def open_url(url: Url) -> DjangoBroker:
@@ -167,34 +163,16 @@ class DjangoBroker(
         self._check_open()
         if owner.lease:
             raise self._lacks(Feature.REMOTE_OWNERS, "an owner on another machine")
-        self.detach(owner.id)
-        self._owners.enter(owner)
-
-        def enlist(transaction: Transaction) -> None:
-            transaction.jobs.check_here()
-            transaction.rows.upsert(
-                "tidemill_owner",
-                ["id"],
-                ("id", "until", "serial", "facts", "commands", "reply"),
-                [(owner.id, transaction.jobs.now + self._alive, 0, _encode(owner), b"", b"")],
-            )
-
-        try:
-            self._change(enlist)
-        except BaseException:
-            self._owners.leave(owner.id)
-            raise
-        self._owners.reap(0.0)
+        self._owners.attach(owner)
 
     def detach(self, owner_id: str) -> None:
         self._check_open()
-        self._release(owner_id, {})
-        self._owners.leave(owner_id)
+        self._owners.detach(owner_id)
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
         attached = self._owners[step.owner]
-        send = attached.calls.exchange
+        send = attached.exchange
         if attached.owner.kind == "consumer":
             send = restart_on_signal(send)  # a signal ends the wait; the step is then repeated
         reply = send(step)
@@ -251,25 +229,12 @@ class DjangoBroker(
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
         self._check_open()
-        return self._release(owner_id, causes)
-
-    def _release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        def work(transaction: Transaction) -> int:
-            jobs = transaction.jobs
-            jobs.need_holder(owner_id)
-            held = release_owner(jobs, owner_id, causes)
-            transaction.rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
-            return held
-
-        held = self._change(work)
-        if held:
-            self._ring(owners=True, waiters=False)
-        return held
+        return self._owners.release(owner_id, causes)
 
     def tick(self) -> float:
         self._check_open()
         self._next_tick = time.monotonic() + min(_TICK, self._alive / 3)
-        self._owners.reap(self._counted())
+        self._owners.reap()
         while self._change_on_time(lambda one: prune(one.rows, one.jobs)):
             pass
         self._prune_surplus()
@@ -288,11 +253,6 @@ class DjangoBroker(
 
     def _delete_surplus(self, numbers: Sequence[int], transaction: Transaction) -> None:
         delete_surplus(transaction.rows, transaction.jobs, numbers)
-
-    def _counted(self) -> float:
-        """Seconds for which the database has answered every call; 0 while shorter than a lease."""
-        lasted = time.monotonic() - self._database.since
-        return lasted if lasted >= self._alive else 0.0
 
     def _tidy(self, transaction: Transaction) -> None:
         rows, jobs = transaction.rows, transaction.jobs
@@ -316,10 +276,6 @@ class DjangoBroker(
     def close(self) -> None:
         if self._closed:
             return
-        try:
-            for owner_id in self._owners.attached():
-                self.detach(owner_id)
-        except (BrokerUnavailable, StoreMoved):
-            pass  # other processes give up the owners when this process ends
+        self._owners.leave()
         self._closed = True
         self._database.close()

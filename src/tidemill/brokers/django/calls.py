@@ -22,7 +22,6 @@ from tidemill.brokers.django import schedules as schedule_rows
 from tidemill.brokers.django.base import ServerCalls
 from tidemill.brokers.django.claim import need_limited
 from tidemill.brokers.django.due import PIECE
-from tidemill.brokers.django.owners import listed
 from tidemill.brokers.django.schedules import StoredSchedules
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.django.transaction import Transaction
@@ -72,7 +71,7 @@ class InspectionCalls(ServerCalls):
 
     def owners(self) -> list[Owner]:
         self._check_open()
-        return [one.owner for one in self._read(listed)]
+        return self._owners.listed()
 
     def info(self) -> dict[str, Any]:
         self._check_open()
@@ -103,8 +102,7 @@ class AdminCalls(ServerCalls):
             return rules.cancel(jobs, job_id, send, terminate=terminate, purge=purge)
 
         done = self._each(job_ids, one)
-        for owner_id in self._owners.attached():
-            self._owners.wake(owner_id)
+        self._owners.wake_all()
         self._ring(owners=any(done), waiters=False)
         return done
 

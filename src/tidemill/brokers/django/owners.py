@@ -1,46 +1,42 @@
-"""The owners of this process: attaching, detaching, sleeping, and detecting deaths.
+"""The owners of this process in a database of a Django project, and the list of owners.
 
-The death of an owner shows in two ways. First, the kernel hangs up the owner's FIFO, so processes
-on the same machine see the death at once. Second, the owner no longer renews its lease in the
-table. When the lease is over, processes on other machines give up the owner. While the database is
-away, no owner can renew its lease. So leases count only after the database has answered for as long
-as a lease lasts.
+While the database is away, no owner can renew its lease. So leases count only after the database
+has answered for as long as a lease lasts. No notification tells that the list has changed: owners
+choose their neighbours again with each look for dead owners.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.brokers.contract.parked_waits import Parked, Until
-from tidemill.brokers.django.tables import Rows
-from tidemill.brokers.django.wakeup import OWNERS, Bell
-from tidemill.brokers.network.repeated_calls import RepeatedCalls
-from tidemill.brokers.shared.liveness import Liveness, neighbours
-from tidemill.brokers.shared.wait_places import Asleep
-from tidemill.core.errors import TidemillError
-from tidemill.core.files import private_folder
-from tidemill.core.locks import Lock
+from tidemill.brokers.contract.parked_waits import Until
+from tidemill.brokers.django.connections import Connection, Database
+from tidemill.brokers.django.transaction import Transaction
+from tidemill.brokers.django.wakeup import OWNERS, Bell, ring
+from tidemill.brokers.memory.settle import release_owner
+from tidemill.brokers.shared import owners as shared
+from tidemill.brokers.shared.liveness import Liveness
+from tidemill.brokers.shared.owners import Ended, Row, folder_here
+from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.owner import Owner
-from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
-from tidemill.core.wake_pipe import WakePipe
 
-_LOG = logging.getLogger("tidemill.django")
+T = TypeVar("T")
+_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Owner).decode
 
 
-class OwnerFacts(msgspec.Struct, frozen=True):
-    """An owner on the list, and the time until which its lease lasts."""
+class Change(Protocol):
+    """Changes the store in one transaction."""
 
-    owner: Owner
-    until: float
+    def __call__(self, work: Callable[[Transaction], T], /) -> T: ...
 
 
 def number_of(owner_id: str) -> int:
@@ -48,195 +44,126 @@ def number_of(owner_id: str) -> int:
     return int.from_bytes(hashlib.sha256(owner_id.encode()).digest()[:7])
 
 
-def listed(rows: Rows) -> list[OwnerFacts]:
-    """All owners."""
-    found = rows.execute('SELECT facts, "until" FROM tidemill_owner ORDER BY id', [])
-    return [OwnerFacts(_decode(bytes(facts)), until) for facts, until in found]
-
-
-class AttachedOwner:
+class AttachedOwner(shared.AttachedOwner):
     """An owner attached in this process."""
 
     def __init__(
-        self, send: Callable[[AttachedOwner, Step, int], Reply], owner: Owner, wakes: str
+        self,
+        send: Callable[[AttachedOwner, Step, int], Reply],
+        owner: Owner,
+        number: int,
+        wakes: str,
     ) -> None:
-        self.owner = owner
-        self.calls = RepeatedCalls(functools.partial(send, self))
-        self.renewed = time.monotonic()
-        self.asleep = Asleep()
-        self.watched: list[int] = []
-        self.watched_fds: list[int] = []
-        self._pipe = WakePipe()
+        super().__init__(owner, number)
+        self._send = functools.partial(send, self)
         self._bell = Bell(wakes, OWNERS)
 
-    def parked(
-        self, timeout: float, fds: Sequence[int]
-    ) -> Generator[Until, list[int], tuple[list[int], bool]]:
-        """Wait; return the readable descriptors, and True when a watched owner has died."""
-        mine = [self._pipe.fd, *self._bell.fds]
-        ready = set((yield Until(timeout, [*mine, *fds], self.watched_fds)))
-        if self._pipe.fd in ready:
-            self._pipe.drain()
-        self._bell.drain()
-        return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
+    def send(self, step: Step, serial: int) -> Reply:
+        return self._send(step, serial)
 
-    def wake(self) -> None:
-        """End the owner's sleep, from any thread."""
-        self._pipe.wake()
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], Ended]:
+        ready, died = yield from super().parked(timeout, [*self._bell.fds, *fds])
+        self._bell.drain()
+        return [fd for fd in ready if fd in fds], died
 
     def close(self) -> None:
-        """Close the pipe and the socket after all threads have left the owner's wait."""
-        self.asleep.end(self.wake)
-        self._pipe.close()
+        super().close()
         self._bell.close()
 
     def after_fork_child(self) -> None:
-        """Close the copies of the pipe and the socket in a forked child."""
-        self._pipe.after_fork_child()
+        super().after_fork_child()
         self._bell.after_fork_child()
 
 
-class Owners:
-    """The owners that this process has in one store.
-
-    ``send`` makes a step, ``list_owners`` reads the list with the database's time, and ``give_up``
-    gives back the leases of a dead owner.
-    """
+class Owners(shared.Owners[AttachedOwner]):
+    """The owners that this process has in one store. ``send`` makes a step."""
 
     def __init__(
         self,
         store: str,
+        database: Database,
+        change: Change,
         send: Callable[[AttachedOwner, Step, int], Reply],
-        list_owners: Callable[[], tuple[list[OwnerFacts], float]],
-        give_up: Callable[[str, Mapping[int, str] | None], int],
+        lease: float,
     ) -> None:
+        self._store = store
+        self._database = database
+        self._change = change
         self._send = send
-        self._list = list_owners
-        self._give_up = give_up
-        self._by_id: dict[str, AttachedOwner] = {}
-        self.folder = os.path.join(private_folder(), store)
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        self.wakes = os.path.join(self.folder, "wake")
-        self._liveness = Liveness(os.path.join(self.folder, "owners"))
-        self._watching = Lock()
+        self._lease = lease
+        folder = folder_here(store)
+        self.wakes = os.path.join(folder, "wake")
+        super().__init__(Liveness(os.path.join(folder, "owners")))
 
     @property
     def boards(self) -> str:
         """The folder in which scoreboards may lie."""
-        folder = os.path.join(self.folder, "boards")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        return folder
+        return folder_here(self._store, "boards")
 
-    def __getitem__(self, owner_id: str) -> AttachedOwner:
-        """An attached owner.
+    def listed(self) -> list[Owner]:
+        """All owners."""
+        return [row.owner for row in self._rows()]
 
-        Raises:
-            TidemillError: the owner is not attached in this process.
-        """
-        attached = self._by_id.get(owner_id)
-        if attached is None:
-            raise TidemillError(f"owner {owner_id!r} is not attached")
-        return attached
+    def _rows(self) -> list[Row]:
+        def work(connection: Connection) -> list[Row]:
+            found = connection.execute('SELECT facts, "until" FROM tidemill_owner ORDER BY id')
+            now = self._database.now_of(connection.execute)
+            owners = [(_decode(bytes(facts)), until) for facts, until in found]
+            return [Row(owner, number_of(owner.id), now - until) for owner, until in owners]
 
-    def attached(self) -> list[str]:
-        """The ids of the owners of this process."""
-        return list(self._by_id)
+        return self._database.read(work)
 
-    def enter(self, owner: Owner) -> None:
-        """Make the FIFO and the socket of an owner that is about to be listed."""
-        self._liveness.hold(number_of(owner.id))
-        self._by_id[owner.id] = AttachedOwner(self._send, owner, self.wakes)
+    def _draw(self, owner: Owner) -> int:
+        return number_of(owner.id)
 
-    def leave(self, owner_id: str) -> None:
-        """Close the FIFO and the socket of an owner that is no longer listed."""
-        attached = self._by_id.pop(owner_id, None)
-        if attached is not None:
-            attached.close()
-            with self._watching:
-                self._unwatch()
-            self._liveness.let_go(number_of(owner_id))
+    def _make(self, owner: Owner, number: int) -> AttachedOwner:
+        return AttachedOwner(self._send, owner, number, self.wakes)
 
-    def wake(self, owner_id: str) -> None:
-        """End an owner's sleep, from any thread."""
-        attached = self._by_id.get(owner_id)
-        if attached is not None:
-            attached.wake()
+    def _list(self, attached: AttachedOwner, before: AttachedOwner | None) -> None:
+        owner = attached.owner
 
-    def parked(self, attached: AttachedOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as an owner; give back the leases of owners that die meanwhile."""
-        with attached.asleep.inside() as may:
-            if not may:
-                return []
-            ready, died = yield from attached.parked(timeout, fds)
-        if died:
-            self.reap(alive_for=0.0)
-        return ready
+        def enlist(transaction: Transaction) -> None:
+            transaction.jobs.check_here()
+            transaction.jobs.need_holder(owner.id)
+            release_owner(transaction.jobs, owner.id, {})
+            transaction.rows.upsert(
+                "tidemill_owner",
+                ["id"],
+                ("id", "until", "serial", "facts", "commands", "reply"),
+                [(owner.id, transaction.jobs.now + self._lease, 0, _encode(owner), b"", b"")],
+            )
 
-    # -- deaths -------------------------------------------------------------------------
+        self._change(enlist)
 
-    def watch(self, attached: AttachedOwner, owners: Sequence[OwnerFacts]) -> bool:
-        """Let the deaths of neighbours on this machine end the owner's sleep.
+    def _trusts(self) -> bool:
+        return time.monotonic() - self._database.since >= self._lease
 
-        True when a neighbour is dead already.
-        """
-        here = [one.owner for one in owners if one.owner.host == attached.owner.host]
-        ring = sorted((number_of(owner.id), owner.kind == "worker") for owner in here)
-        with self._watching:
-            near = neighbours(number_of(attached.owner.id), ring)
-            near = [number for number in near if self._liveness.is_here(number)]
-            attached.watched_fds, gone = self._liveness.watch(near)
-            attached.watched = near
-            self._unwatch()
-        return gone
+    def _let_go(
+        self,
+        owner_id: str,
+        causes: Mapping[int, str] | None,
+        proof: Row | SignOfLife | None,
+        *,
+        brisk: bool,
+    ) -> int:
+        is_late = isinstance(proof, Row) and proof.late > 0
 
-    def _unwatch(self) -> None:
-        owners = list(self._by_id.values())
-        self._liveness.unwatch({number for one in owners for number in one.watched})
+        def work(transaction: Transaction) -> int:
+            rows, jobs = transaction.rows, transaction.jobs
+            text = 'SELECT id FROM tidemill_owner WHERE id = %s AND "until" > %s'
+            if is_late and rows.execute(text, [owner_id, jobs.now]):
+                return 0
+            jobs.need_holder(owner_id)
+            held = release_owner(jobs, owner_id, causes)
+            rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
+            return held
 
-    def reap(self, alive_for: float) -> int:
-        """Give back the leases of dead owners; return the number of dead owners.
+        held = self._change(work)
+        if held:
+            ring(self.wakes, OWNERS)
+        return held
 
-        ``alive_for``: the seconds for which the database has answered every call. With 0, a lease
-        that is over proves no death.
-        """
-        self._liveness.keep()
-        owners, now = self._list()
-        dead = [
-            one.owner
-            for one in owners
-            if one.owner.id not in self._by_id and self._is_dead(one, now, alive_for)
-        ]
-        for owner in dead:
-            self._give_up(owner.id, self._causes(owner))
-            self._liveness.remove(number_of(owner.id))
-            if owner.board:
-                remove_scoreboard(owner.board, owner.id)
-            name = owner.name or owner.id
-            _LOG.warning("%s %s died; its jobs go back", owner.kind, name)
-        gone = {owner.id for owner in dead}
-        left = [one for one in owners if one.owner.id not in gone]
-        for attached in list(self._by_id.values()):
-            self.watch(attached, left)
-        return len(dead)
-
-    def _is_dead(self, one: OwnerFacts, now: float, alive_for: float) -> bool:
-        number = number_of(one.owner.id)
-        if self._liveness.is_here(number):
-            return not self._liveness.alive(number)
-        return alive_for > 0 and one.until < now
-
-    def _causes(self, owner: Owner) -> dict[int, str] | None:
-        """The jobs that a dead owner ran, by its scoreboard; None without the scoreboard."""
-        if owner.kind == "consumer" or not owner.board:
-            return None
-        running = read_scoreboard(owner.board, owner.id)
-        if running is None:
-            return None
-        return dict.fromkeys(running, f"worker {owner.name} died with its processes")
-
-    def after_fork_child(self) -> None:
-        """Leave the owners to the parent, in a forked child."""
-        self._liveness.after_fork_child()
-        for attached in list(self._by_id.values()):
-            attached.after_fork_child()
-        self._by_id = {}
+    def reap(self) -> int:
+        """Give back the leases of dead owners; return the number of dead owners."""
+        self._changes += 1
+        return super().reap()

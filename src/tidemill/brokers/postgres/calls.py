@@ -54,7 +54,7 @@ class InspectionCalls(ServerCalls):
 
     def owners(self) -> list[Owner]:
         self._check_open()
-        return [row.owner for row in self._owners.rows()]
+        return self._owners.listed()
 
     def info(self) -> dict[str, Any]:
         self._check_open()

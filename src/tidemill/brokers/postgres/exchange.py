@@ -12,7 +12,6 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want, late, left, lo
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of
 from tidemill.brokers.postgres.errors import Unfit
 from tidemill.brokers.postgres.history import pack_history
-from tidemill.brokers.postgres.owner import AttachedOwner
 from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.timed_connection import Connection
@@ -21,6 +20,7 @@ from tidemill.core.job import Verdict
 from tidemill.core.owner import Command, Owner
 
 if TYPE_CHECKING:
+    from tidemill.brokers.postgres.owner import AttachedOwner
     from tidemill.brokers.postgres.statements import Session
 
 _NOTHING = Want(0, sleep=False)

@@ -34,9 +34,6 @@ SELECT format('%%s on %%s', want, what) FROM (
         ON c.relkind = w.kind::"char"
     WHERE c.relnamespace = %(schema)s::regnamespace
       AND NOT (c.relname = 'meta' AND w.want <> 'SELECT')
-      AND NOT EXISTS (  -- the sequence of an identity column needs no right of its own
-          SELECT FROM pg_depend AS d
-          WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i')
       AND NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, w.want)
                    ELSE has_table_privilege(c.oid, w.want) END
     GROUP BY c.oid, c.relkind

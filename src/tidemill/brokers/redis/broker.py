@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -29,11 +28,11 @@ from tidemill.brokers.redis.calls import (
 )
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.errors import refusal
-from tidemill.brokers.redis.leases import folder_here
 from tidemill.brokers.redis.open import open_store
 from tidemill.brokers.redis.owners import check_moved
 from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack_put
 from tidemill.brokers.redis.settings import check_url
+from tidemill.brokers.shared.owners import folder_here
 from tidemill.core.clock import clock
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
@@ -73,9 +72,7 @@ class RedisBroker(
     @property
     def boards(self) -> str:
         """The folder of scoreboards on this machine, which other processes read after a death."""
-        folder = os.path.join(folder_here(), "boards")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        return folder
+        return folder_here("redis", "boards")
 
     def put(
         self,
@@ -135,15 +132,10 @@ class RedisBroker(
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         attached = self._owners[owner_id]
-        now = time.monotonic()
-        limit = max(0.0, self._next_tick - now)
+        limit = max(0.0, self._next_tick - time.monotonic())
         ready = yield from self._owners.parked(attached, min(timeout, limit), fds)
-        now = time.monotonic()
-        if now >= self._next_tick:
+        if time.monotonic() >= self._next_tick:
             self._tick(self._brisk)
-        elif now >= attached.death_at:
-            attached.death_at = now + 1.0  # reap again in a second, unless a step sets another time
-            self._owners.reap()
         if self._history.has_many():
             self._history.fold()
         return ready
@@ -170,7 +162,8 @@ class RedisBroker(
         return self._owners.count_silence()
 
     def _tick(self, lines: ServerConnections) -> None:
-        self._next_tick = time.monotonic() + _TICK
+        # Each waiting owner looks for dead owners as often as owners renew their leases.
+        self._next_tick = time.monotonic() + min(_TICK, self._settings.owner_lease / 3)
         self._owners.reap()
         self._go_on(lines)
         self._history.fold()

@@ -1,36 +1,43 @@
-"""The owners of this process: they attach, exchange, sleep and leave."""
+"""The owners of this process on Redis: their steps, their sleep, and the list on the server.
+
+While the server is away, or this process is stopped, no owner can renew its lease. So if a process
+hears from the server after half a lease of silence, it gives up no owner for ``_RETURN`` seconds.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import socket
 import struct
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, late, lost
-from tidemill.brokers.contract.parked_waits import Parked, Until
-from tidemill.brokers.network.repeated_calls import RepeatedCalls
+from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
 from tidemill.brokers.redis.history import pack_history
-from tidemill.brokers.redis.leases import ExpiredOwners, Watch, release, release_args
+from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.out_of_memory import MemoryRoom
 from tidemill.brokers.redis.record import MICRO, pack_verdict, read_leases
 from tidemill.brokers.redis.schedules import read_schedules
 from tidemill.brokers.redis.wakeup import Wakeup
-from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
-from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.brokers.shared import owners as shared
+from tidemill.brokers.shared.liveness import Liveness
+from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
+from tidemill.brokers.shared.owners import Ended, Row, folder_here
+from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable, StoreMoved, TidemillError
-from tidemill.core.job import Lease, Note
-from tidemill.core.locks import LongLock
+from tidemill.core.errors import BrokerUnavailable, StoreMoved
+from tidemill.core.job import Lease, Note, Record
 from tidemill.core.owner import Command, Owner
-from tidemill.core.wake_pipe import WakePipe
 
 _LONGEST = 3600.0
-_Ended = tuple[list[int], bool]
+_RETURN = 5.0
+"""Seconds that living owners have to renew their leases once the server answers again."""
+
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _HEAD = struct.Struct(">QQH").pack
 _NAMED = struct.Struct(">QH").pack
@@ -40,77 +47,49 @@ _encode = msgspec.msgpack.Encoder().encode
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
-class LocalOwner:
-    """An owner of this process: its repeated calls, and its place to sleep."""
+class AttachedOwner(shared.AttachedOwner):
+    """An owner whose calls this process makes, on a connection of its own."""
 
-    def __init__(
-        self,
-        lines: ServerConnections,
-        owner: Owner,
-        lease: float,
-        watch: Watch,
-        deaths: ExpiredOwners,
-        room: MemoryRoom,
-    ) -> None:
-        self.owner = owner
-        self._room = room
-        self._deaths = deaths
-        self.watch = watch
-        self.owners_state = b""  # the state of the list of owners at the last step
+    def __init__(self, owners: Owners, owner: Owner, number: int) -> None:
+        super().__init__(owner, number)
+        self._owners = owners
+        self.list_state = b""  # the state of the list of owners at the last step
         self.epoch = b"" if owner.lease else new_id().encode()
         self.told = 0  # the highest token that the owner ever had
-        self._lines = lines
-        self._lease = owner.lease or lease
+        self._lines = lines = owners.lines
+        self._lease = owner.lease or owners.lease
         self._line = lines.new_connection(STEP_TIMEOUT)
-        self._calls = RepeatedCalls(self._send)
-        self._alone = LongLock()
         self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
-        self.asleep = Asleep()
-        self.near = False  # True when the caller is in this process: its steps need no serials
-        self.renew_at = 0.0
-        self.death_at = float("inf")  # the time at which the next owner in the list may be given up
-        self._pipe = WakePipe()
 
     def exchange(self, step: Step) -> Reply:
-        """Make a step. If its reply is lost, the next exchange repeats the step.
-
-        A caller that gives a serial repeats the step itself, perhaps while the first call still
-        runs.
-        """
         try:
-            if not step.serial:
-                self.near = True
-                return self._calls.exchange(step)
-            with self._alone:
-                return self._send(step, step.serial)
+            return super().exchange(step)
         except BrokerUnavailable:
             self.sleeper.close()  # the sleeper's connection leads to the same server
             raise
 
-    def _send(self, step: Step, serial: int) -> Reply:
+    def send(self, step: Step, serial: int) -> Reply:
         self.sleeper.ready()  # subscribe before the store may list the owner as asleep
         name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
         lease = b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO)
         head = *self._lines.head((b"", b"")), *name, lease
 
-        def send(verb: str, part: Step) -> Any:
+        def run(verb: str, part: Step) -> Any:
             return self._line.run_moved(verb, self._lines.key, (*head, *_pack(part)), head[:4])
 
-        answer = self._room.run(step, send)
+        answer = self._owners.room.run(step, run)
         if answer == 0:
             return lost(step)
         check_moved(answer)
         if answer[0] == b"late":
             raise late(step, int(answer[1]))
-        now = time.monotonic()
-        self.renew_at = now + self._lease / 3
-        return self._read(answer, now)
+        self.renewed = time.monotonic()
+        self._owners.heard(self.renewed)
+        return self._read(answer)
 
-    def _read(self, answer: Any, now: float) -> Reply:
-        settled, touched, leases, commands, due, death, inputs, schedules, state, *last = answer
-        self.owners_state = state or self.owners_state
-        trusted_at = self._deaths.heard(now)
-        self.death_at = max(now + death / MICRO, trusted_at) if death >= 0 else float("inf")
+    def _read(self, answer: Any) -> Reply:
+        settled, touched, leases, commands, due, inputs, schedules, state, *last = answer
+        self.list_state = state or self.list_state
         behind, strays = last
         leased = read_leases(leases, inputs)
         self.told = max(self.told, *[lease.token for lease in leased], 0)
@@ -135,264 +114,172 @@ class LocalOwner:
         self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
         return leases
 
-    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], _Ended]:
-        """Sleep until a hint, a wake, a death, a readable descriptor, a due time, or the timeout.
-
-        Returns the readable descriptors, and True when a watched neighbour has died.
-        """
-        limit = min(self.renew_at, self.death_at) - time.monotonic()
-        watched = self.watch.fds
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], Ended]:
+        limit = self.renewed + self._lease / 3 - time.monotonic()
+        watched = self.watched_fds
         timeout = min(timeout, limit, _LONGEST)
         ready = yield from self.sleeper.parked(timeout, [self._pipe.fd, *fds], watched)
         if self._pipe.fd in ready:
-            ready.remove(self._pipe.fd)
             self._pipe.drain()
         return [fd for fd in ready if fd in fds], not set(watched).isdisjoint(ready)
 
-    def wake(self) -> None:
-        """End the owner's sleep, from any thread."""
-        self._pipe.wake()
-
     def close(self) -> None:
-        """Close the connections when no thread sleeps here."""
-        self.asleep.end(self.wake)
+        super().close()
         self._line.end()
         self.sleeper.close()
-        self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Close the copies of the connections in a forked child, where no thread sleeps."""
         self._line.end()
         self.sleeper.close()
-        self._pipe.after_fork_child()
+        super().after_fork_child()
 
 
-class Owners:
-    """The owners of one store whose calls this process makes."""
+class Owners(shared.Owners[AttachedOwner]):
+    """The owners of one store on a Redis server whose calls this process makes."""
 
     def __init__(self, lines: ServerConnections, brisk: ServerConnections, lease: float) -> None:
         """Set up; ``brisk`` connections have no patience, since a reaper has deadlines to keep."""
-        self._lines = lines
+        super().__init__(Liveness(None))
+        self.lines = lines
         self._brisk = brisk
-        self._lease = lease
-        self._attached: dict[str, LocalOwner] = {}
-        self._deaths = ExpiredOwners(lines, brisk, self.ids, lease)
-        self._joining = LongLock()
-        self._room = MemoryRoom(lambda: lines.server.where)
-        self._silence: Silence[str] = Silence()
+        self.lease = lease
+        self.room = MemoryRoom(lambda: lines.server.where)
+        self._store = ""  # the store of the FIFOs: the server may come back with another store
+        self._heard_at = float("inf")  # when the server last answered a step
+        self._trusted_at = 0.0  # from this time on, owners whose lease is over may be given up
 
-    def __getitem__(self, owner_id: str) -> LocalOwner:
-        """An attached owner. Another process may have made a remote owner's calls until now.
+    # -- the list -------------------------------------------------------------------------------
 
-        Raises:
-            TidemillError: the owner is not attached, or is attached in another process.
-        """
-        attached = self.find(owner_id)
-        if attached is None:
-            raise TidemillError(f"owner {owner_id!r} is not attached")
-        return attached
+    def listed(self) -> list[Owner]:
+        """The owners on the list, in any process."""
+        return [row.owner for row in _rows(self.lines)]
 
-    def find(self, owner_id: str) -> LocalOwner | None:
-        """An attached owner, or None."""
-        return self._attached.get(owner_id) or self._go_on(owner_id)
+    def _rows(self) -> list[Row]:
+        return _rows(self._brisk)
 
-    def ids(self) -> list[str]:
-        """The ids of all owners that are attached here."""
-        return list(self._attached)
+    def _state(self, attached: AttachedOwner) -> object:
+        return attached.list_state
 
-    # -- attaching ------------------------------------------------------------------------------
+    def _draw(self, owner: Owner) -> int:
+        self._heard_at = float("inf")
+        number, store = (part.decode() for part in self.lines.call("owners", b"number", b""))
+        with self._watching:
+            if store != self._store:
+                self._move_to(store)
+        return int(number) if owner.host == socket.gethostname() else 0
 
-    def attach(self, owner: Owner) -> None:
-        """List an owner, which stays alive while it renews its owner lease."""
-        if owner.lease:
-            self._join(owner)
-            return
-        before = self._drop(owner.id)
-        if before is not None:
-            self._deaths.end(before.watch)
-        attached = self._new_owner(owner, self._deaths.begin(owner))
+    def _move_to(self, store: str) -> None:
+        self._liveness.unwatch(())
+        for attached in list(self._by_id.values()):  # the store before had these owners
+            self._liveness.let_go(attached.number)
+            attached.number = 0
+        self._store = store
+        self._liveness = Liveness(os.path.join(folder_here("redis"), store))
+
+    def _make(self, owner: Owner, number: int) -> AttachedOwner:
+        return AttachedOwner(self, owner, number)
+
+    def _list(self, attached: AttachedOwner, before: AttachedOwner | None) -> None:
+        owner = attached.owner
         attached.told = before.told if before is not None else 0
-        try:
-            answer = self._call(
-                *("attach", owner.id, owner.name, owner.kind),
-                *(_encode(owner), b"%d" % int(self._lease * MICRO), attached.epoch),
-                *(b"%d" % attached.watch.number, owner.host),
-            )
-            check_moved(answer)
-            attached.sleeper.ready()
-        except BaseException:
-            self._deaths.end(attached.watch)
-            attached.close()
-            raise
-        attached.renew_at = time.monotonic() + self._lease / 3
-        self._attached[owner.id] = attached
-        self.reap()
-
-    def _new_owner(self, owner: Owner, watch: Watch) -> LocalOwner:
-        return LocalOwner(self._lines, owner, self._lease, watch, self._deaths, self._room)
-
-    # -- remote owners --------------------------------------------------------------------------
-
-    def _join(self, owner: Owner) -> None:
-        """List a remote owner, or go on with a remote owner that is listed already."""
-        facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
-        with self._joining:
-            here = self._attached.get(owner.id)
-            if here is not None and not here.owner.lease:
-                self.detach(owner.id)
-            while not (answer := self._call("join", owner.id, *facts)):
-                self.release(owner.id, {})  # a local owner had this id
-            check_moved(answer)
-            self._make_calls_of(owner)
-
-    def _go_on(self, owner_id: str) -> LocalOwner | None:
-        """Make the calls of a remote owner from now on, if its id is on the list."""
-        with self._joining:
-            if owner_id in self._attached:  # another thread was faster
-                return self._attached[owner_id]
-            record = self._lines.call("owners", b"resume", owner_id.encode())
-            if not record:
-                return None
-            attached = self._make_calls_of(_OWNER.decode(record))
-            attached.wake()  # end its first wait at once, since it may have missed a hint
-            return attached
-
-    def _make_calls_of(self, owner: Owner) -> LocalOwner:
-        attached = self._attached.get(owner.id)
-        if attached is None:
-            attached = self._new_owner(owner, Watch(0))
-            attached.renew_at = time.monotonic() + owner.lease / 3
-            self._attached[owner.id] = attached
-        attached.owner = owner
-        return attached
-
-    def count_silence(self) -> float:
-        """Give up remote owners that were silent for their owner lease; see the contract."""
-        away = [m for m in list(self._attached.values()) if m.owner.lease and not m.near]
-        told = self._brisk.call("owners", b"words", b"")
-        heard: dict[str, SignOfLife] = {}
-        for i in range(0, len(told), 4):
-            owner_id, lease, words, holds = told[i : i + 4]
-            word = object() if holds == b"1" else b"silent" + words
-            heard[owner_id.decode()] = SignOfLife(float(lease), word)
-        silent, again = self._silence.look(heard)
-        for name in silent:
-            unless_heard = heard[name].word
-            assert isinstance(unless_heard, bytes)  # an ``object()`` differs at each check
-            release(self._brisk, name, None, unless_heard)
-        self._forget([attached for attached in away if attached.owner.id not in heard])
-        return again
-
-    def _forget(self, gone: Collection[LocalOwner]) -> None:
-        """Close the connections of remote owners that are no longer listed.
-
-        Removed owners may never call again. A sleeping owner is only woken, and forgotten later. An
-        owner that is ``near`` is kept: its next step learns that the owner is lost.
-        """
-        for attached in gone:
-            if not attached.asleep.end_if_empty():
-                attached.wake()
-                continue
-            with self._joining:
-                if self._attached.get(attached.owner.id) is attached:
-                    self._drop(attached.owner.id)
-
-    def hear_behalf(self, step: Step) -> Reply:
-        """Do a step on behalf of a remote owner, without touching the owner's own serials."""
-        head = step.owner.encode(), _HEAD(0, 0, 0), b""
-        answer = self._room.run(
-            step, lambda verb, part: self._lines.call(verb, *head, *_pack(part))
+        answer = self._call(
+            *("attach", owner.id, owner.name, owner.kind),
+            *(_encode(owner), b"%d" % int(self.lease * MICRO), attached.epoch),
+            *(b"%d" % attached.number, owner.host),
         )
-        if answer == 0:
-            return lost(step)
         check_moved(answer)
-        settled, touched = answer
-        return Reply([flag == 49 for flag in settled], [flag == 49 for flag in touched])
+        attached.sleeper.ready()
 
-    # -- leaving --------------------------------------------------------------------------------
+    def _let_go(
+        self,
+        owner_id: str,
+        causes: Mapping[int, str] | None,
+        proof: Row | SignOfLife | None,
+        *,
+        brisk: bool,
+    ) -> int:
+        lines = self._brisk if brisk else self.lines
+        kind = b"lost" if causes is None else b""
+        arguments = [b"release", owner_id.encode(), kind, _condition(proof)]
+        for token, cause in (causes or {}).items():
+            arguments += (b"%d" % token, cause.encode())
+        return int(lines.call("owners", *arguments, once=True))
 
-    def leave(self) -> None:
-        """Take local owners off the list when the broker closes; remote owners stay listed."""
-        for owner_id in self.ids():
-            if self._attached[owner_id].owner.lease:
-                self._drop(owner_id)
-            else:
-                # If this fails, other processes release the owner.
-                with contextlib.suppress(BrokerUnavailable):
-                    self.detach(owner_id, brisk=True)
+    def _held_by(self, owner_id: str) -> list[str]:
+        held = self._brisk.ask(b"HVALS", self.lines.key + b":l:" + owner_id.encode())
+        return [job_id.decode() for job_id in held[:MOST_LOOKED_AT]]
 
-    def detach(self, owner_id: str, *, brisk: bool = False) -> None:
-        """Take an owner off the list; its leases go back, and no attempt is counted."""
-        attached = self._drop(owner_id)
-        if attached is None:
-            if any(owner.id == owner_id and owner.lease for owner in self.listed()):
-                self.release(owner_id, {})
-            return
-        lines = self._brisk if brisk else self._lines
-        lines.call("owners", *release_args(owner_id, {}), once=True)
-        self._deaths.end(attached.watch)
-
-    def _drop(self, owner_id: str) -> LocalOwner | None:
-        attached = self._attached.pop(owner_id, None)
-        if attached is not None:
-            attached.close()
-        return attached
-
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Take an owner of any process off the list; return the number of its leases."""
-        return release(self._lines, owner_id, causes)
+    def _get(self, ids: Sequence[str]) -> list[Record | None]:
+        return Inspection(self.lines).get(ids)
 
     def command(self, owner_id: str, command: Command) -> bool:
         """Leave a command for an owner; False when the owner is not listed."""
         packed = command.token.to_bytes(8, "big") + command.verb.encode()
         return bool(self._call("command", owner_id, packed))
 
-    def wake(self, owner_id: str) -> None:
-        """End an owner's sleep, from any thread."""
-        attached = self._attached.get(owner_id)
-        if attached:
-            attached.wake()
-
     def _call(self, verb: str, owner_id: str, *args: bytes | str) -> Any:
         encoded = [arg if isinstance(arg, bytes) else arg.encode() for arg in args]
-        return self._lines.call("owners", verb.encode(), owner_id.encode(), *encoded, once=True)
+        return self.lines.call("owners", verb.encode(), owner_id.encode(), *encoded, once=True)
 
-    # -- deaths ---------------------------------------------------------------------------------
+    # -- remote owners --------------------------------------------------------------------------
 
-    def listed(self) -> list[Owner]:
-        """The owners on the list, in any process."""
-        return [row.owner for row in self._deaths.rows(self._lines)]
+    def _join(self, owner: Owner) -> int:
+        facts = owner.name, owner.kind, _encode(owner), repr(owner.lease), str(owner.serial)
+        while not (answer := self._call("join", owner.id, *facts)):
+            self.release(owner.id, {})  # a local owner had this id
+        check_moved(answer)
+        return 0
 
-    def reap(self) -> int:
-        """Give back the leases of dead owners; return the number of these owners."""
-        return self._deaths.reap()
+    def _remote(self, owner_id: str) -> tuple[Owner, int] | None:
+        record = self.lines.call("owners", b"resume", owner_id.encode())
+        return (_OWNER.decode(record), 0) if record else None
 
-    def parked(self, attached: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as an owner, and give back the leases of neighbours that died meanwhile."""
-        if attached.owners_state != attached.watch.seen:
-            self._deaths.watch(attached.watch, attached.owners_state)
-        with attached.asleep.inside() as may:
-            if not may:
-                return []  # the owner was given up or attached again a moment ago
-            ready, died = yield from attached.parked(timeout, fds)
-        if died:
-            self._deaths.forget(attached.watch)
-            self._deaths.reap()
-        return ready
+    def _words(self) -> dict[tuple[str, int], SignOfLife]:
+        told = self._brisk.call("owners", b"words", b"")
+        heard: dict[tuple[str, int], SignOfLife] = {}
+        for i in range(0, len(told), 4):
+            owner_id, lease, words, holds = told[i : i + 4]
+            word = object() if holds == b"1" else words  # an ``object()`` differs at each check
+            heard[owner_id.decode(), 0] = SignOfLife(float(lease), word)
+        return heard
 
-    def close(self) -> None:
-        """Close the connections of all owners."""
-        for attached in list(self._attached.values()):
-            attached.close()
-        self._attached.clear()
-        self._deaths.close()
+    def hear_behalf(self, step: Step) -> Reply:
+        """Do a step on behalf of a remote owner, without touching the owner's own serials."""
+        head = step.owner.encode(), _HEAD(0, 0, 0), b""
+        answer = self.room.run(step, lambda verb, part: self.lines.call(verb, *head, *_pack(part)))
+        if answer == 0:
+            return lost(step)
+        check_moved(answer)
+        settled, touched = answer
+        return Reply([flag == 49 for flag in settled], [flag == 49 for flag in touched])
 
-    def after_fork_child(self) -> None:
-        """In a forked child: all owners belong to the parent; close the copies."""
-        self._deaths.after_fork_child()
-        for attached in list(self._attached.values()):
-            attached.after_fork_child()
-        self._attached.clear()
+    # -- trust ----------------------------------------------------------------------------------
+
+    def heard(self, now: float) -> None:
+        """Note that the server has answered a step."""
+        if now - self._heard_at > self.lease / 2:
+            self._trusted_at = now + _RETURN
+        self._heard_at = now
+
+    def _trusts(self) -> bool:
+        now = time.monotonic()
+        return now - self._heard_at <= self.lease / 2 and now >= self._trusted_at
+
+
+def _rows(lines: ServerConnections) -> list[Row]:
+    told = lines.call("owners", b"list", b"")
+    found = [told[i : i + 3] for i in range(0, len(told), 3)]
+    return [Row(_OWNER.decode(owner), int(number), late / MICRO) for owner, number, late in found]
+
+
+def _condition(proof: Row | SignOfLife | None) -> bytes:
+    """The condition of a release, which the store checks first."""
+    if isinstance(proof, SignOfLife):
+        assert isinstance(proof.word, bytes)  # a silent owner has a word
+        return b"silent" + proof.word
+    if proof is None:
+        return b""
+    return b"dead" if proof.late > 0 else b"%d" % proof.number
 
 
 def check_moved(answer: Any) -> None:

@@ -20,7 +20,6 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django import inspect
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
-from tidemill.brokers.django.owners import listed
 from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
@@ -306,7 +305,8 @@ def test_an_owner_whose_step_waits_for_many_due_jobs_keeps_its_lease(
     come_due = Transaction.come_due
 
     def late(transaction: Transaction) -> bool:
-        seen.extend(one.until for one in listed(transaction.rows))
+        text = 'SELECT "until" FROM tidemill_owner'
+        seen.extend(until for (until,) in transaction.rows.execute(text, []))
         store.advance(1)
         return come_due(transaction)
 

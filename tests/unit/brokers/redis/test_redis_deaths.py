@@ -1,4 +1,4 @@
-"""Owners that count as dead on Redis, without a lease that runs out: brokers/redis/leases.py."""
+"""Owners that count as dead on Redis, without a lease that runs out: brokers/shared/owners.py."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.redis.leases import folder_here
 from tidemill.brokers.registry import open_broker
+from tidemill.brokers.shared.owners import Row, folder_here
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
@@ -155,7 +155,8 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
     counted = 1 if kind == "consumer" else 0
     assert [get(broker, i).attempt for i in ("ran", "held")] == [1, counted]
     assert [get(broker, i).losses for i in ("ran", "held")] == [0, 0]
-    assert f"{kind} mortal died" in get(broker, "ran").attempts[0].error
+    why = "worker mortal died with its processes" if kind == "worker" else "its consumer died"
+    assert get(broker, "ran").attempts[0].error == why
     assert [owner.id for owner in broker.owners()] == ["me"]
     assert not os.path.exists(dying.board)
 
@@ -220,18 +221,18 @@ def test_an_owner_that_attached_again_is_not_buried(broker: RedisBroker) -> None
     me(broker)
     put(broker, "one")
     broker.exchange(Step("me", want=Want(1)))
-    number = broker._owners["me"].watch.number
+    number = broker._owners["me"].number
     broker.attach(Owner(id="me", name="me", host=HERE))
     put(broker, "two")
     broker.exchange(Step("me", want=Want(2)))
-    broker._owners._deaths._bury(Owner(id="me", host=HERE), b"%d" % number)
+    broker._owners._bury(Row(Owner(id="me", host=HERE), number, -1.0))
     assert [owner.id for owner in broker.owners()] == ["me"]
     assert [get(broker, i).state for i in ("one", "two")] == [State.RUNNING] * 2
 
 
 def test_nothing_is_left_behind(broker: RedisBroker, mortal: Callable[..., Mortal]) -> None:
     me(broker)
-    store = Path(folder_here()) / broker._owners._deaths._store
+    store = Path(folder_here("redis")) / broker._owners._store
     assert len(list(store.iterdir())) == 1
     dying = mortal()
     dying.hear()

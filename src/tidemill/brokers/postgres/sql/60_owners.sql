@@ -2,15 +2,13 @@
 
 CREATE OR REPLACE FUNCTION tidemill.attach(
     new_id text, new_name text, new_kind text, new_host text, new_channel text,
-    new_facts bytea, new_lease float8, over bigint, p tidemill.prefs) RETURNS int
+    new_facts bytea, new_lease float8, over bigint, new_number int, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-DECLARE
-    new_number int;
 BEGIN
     PERFORM check_here();
     IF new_lease > 0 THEN
-        SELECT e.number INTO new_number FROM elsewhere(new_id, p) AS e;
-        IF hear(new_number, new_channel, p) THEN
+        SELECT number INTO new_number FROM owner WHERE id = new_id AND lease > 0;
+        IF hear(new_number, new_channel) THEN
             UPDATE owner SET name = new_name, kind = new_kind, host = new_host, facts = new_facts,
                              lease = new_lease
             WHERE number = new_number;
@@ -20,26 +18,18 @@ BEGIN
             RETURN new_number;
         END IF;
     END IF;
-    PERFORM let_go(new_id, true, '{}', '{}', p);
-    INSERT INTO owner (id, name, kind, host, channel, facts, lease)
-    VALUES (new_id, new_name, new_kind, new_host, new_channel, new_facts, new_lease)
-    RETURNING number INTO new_number;
+    PERFORM let_go(new_id, true, '{}', '{}', NULL, NULL, p);
+    new_number := coalesce(new_number, nextval(pg_get_serial_sequence('owner', 'number')));
+    INSERT INTO owner (number, id, name, kind, host, channel, facts, lease) OVERRIDING SYSTEM VALUE
+    VALUES (new_number, new_id, new_name, new_kind, new_host, new_channel, new_facts, new_lease);
     INSERT INTO pulse (owner, serial, until) VALUES (new_number, over, clock(p) + p.lease);
     PERFORM tell_all('roster');
     RETURN new_number;
 END $$;
 
--- The remote owner with this id, if there is one.
-CREATE OR REPLACE FUNCTION tidemill.elsewhere(who text, p tidemill.prefs)
-RETURNS TABLE (number int, facts bytea)
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    RETURN QUERY SELECT owner.number, owner.facts FROM owner WHERE owner.id = who AND owner.lease > 0;
-END $$;
-
 -- Send a remote owner's notifications to another process from now on; false when the owner is not
 -- on the list.
-CREATE OR REPLACE FUNCTION tidemill.hear(who int, new_channel text, p tidemill.prefs) RETURNS boolean
+CREATE OR REPLACE FUNCTION tidemill.hear(who int, new_channel text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     PERFORM FROM pulse WHERE owner = who FOR UPDATE;
@@ -65,18 +55,6 @@ BEGIN
     FROM owner AS o JOIN pulse ON pulse.owner = o.number WHERE o.lease > 0;
 END $$;
 
--- Give up a silent remote owner, unless it has made a step since.
-CREATE OR REPLACE FUNCTION tidemill.give_up(who text, last_turn bigint, p tidemill.prefs) RETURNS boolean
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    PERFORM FROM owner JOIN pulse ON pulse.owner = owner.number
-    WHERE owner.id = who AND owner.lease > 0 AND pulse.turn = last_turn FOR UPDATE OF pulse;
-    IF FOUND THEN
-        PERFORM let_go(who, false, '{}', '{}', p);
-    END IF;
-    RETURN FOUND;
-END $$;
-
 -- Send a word to every process that listens to this store.
 CREATE OR REPLACE FUNCTION tidemill.tell_all(word text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -85,9 +63,10 @@ BEGIN
 END $$;
 
 -- Take an owner off the list. Its leases go back by the report of a witness. Without a witness,
--- each task counts a loss. Returns how many leases the owner had.
+-- each task counts a loss. Does nothing if the owner has another number than "same", or has made a
+-- step after "last_turn". Returns how many leases the owner had.
 CREATE OR REPLACE FUNCTION tidemill.let_go(
-    who text, witness boolean, ran bigint[], causes text[], p tidemill.prefs) RETURNS int
+    who text, witness boolean, ran bigint[], causes text[], same int, last_turn bigint, p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     o    record;
@@ -95,7 +74,9 @@ DECLARE
 BEGIN
     -- Lock its pulse first: a running step of this owner ends before, and no step begins after.
     SELECT owner.number, owner.name, owner.channel INTO o
-    FROM owner JOIN pulse ON pulse.owner = owner.number WHERE owner.id = who FOR UPDATE OF pulse;
+    FROM owner JOIN pulse ON pulse.owner = owner.number
+    WHERE owner.id = who AND number = coalesce(same, number)
+      AND (last_turn IS NULL OR lease > 0 AND turn = last_turn) FOR UPDATE OF pulse;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -108,22 +89,15 @@ BEGIN
     RETURN held;
 END $$;
 
--- The tokens of all leases of a consumer: it runs all jobs that it has taken.
-CREATE OR REPLACE FUNCTION tidemill.tokens_of(who int) RETURNS bigint[]
-LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
-BEGIN
-    RETURN ARRAY (SELECT token FROM lease WHERE owner = who);
-END $$;
-
 -- The list of owners, for a reaper. "late" is the seconds since an owner's lease ran out, negative
 -- before that. A consumer is not late while it has a message whose ttr is not over.
 CREATE OR REPLACE FUNCTION tidemill.roster(p tidemill.prefs)
-RETURNS TABLE (number int, id text, kind text, host text, late float8, facts bytea, lease float8)
+RETURNS TABLE (number int, late float8, facts bytea)
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 BEGIN
     RETURN QUERY
-    SELECT o.number, o.id, o.kind, o.host, clock(p) - greatest(pulse.until, (
-               SELECT max(deadline) FROM lease AS l WHERE l.owner = o.number)), o.facts, o.lease
+    SELECT o.number, clock(p) - greatest(pulse.until, (SELECT max(deadline) FROM lease AS l WHERE l.owner = o.number)),
+           o.facts
     FROM owner AS o JOIN pulse ON pulse.owner = o.number ORDER BY o.number;
 END $$;
 

@@ -8,10 +8,8 @@
 --       words    {id, lease, words, 1 while a consumer holds a message whose ttr runs, else 0, …} of all remote owners
 --       release  7 '' with the causes that follow, 'lost' without a witness; 8 the condition: '', 'dead' (its time is
 --                over), a number (the owner still has it), or 'silent' and words (no call since); then token, cause, …
---       tokens   {token, …} of its leases
---       overdue  {id, record, microseconds since, …} of the owners whose time is over
 --       command  7 token and verb, packed
---       list     {record, number, …} of all owners
+--       list     {record, number, microseconds since its time was over, negative before, …} of all owners
 -- Returns for attach and release the number of leases that the owner had; for join 1, or 0 when a local owner has the
 --       id; for command 1, or 0 when the owner is not listed; {'moved', where} (attach, join).
 
@@ -25,34 +23,18 @@ local function held_until(id)
   return latest
 end
 
--- The owners whose time is over.
-local function overdue()
-  local found = {}
-  for _, id in ipairs(call('ZRANGEBYSCORE', B .. ':beat', '-inf', now)) do
-    local o = call('HMGET', B .. ':o:' .. id, 'record', 'kind')
-    local latest = o[2] == 'consumer' and held_until(id) or 0
-    if latest > now then
-      call('ZADD', B .. ':beat', latest, id)
-    else
-      found[#found + 1] = id
-      found[#found + 1] = o[1] or ''
-      found[#found + 1] = now - call('ZSCORE', B .. ':beat', id)
-    end
-  end
-  return found
-end
-
 -- Draw a number for an owner, and name the store by its time of creation.
 local function number() return {text_of(call('INCR', B .. ':seq')), call('GET', B .. ':born') or '0'} end
 
-local function tokens(owner) return call('HKEYS', B .. ':l:' .. owner) end
-
 local function list()
-  local listed = {}
-  for _, id in ipairs(call('ZRANGE', B .. ':beat', 0, -1)) do
-    local facts = call('HMGET', B .. ':o:' .. id, 'record', 'number')
+  local listed, beats = {}, call('ZRANGE', B .. ':beat', 0, -1, 'WITHSCORES')
+  for i = 1, #beats, 2 do
+    local id, over = beats[i], tonumber(beats[i + 1])
+    local facts = call('HMGET', B .. ':o:' .. id, 'record', 'number', 'kind')
+    if over <= now and facts[3] == 'consumer' then over = math.max(over, held_until(id)) end
     listed[#listed + 1] = facts[1]
     listed[#listed + 1] = facts[2] or '0'
+    listed[#listed + 1] = over < math.huge and now - over or -1
   end
   return listed
 end
@@ -161,7 +143,7 @@ local function attach(owner)
 end
 
 local ONCE = {attach = attach, command = command, release = release}
-local OTHERS = {number = number, tokens = tokens, list = list, overdue = overdue, words = words, resume = resume, join = join}
+local OTHERS = {number = number, list = list, words = words, resume = resume, join = join}
 
 function Verbs.owners()
   local verb, owner = ARGV[5], ARGV[6]

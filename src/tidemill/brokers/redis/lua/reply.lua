@@ -31,13 +31,6 @@ function show_inputs(x, id)
   inputs[#inputs + 1] = shown
 end
 
--- Microseconds until the next other owner is given up; -1 never.
-local function next_death(x)
-  local beats = call('ZRANGE', B .. ':beat', 0, 1, 'WITHSCORES')
-  local at = beats[1] == x.owner and beats[4] or beats[2]
-  return at and at ~= 'inf' and math.max(0, at - now) or -1
-end
-
 -- The reply to a repeated step: as before, with the leases of that step that the owner still has.
 local function replay(x)
   local settled, touched, first_token, last_token, commands = unpack(cmsgpack.unpack(x.last_reply))
@@ -49,7 +42,7 @@ local function replay(x)
       if flagged(j.flags, LINKED) then show_inputs(x, j.id) end
     end
   end
-  return {settled, touched, x.leases, commands, 0, next_death(x), x.inputs, {}, '', 1, {}}
+  return {settled, touched, x.leases, commands, 0, x.inputs, {}, '', 1, {}}
 end
 
 -- The earlier reply to a repeated step, or {'late', serial} for a step that comes too late; nil for a new step.
@@ -103,8 +96,7 @@ function reply(x)
   note_sleep(x)
   finish_step()
   local behind = x.last_serial < x.serial - 1 and 1 or 0
-  return {x.settled, x.touched, x.leases, x.commands, x.due, next_death(x), x.inputs, x.schedules, x.roster, behind,
-    x.strays}
+  return {x.settled, x.touched, x.leases, x.commands, x.due, x.inputs, x.schedules, x.roster, behind, x.strays}
 end
 
 end
