@@ -277,7 +277,7 @@ class HistoryCalls(ServerCalls):
 
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         self._check_open()
-        self._change(lambda one: history_rows.keep(one.rows, one.jobs, rows))
+        self._change(lambda one: history_rows.keep(one.rows, rows))
 
 
 class TransferCalls(ServerCalls):

@@ -35,7 +35,7 @@ def add(rows: Rows, jobs: StoredJobs, added: Sequence[HistoryRow]) -> None:
         prune(rows, jobs)
 
 
-def keep(rows: Rows, jobs: StoredJobs, kept: Sequence[HistoryRow]) -> None:
+def keep(rows: Rows, kept: Sequence[HistoryRow]) -> None:
     """Replace rows; a row without counts and without a sample is deleted."""
     for row in kept:
         if not (row.counts or row.sample):

@@ -35,7 +35,7 @@ def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) 
         return False
     if item.record.state is State.RUNNING:
         item.record.cancelling = True
-        log(jobs, item, CANCEL_ASKED[terminate], jobs.wall)
+        log(item, CANCEL_ASKED[terminate], jobs.wall)
         send(item.holder, Command("terminate" if terminate else "cancel", item.token))
     else:
         jobs.finish(item, State.CANCELLED, purged(purge) if purge else NOT_STARTED)
@@ -123,7 +123,7 @@ def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
             return False
     if (rank, queue) == (record.rank, record.envelope.queue):
         return True
-    log(jobs, item, text, jobs.wall)
+    log(item, text, jobs.wall)
     jobs.alter(item, rank, queue)
     return True
 

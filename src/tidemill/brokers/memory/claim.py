@@ -16,8 +16,8 @@ from tidemill.core.owner import Owner
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
     """Lease up to ``want.count`` jobs."""
     for number in range(want.count):
-        item = _choose_lost(jobs, owner, want) if number == 0 else None
-        item = item or _choose(jobs, owner, want)
+        item = _choose_lost(jobs, want) if number == 0 else None
+        item = item or _choose(jobs, want)
         if item is None:
             return
         yield start_lease(jobs, item, owner)
@@ -48,13 +48,13 @@ def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
     return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
 
 
-def _choose_lost(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
+def _choose_lost(jobs: Jobs, want: Want) -> Item | None:
     """The first task that must run alone, if the want allows such a task."""
-    heads = _heads(jobs, owner, want, [LOST]) if want.alone and want.tasks else {}
+    heads = _heads(jobs, want, [LOST]) if want.alone and want.tasks else {}
     return jobs.items[min(heads.values())[2]] if heads else None
 
 
-def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, Ready]:
+def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
     """The first job of these kinds in each queue that is not paused and whose limit has room."""
     heads: dict[str, Ready] = {}
     for name in want.queues or sorted({name for name, _ in jobs.ready}):
@@ -68,10 +68,10 @@ def _heads(jobs: Jobs, owner: Owner, want: Want, kinds: list[int]) -> dict[str, 
     return heads
 
 
-def _choose(jobs: Jobs, owner: Owner, want: Want) -> Item | None:
+def _choose(jobs: Jobs, want: Want) -> Item | None:
     """The next job for this want, or None."""
     kinds = [kind for kind, wanted in ((TASKS, want.tasks), (MESSAGES, want.messages)) if wanted]
-    heads = _heads(jobs, owner, want, kinds)
+    heads = _heads(jobs, want, kinds)
     if not heads:
         return None
     if want.mode is Mode.MERGED:

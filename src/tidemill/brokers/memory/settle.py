@@ -96,10 +96,10 @@ def note(jobs: Jobs, owner: str, note: Note) -> None:
         item.record.progress = whole_progress(note.done, note.total)
         item.record.progress_text = note.text
     if note.line:
-        log(jobs, item, note.line, note.time)
+        log(item, note.line, note.time)
 
 
-def log(jobs: Jobs, item: Item, line: str, time: float) -> None:
+def log(item: Item, line: str, time: float) -> None:
     """Add a line to a job's history."""
     item.record.log.append((time, line))
     del item.record.log[:-_LOG_MOST]
@@ -130,7 +130,7 @@ def _lose(jobs: Jobs, item: Item) -> None:
         close_attempt(jobs, item, died)
         return
     record.losses += 1
-    log(jobs, item, lost_line(jobs.wall - record.leased, record.worker), jobs.wall)
+    log(item, lost_line(jobs.wall - record.leased, record.worker), jobs.wall)
     if item.limit and record.losses >= item.limit:
         why = f"lost with its worker: loss {record.losses} of {item.limit}"
         jobs.finish(item, State.FAILED, why)

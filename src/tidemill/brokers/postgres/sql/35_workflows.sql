@@ -219,7 +219,7 @@ END $$;
 
 -- Count up the children of a job that is to run again after it did not succeed. Children that ended
 -- because of this job wait again, and so do their own children.
-CREATE OR REPLACE FUNCTION tidemill.revive(which bigint, t float8) RETURNS void
+CREATE OR REPLACE FUNCTION tidemill.revive(which bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     revived bigint[] := ARRAY[which];

@@ -128,7 +128,7 @@ BEGIN
         PERFORM count(j.line, 'kept', -1);
     END IF;
     UPDATE behind SET dropped = false WHERE seq = j.seq;
-    PERFORM revive(j.seq, t);
+    PERFORM revive(j.seq);
     UPDATE job SET
         attempt = 0, tries = policy,
         losses = 0, line = CASE WHEN line & 3 = 2 THEN line - 2 ELSE line END, cancelling = false,
