@@ -8,8 +8,6 @@ A call that only passes its arguments on is one line here (:func:`forwarded`).
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -28,6 +26,7 @@ from tidemill.brokers.http.address import Address, check_url
 from tidemill.brokers.http.connections import Server, ServerConnections
 from tidemill.brokers.http.owners import Owners
 from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
@@ -44,17 +43,10 @@ R = TypeVar("R")
 
 def forwarded(
     method: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[HttpBroker, P], R]:
+) -> Callable[Concatenate[Any, P], R]:
     """A call of the contract as a call of the server with the same arguments."""
     name = method.__name__
-    parameters = list(inspect.signature(method).parameters)[1:]
-
-    @functools.wraps(method)
-    def call(self: HttpBroker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        answer: R = self._call(name, **dict(zip(parameters, args, strict=False)), **kwargs)
-        return answer
-
-    return call
+    return forwarded_to(method, lambda broker, **given: broker._call(name, **given))
 
 
 def open_url(url: Url) -> HttpBroker:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.lmdb.inspect import Holders
 from tidemill.brokers.lmdb.layout import MICRO
-from tidemill.brokers.lmdb.owner_table import send
+from tidemill.brokers.lmdb.owner_table import owner_rows, send
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     SCHEDULED,
@@ -50,7 +50,7 @@ def _each(
 
 
 def cancel(
-    commit: Transitions, ids: Sequence[str], *, terminate: bool, purge: str = ""
+    commit: Transitions, job_ids: Sequence[str], *, terminate: bool = False, purge: str = ""
 ) -> list[bool]:
     """Cancel jobs; ask the owner of a running job to cancel it, but not for a purge.
 
@@ -60,9 +60,11 @@ def cancel(
     holders = Holders(commit.txn, commit.t)
     verb = "terminate" if terminate else "cancel"
     if purge:  # the commit writes each whole job again
-        found = (commit.txn.get(job_id.encode(), b"", db=commit.t.job) for job_id in ids if job_id)
+        found = (
+            commit.txn.get(job_id.encode(), b"", db=commit.t.job) for job_id in job_ids if job_id
+        )
         commit.store.room.check(sum(len(data) + _PURGED_ROOM for data in found))
-    return _each(commit, ids, lambda stored: _cancel(commit, stored, holders, verb, purge))
+    return _each(commit, job_ids, lambda stored: _cancel(commit, stored, holders, verb, purge))
 
 
 def _cancel(
@@ -89,7 +91,7 @@ def _cancel(
 
 def kick(
     commit: Transitions,
-    ids: Sequence[str],
+    job_ids: Sequence[str],
     *,
     force: bool = False,
     due: float = 0.0,
@@ -106,7 +108,7 @@ def kick(
             return False
         return _kick(commit, stored, force, int(due * MICRO))
 
-    return _each(commit, ids, kick_one)
+    return _each(commit, job_ids, kick_one)
 
 
 def _kick(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:
@@ -143,10 +145,10 @@ def _kick(commit: Transitions, stored: Stored | None, force: bool, due: int) -> 
     return True
 
 
-def delete(commit: Transitions, ids: Sequence[str]) -> list[bool]:
+def delete(commit: Transitions, job_ids: Sequence[str]) -> list[bool]:
     """Forget jobs in any state."""
     holders = Holders(commit.txn, commit.t)
-    return _each(commit, ids, lambda stored: _delete(commit, stored, holders))
+    return _each(commit, job_ids, lambda stored: _delete(commit, stored, holders))
 
 
 def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> bool:
@@ -168,10 +170,14 @@ def _delete(commit: Transitions, stored: Stored | None, holders: Holders) -> boo
 
 
 def alter(
-    commit: Transitions, ids: Sequence[str], rank: int | None, queue: str | None
+    commit: Transitions,
+    job_ids: Sequence[str],
+    *,
+    rank: int | None = None,
+    queue: str | None = None,
 ) -> list[bool]:
     """Give waiting jobs a new rank, or move them to another queue while this queue has room."""
-    return _each(commit, ids, lambda stored: _alter(commit, stored, rank, queue))
+    return _each(commit, job_ids, lambda stored: _alter(commit, stored, rank, queue))
 
 
 def _alter(commit: Transitions, stored: Stored | None, rank: int | None, queue: str | None) -> bool:
@@ -204,7 +210,7 @@ def _alter(commit: Transitions, stored: Stored | None, rank: int | None, queue: 
 
 
 def set_queue(
-    commit: Transitions, queue: str, *, paused: bool | None, max_size: int | None
+    commit: Transitions, queue: str, *, paused: bool | None = None, max_size: int | None = None
 ) -> None:
     """Change a queue's settings, and wake all callers that the old settings kept waiting."""
     row = commit.row(queue)
@@ -215,7 +221,12 @@ def set_queue(
 
 
 def set_limit(
-    commit: Transitions, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
+    commit: Transitions,
+    name: str,
+    terms: LimitSettings | None,
+    *,
+    queue: bool = False,
+    declared: bool = False,
 ) -> None:
     """Change the limit of a queue or of a name; wake all callers that the limit kept waiting."""
     if queue:
@@ -232,3 +243,12 @@ def forget_queue(commit: Transitions, queue: str) -> bool:
     if row is not None:
         row.forget()
     return True
+
+
+def command(commit: Transitions, owner_id: str, command: Command) -> bool:
+    """Leave a command for an owner; False when the owner is not on the list."""
+    for number, owner in owner_rows(commit.txn, commit.t):
+        if owner.id == owner_id:
+            send(commit, number, command)
+            return True
+    return False

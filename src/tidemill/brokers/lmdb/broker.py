@@ -1,65 +1,138 @@
 """``lmdb://``: the broker of one directory on disk. Durable, many processes, no server.
 
-This file has the core of the contract. All other calls are in :mod:`.calls`, the commits in
-:mod:`.base`. Each call becomes one commit: :mod:`.transitions` has the changes of a commit, and
-:mod:`.exchange` holds the step of an owner. The owners of this process are in :mod:`.owners`, and
-its waiters in :mod:`.waits`.
+Each call that changes the store becomes one commit: :mod:`.transitions` has the changes of a
+commit, and :mod:`.exchange` holds the step of an owner. A call that only passes its arguments on to
+a function of a commit, or to a look at the store, is one line here. The owners of this process are
+in :mod:`.owners`, and its waiters in :mod:`.waits`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
+from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step, is_lost, lost
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.history import History
+from tidemill.brokers.contract.inspection import Inspection
+from tidemill.brokers.contract.job_numbers import JobNumbers
+from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.parked_waits import Parked, sleep
-from tidemill.brokers.lmdb.calls import (
-    AdminCalls,
-    HistoryCalls,
-    InspectionCalls,
-    JobNumberCalls,
-    LimitCalls,
-    ScheduleCalls,
-    TransferCalls,
-)
+from tidemill.brokers.contract.schedules import Change, Changed, Schedules
+from tidemill.brokers.contract.transfer import Transfer
+from tidemill.brokers.lmdb import admin, job_numbers, transfer
 from tidemill.brokers.lmdb.due import come_due, prune
 from tidemill.brokers.lmdb.exchange import exchange, hear_behalf
 from tidemill.brokers.lmdb.handoff import hand_over
-from tidemill.brokers.lmdb.history import prune_history
-from tidemill.brokers.lmdb.idempotency import Puts, put_once, sweep_nonces
+from tidemill.brokers.lmdb.history import (
+    keep_rows,
+    kinds_of_history,
+    prune_history,
+    read_history,
+)
+from tidemill.brokers.lmdb.idempotency import put_once, sweep_nonces
+from tidemill.brokers.lmdb.inspect import Inspector
+from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.put import may_refuse, put
-from tidemill.brokers.lmdb.store import PREFIX, store_around
-from tidemill.brokers.lmdb.transfer import check_here
+from tidemill.brokers.lmdb.schedules import apply_changes, page_of_schedules, read_schedules
+from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, store_around
+from tidemill.brokers.lmdb.store_clock import StoreTime
 from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.waits import Waits
 from tidemill.brokers.lmdb.wakeup import RESULT, bloom
-from tidemill.brokers.lmdb.workflows import is_unfinished
+from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, is_unfinished
+from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
+from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Put, Record
+from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.core.job import Lease, Put, Record
 from tidemill.core.owner import Owner
+from tidemill.core.retention import Retention
 
 _PRUNE_MOST = 2000
 _TICK = 30.0
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Call = Callable[Concatenate[Any, P], R]
 
-class LmdbBroker(
-    InspectionCalls,
-    AdminCalls,
-    LimitCalls,
-    JobNumberCalls,
-    ScheduleCalls,
-    HistoryCalls,
-    TransferCalls,
-):
+
+def inspected(method: Call[P, R]) -> Call[P, R]:
+    """A call of the contract that the method of the same name of ``Inspector`` answers."""
+    name = method.__name__
+
+    def look(broker: LmdbBroker, **given: Any) -> Any:
+        broker._check_open()
+        return getattr(broker._inspector, name)(**given)
+
+    return forwarded_to(method, look)
+
+
+def looked(method: Call[P, R], look: Callable[..., R]) -> Call[P, R]:
+    """A call of the contract that ``look`` answers in one read transaction."""
+
+    def read(broker: LmdbBroker, **given: Any) -> R:
+        broker._check_open()
+        with broker._store.reading_txn() as txn:
+            return look(broker._store, txn, **given)
+
+    return forwarded_to(method, read)
+
+
+def committed(method: Call[P, R], apply: Callable[..., R]) -> Call[P, R]:
+    """A call of the contract that ``apply`` answers in one commit."""
+
+    def commit(broker: LmdbBroker, **given: Any) -> R:
+        return broker._commit(lambda commit: apply(commit, **given))
+
+    return forwarded_to(method, commit)
+
+
+def acted(method: Call[P, R], act: Callable[..., R], *, deletes: bool = False) -> Call[P, R]:
+    """A call of the contract that ``act`` answers (:meth:`LmdbBroker._act`)."""
+
+    def commit(broker: LmdbBroker, **given: Any) -> R:
+        if "job_ids" in given:  # a replayed request reads them again
+            given["job_ids"] = list(given["job_ids"])
+        return broker._act(lambda commit: act(commit, **given), deletes=deletes)
+
+    return forwarded_to(method, commit)
+
+
+class LmdbBroker:
     """A broker in an LMDB environment."""
 
     features = frozenset(Feature)
+
+    def __init__(
+        self, url: str, store: Store, retention: Retention | None = None, *, reading: bool = False
+    ) -> None:
+        self.url = url
+        self._reading = reading
+        self._store = store
+        self._retention = retention or Retention()
+        self._closed = False
+        self._next_tick = 0.0
+        self._enter()
+
+    def _enter(self) -> None:
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
+        store = self._store
+        self._pid = os.getpid()
+        self._owners = Owners(store, self._commit)
+        self.waits = Waits(store, self._commit)
+        store.brokers.add(self)
+        self._time = StoreTime(store)
+        self._inspector = Inspector(store, self._time, self.url)
 
     @classmethod
     def around(cls, env: lmdb.Environment, prefix: str = PREFIX) -> LmdbBroker:
@@ -77,6 +150,78 @@ class LmdbBroker(
         """The folder for scoreboards."""
         return self._owners.boards
 
+    def after_fork_child(self) -> None:
+        """Drop owners and sleepers in a forked child: they belong to the parent."""
+        self._owners.after_fork_child()
+        self.waits.after_fork_child()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        if self._pid != os.getpid():
+            self._store.ready()
+            self._enter()
+
+    def _transitions(self, txn: lmdb.Transaction[bytes]) -> Transitions:
+        now, wall = self._time.micros()
+        return Transitions(self._store, txn, now, wall, self._retention)
+
+    def _commit(
+        self,
+        apply: Callable[[Transitions], T],
+        /,
+        last: bool = False,
+        patience: float | None = None,
+    ) -> T:
+        """Commit the changes of ``apply``, and log the jobs that it lost."""
+        self._check_open()
+
+        lost: list[LostJob] = []
+
+        def whole(commit: Transitions) -> T:
+            value = apply(commit)
+            if commit.ended:
+                flow(commit)
+            lost[:], commit.lost = commit.lost, []
+            return value
+
+        value = self._store.commits.run(self._transitions, whole, last=last, patience=patience)
+        if lost:
+            log_lost(lost)
+        return value
+
+    def _act(self, apply: Callable[[Transitions], T], /, *, deletes: bool = False) -> T:
+        """Commit, then count down all dependents; refuse while the jobs move to another store.
+
+        Deletes are refused only in a sealed store.
+        """
+        last: list[Transitions] = []
+
+        def here(commit: Transitions) -> T:
+            last[:] = [commit]
+            if not deletes or transfer.is_sealed(commit):
+                transfer.check_here(commit)
+            return apply(commit)
+
+        def go_on(commit: Transitions) -> None:
+            last[:] = [commit]
+            come_due(commit)
+
+        value = self._commit(here)
+        # Each piece is a commit of its own: other processes may write between the pieces.
+        while last[0].fallen >= FALL_MOST:
+            self._commit(go_on)
+        return value
+
+    def close(self) -> None:
+        if not self._closed and self._pid == os.getpid():
+            with contextlib.ExitStack() as last:  # every step runs, even when another fails
+                last.callback(close_store, self._store)
+                last.callback(setattr, self, "_closed", True)
+                last.callback(self.waits.close)
+                self._owners.leave()
+        self._closed = True
+
     # -- producing ------------------------------------------------------------------------------
 
     def put(
@@ -89,12 +234,15 @@ class LmdbBroker(
         nonce: str = "",
     ) -> list[Put]:
         def accept(commit: Transitions) -> list[Put]:
-            return _accept(commit, jobs, hold, let_go)
+            transfer.check_here(commit)
+            # Overdue jobs end first. Then they do not count against ``max_size`` or hold a key.
+            if may_refuse(commit, jobs) and commit.next_due() <= 0:
+                come_due(commit)
+            commit.hand_over = hand_over
+            return put(commit, jobs, hold, let_go)
 
-        return self._put(put_once(nonce, jobs, accept) if nonce else accept, txn)
-
-    def _put(self, apply: Callable[[Transitions], Puts], txn: Any) -> Puts:
         self._check_open()
+        apply = put_once(nonce, jobs, accept) if nonce else accept
         if txn is None:
             return self._store.commits.run(self._transitions, apply)
         with self._store.nested(txn) as inner:
@@ -202,16 +350,70 @@ class LmdbBroker(
         self._check_open()
         return self._reading or self.waits.for_space(queue, timeout)
 
+    # -- reading --------------------------------------------------------------------------------
 
-def _accept(
-    commit: Transitions,
-    jobs: Sequence[Envelope],
-    hold: Collection[str] = (),
-    let_go: Collection[str] = (),
-) -> list[Put]:
-    check_here(commit)
-    # Overdue jobs end first. Then they do not count against ``max_size`` or hold a key.
-    if may_refuse(commit, jobs) and commit.next_due() <= 0:
-        come_due(commit)
-    commit.hand_over = hand_over
-    return put(commit, jobs, hold, let_go)
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs, read in one transaction."""
+        self._check_open()
+        return self._inspector.get(ids)
+
+    def was_here(self, job_id: str) -> bool:
+        return self._time.was_here(job_id)
+
+    def owners(self) -> list[Owner]:
+        self._check_open()
+        return self._owners.alive()
+
+    find = inspected(Inspection.find)
+    head = inspected(JobNumbers.head)
+    ahead = inspected(Inspection.ahead)
+    stats = inspected(Inspection.stats)
+    info = inspected(Inspection.info)
+    limits = inspected(LimitCalls.limits)
+    held = inspected(LimitCalls.held)
+    backup = inspected(Admin.backup)
+    history = looked(History.history, read_history)
+    history_kinds = looked(History.history_kinds, kinds_of_history)
+
+    # -- administration -------------------------------------------------------------------------
+
+    cancel = acted(Admin.cancel, admin.cancel)
+    kick = acted(Admin.kick, admin.kick)
+    delete = acted(Admin.delete, admin.delete, deletes=True)
+    alter = acted(Admin.alter, admin.alter)
+    set_queue = acted(Admin.set_queue, admin.set_queue)
+    forget_queue = acted(Admin.forget_queue, admin.forget_queue)
+    set_limit = acted(LimitCalls.set_limit, admin.set_limit)
+    command = committed(Admin.command, admin.command)
+    keep_history = committed(History.keep_history, keep_rows)
+
+    # -- numbered jobs, schedules, moves --------------------------------------------------------
+
+    numbers = committed(JobNumbers.numbers, job_numbers.numbers)
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        number = self._owners[owner_id].number
+        return self._act(lambda commit: job_numbers.lease_named(commit, number, job_ids))
+
+    def wall(self) -> float:
+        return clock.wall()
+
+    schedules = looked(Schedules.schedules, read_schedules)
+    list_schedules = looked(Schedules.list_schedules, page_of_schedules)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        def apply(commit: Transitions) -> list[Changed]:
+            commit.hand_over = hand_over
+            return apply_changes(commit, changes)
+
+        if any(change.jobs for change in changes):
+            self._owners.as_waiting()
+        return self._act(apply)
+
+    depart = committed(Transfer.depart, transfer.depart)
+    stay = committed(Transfer.stay, transfer.stay)
+    adopt = acted(Transfer.adopt, transfer.adopt)
+    adopted = looked(Transfer.adopted, transfer.adopted)

@@ -40,8 +40,11 @@ def write_history(commit: CommitState) -> None:
         commit.txn.put(key, encode(added(_decode(data), row) if data is not None else row))
 
 
-def keep_history(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
+def keep_rows(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
     """Replace rows, or delete rows without counts and without a sample."""
+    # Added rows need room: the disk reserve is for verdicts.
+    if any(row.counts or row.sample for row in rows):
+        commit.store.room.check(sum(64 + len(row.name) + len(row.sample) for row in rows))
     for row in rows:
         key = _key(commit.store, row)
         commit.history.pop(key, None)
@@ -56,9 +59,9 @@ def read_history(
     txn: lmdb.Transaction[bytes],
     kind: str,
     span: int,
-    since: int,
-    until: int,
-    name: str,
+    since: int = 0,
+    until: int = 1 << 40,
+    name: str = "",
 ) -> list[HistoryRow]:
     """The rows of a time range, by period and name."""
     first, last = (_period(store, kind, span, at) for at in (max(0, since), max(0, until)))

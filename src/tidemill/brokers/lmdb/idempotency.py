@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -25,29 +24,24 @@ _SPAN = 300 * MICRO
 _SPANS = 2  # the number of past time spans that are kept
 _SWEEP_MOST = 20_000
 
-Puts = TypeVar("Puts", list[Put], list[Put] | None)
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Put]).decode
 
 
 def put_once(
-    nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], Puts]
-) -> Callable[[Transitions], Puts]:
-    """Put, or return the answer to an earlier put with this nonce. An answer None is not kept."""
+    nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], list[Put]]
+) -> Callable[[Transitions], list[Put]]:
+    """Put, or return the answer to an earlier put with this nonce."""
     check_nonce(nonce)
     name = nonce.encode()
 
-    def once(commit: Transitions) -> Puts:
+    def once(commit: Transitions) -> list[Put]:
         span = commit.now // _SPAN
         for earlier in range(_SPANS + 1):
             data = commit.txn.get(_KEY.pack(_NONCES, span - earlier) + name, db=commit.t.said)
             if data is not None:
-                created = [Put(job.id, Placed.CREATED) for job in jobs]
-                return _decode(data) if data else created  # pyright: ignore[reportReturnType]
+                return _decode(data) if data else [Put(job.id, Placed.CREATED) for job in jobs]
         puts = accept(commit)
-        if puts is None:
-            return puts
         # An empty value means that all jobs of the put were created.
         plain = all(put.placed is Placed.CREATED for put in puts)
         commit.txn.put(

@@ -64,12 +64,13 @@ _PARKED_MOST = 1000  # the most keys of limits, each with its priorities, that a
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 
-class Inspection:
+class Inspector:
     """Reads one store."""
 
-    def __init__(self, store: Store, time: StoreTime) -> None:
+    def __init__(self, store: Store, time: StoreTime, url: str) -> None:
         self._store = store
         self._time = time
+        self._url = url
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
         """The records of jobs, read in one transaction."""
@@ -138,7 +139,7 @@ class Inspection:
             return 0.0
         return head.due / MICRO if head.flags & Flag.WALL else self._time.on_wall(head.due)
 
-    def find(self, what: Filter, limit: int, cursor: str) -> Page:
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         """The jobs that match, newest first, by number."""
         found = list[Record]()
         with self._store.reading_views() as (txn, views):
@@ -293,6 +294,7 @@ class Inspection:
             shortage = store.room.shortage()
         path = store.environment.data
         return {
+            "url": self._url,
             "broker": "lmdb",
             "folder": store.folder,
             "durable": store.environment.sync,

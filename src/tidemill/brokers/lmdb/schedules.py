@@ -16,6 +16,7 @@ import lmdb
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.put import OVERHEAD, put_if_it_fits
+from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
 
@@ -33,19 +34,19 @@ def _opened(name: str, data: bytes) -> Schedule:
     return Schedule(name, version, due, data[_HEAD.size :])
 
 
-def read(
-    txn: lmdb.Transaction[bytes], table: lmdb._Database, names: Sequence[str]
+def read_schedules(
+    store: Store, txn: lmdb.Transaction[bytes], names: Sequence[str]
 ) -> list[Schedule | None]:
     """The records of these names."""
-    found = ((name, txn.get(_key(name), db=table)) for name in names)
+    found = ((name, txn.get(_key(name), db=store.tables.schedule)) for name in names)
     return [_opened(name, data) if data is not None else None for name, data in found]
 
 
-def page(
-    txn: lmdb.Transaction[bytes], table: lmdb._Database, after: str, limit: int
+def page_of_schedules(
+    store: Store, txn: lmdb.Transaction[bytes], after: str = "", limit: int = 100
 ) -> list[Schedule]:
     """Records by name, from the first name after ``after`` on."""
-    cursor = txn.cursor(table)
+    cursor = txn.cursor(store.tables.schedule)
     # Names have no control characters, so the key with a zero byte is the first key after this
     # name.
     found = cursor.set_range(_key(after) + b"\0" * bool(after))
@@ -59,7 +60,7 @@ def page(
     return records
 
 
-def change(commit: Transitions, changes: Sequence[Change]) -> list[Changed]:
+def apply_changes(commit: Transitions, changes: Sequence[Change]) -> list[Changed]:
     """Make each change whose schedule has the expected version, and put the change's jobs."""
     size = sum(OVERHEAD + len(job.body) for change in changes for job in change.jobs)
     size += sum(len(change.body) for change in changes if not change.expect)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import lmdb
 import msgspec
 
+from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
 from tidemill.brokers.lmdb.record import (
@@ -23,11 +24,12 @@ from tidemill.brokers.lmdb.record import (
     Tail,
     encode,
 )
+from tidemill.brokers.lmdb.schedules import apply_changes
 from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.unique import Key, find_key, hold, put_key
 from tidemill.brokers.lmdb.wakeup import MESSAGES, TASKS
-from tidemill.brokers.lmdb.workflows import put_counts
+from tidemill.brokers.lmdb.workflows import finish_falls, put_counts
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.envelope import Envelope, encode_envelope
@@ -63,8 +65,10 @@ def is_sealed(commit: Transitions) -> bool:
     return departure is not None and departure.sealed
 
 
-def depart(commit: Transitions, where: str, seal: bool) -> Departure:
+def depart(commit: Transitions, where: str, *, seal: bool = False) -> Departure:
     """Begin a departure, or continue it."""
+    if seal:
+        finish_falls(commit)
     known = departure_of(commit) or Departure(new_id(), where)
     if known.where != where:
         raise gone(known)
@@ -104,9 +108,13 @@ def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:
 
 
 def adopt(
-    commit: Transitions, departure: Departure, records: Sequence[Record], cursor: str
+    commit: Transitions,
+    departure: Departure,
+    records: Sequence[Record],
+    cursor: str,
+    schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Adopt jobs of a departed store."""
+    """Adopt jobs and schedules of a departed store."""
     key = commit.store.key("from/" + departure.mark)
     data = commit.txn.get(key)
     if data is not None:
@@ -116,7 +124,9 @@ def adopt(
         commit.skip_numbers(departure.last)
     commit.store.room.check(sum(len(record.envelope.body) + 600 for record in records))
     commit.txn.put(key, encode(_Arrival(cursor, first)))
-    return [_adopt_one(commit, record, first) for record in records]
+    adopted = [_adopt_one(commit, record, first) for record in records]
+    new = [Change(s.name, 0, s.due, s.body) for s in schedules]
+    return adopted + [changed.done for changed in apply_changes(commit, new)]
 
 
 def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:

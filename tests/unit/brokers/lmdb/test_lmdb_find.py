@@ -12,7 +12,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter, matches
 from tidemill.brokers.lmdb import search
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.inspect import Inspection
+from tidemill.brokers.lmdb.inspect import Inspector
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.owner import Owner
@@ -73,13 +73,13 @@ def test_a_rare_state_is_found_without_looking_at_all(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[bytes] = []
-    real = Inspection._shown
+    real = Inspector._shown
 
-    def shown(self: Inspection, txn: Any, stored: Any, *others: Any) -> Record:
+    def shown(self: Inspector, txn: Any, stored: Any, *others: Any) -> Record:
         looked.append(stored.id)
         return real(self, txn, stored, *others)
 
-    monkeypatch.setattr(Inspection, "_shown", shown)
+    monkeypatch.setattr(Inspector, "_shown", shown)
     broker.put([job(queue="c") for _ in range(3000)])
     for state, count in ((State.FAILED, 8), (State.RUNNING, 16), (State.SCHEDULED, 8)):
         looked.clear()

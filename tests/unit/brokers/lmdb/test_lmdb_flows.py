@@ -12,7 +12,8 @@ from moved_clock import MovedClock
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
-from tidemill.brokers.lmdb import base, due, workflows
+from tidemill.brokers.lmdb import broker as lmdb_broker
+from tidemill.brokers.lmdb import due, workflows
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.record import Stored, state_and_line
 from tidemill.brokers.lmdb.transitions import Transitions
@@ -98,7 +99,7 @@ def chain_of(broker: LmdbBroker, count: int, queue: str = "default") -> list[str
 
 @pytest.fixture
 def short_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (workflows, due, base):
+    for module in (workflows, due, lmdb_broker):
         monkeypatch.setattr(module, "FALL_MOST", 5)
 
 
@@ -129,7 +130,7 @@ def test_a_fall_goes_on_when_its_cause_was_killed(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(base, "come_due", killed)
+        patch.setattr(lmdb_broker, "come_due", killed)
         with pytest.raises(Killed):
             broker.cancel([names[0]])
     assert states(broker, names) == {State.CANCELLED, State.WAITING}
@@ -149,7 +150,7 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
 ) -> None:
     names = chain_of(broker, 30)
     with monkeypatch.context() as patch:
-        patch.setattr(base, "come_due", lambda _: None)
+        patch.setattr(lmdb_broker, "come_due", lambda _: None)
         broker.cancel([names[0]])
     assert State.WAITING in states(broker, names)
     assert broker.kick([names[0]]) == [True]
