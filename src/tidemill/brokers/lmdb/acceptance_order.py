@@ -13,15 +13,17 @@ import functools
 import heapq
 import struct
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import lmdb
 
-from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.record import Flag, flags_of, number_in
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.clock import id_floor
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 FIRST = 1 << 64
 """A bound above all numbers."""
@@ -37,7 +39,7 @@ Rows = Iterator[tuple[int, bytes, bytes, bool]]
 class Order:
     """The changes of one commit; the store keeps the lowest and the highest id in order."""
 
-    def __init__(self, state: CommitState) -> None:
+    def __init__(self, state: Transitions) -> None:
         self._state = state
         self._stored = self._bottom = self._top = self._ahead = b""
 

@@ -18,7 +18,6 @@ from tidemill.brokers.lmdb.leases import expire_lease
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
     READY,
-    SUCCEEDED,
     TOO_LATE,
     Flag,
     flags_of,
@@ -34,6 +33,8 @@ _PROMOTE_MOST = 5000
 ``_END`` jobs."""
 
 _END = 10
+
+_BESIDE = Flag.APART | Flag.NOTED | Flag.LINKED
 
 _JUMPS = 32  # the most groups of young results that one look skips
 
@@ -147,24 +148,10 @@ def _prune_class(commit: Transitions, kept: int, most: int) -> int:
         cursor.delete()
         found = bool(cursor.key())
         job_id = value[NUMBER.size :]
-        if kept == KEPT_OTHER and _is_stale(commit, job_id, prune, seq):
-            count[kept] -= 1
-            continue
         data = commit.txn.pop(job_id, db=commit.t.job)
         flags = flags_of(data) if data else 0
-        if flags & Flag.APART:
-            commit.order.forget(seq)
-        if flags & (Flag.NOTED | Flag.LINKED):
-            commit.forget_more(job_id, flags)
+        if flags & _BESIDE:
+            commit.forget_more(job_id, flags, seq)
         count[kept] -= 1
         pruned += 1
     return pruned
-
-
-def _is_stale(commit: Transitions, job_id: bytes, prune: int, seq: int) -> bool:
-    """True when this entry is stale: its job was made ready again, or has a newer entry."""
-    stored = commit.load(job_id)
-    if stored is None:
-        return False
-    head = stored.head
-    return head.state < SUCCEEDED or (head.prune, head.seq) != (prune, seq)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.lmdb.claim import Leasing
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, tokens_of
 from tidemill.brokers.lmdb.owner_table import is_listed
 from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.record import Flag
@@ -65,7 +65,7 @@ def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperW
 def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> list[Lease]:
     """The leases made for the owner while it slept; leases that it does not want go back."""
     leases: list[Lease] = []
-    tokens = _untold(commit, local_owner)
+    tokens = tokens_of(commit.txn, commit.t, local_owner.number, commit.told(local_owner))
     if not tokens:
         return leases
     point("store.fetching")
@@ -78,20 +78,6 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
             back = Verdict(token, Outcome.RELEASE, error=NOT_STARTED)
             settle(commit, local_owner.number, local_owner.owner.name, back)
     return leases
-
-
-def _untold(commit: Transitions, local_owner: LocalOwner) -> list[int]:
-    """Tokens of the leases that the owner does not know yet."""
-    cursor = commit.txn.cursor(commit.t.lease)
-    found = cursor.set_range(LEASE_KEY.pack(local_owner.number, commit.told(local_owner) + 1))
-    tokens = []
-    while found:
-        owner, token = LEASE_KEY.unpack(cursor.key())
-        if owner != local_owner.number:
-            break
-        tokens.append(token)
-        found = cursor.next()
-    return tokens
 
 
 def _alike(want: Want, asked: Want | None) -> bool:

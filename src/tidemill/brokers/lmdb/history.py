@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import lmdb
 import msgspec
 
 from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, added
-from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.store import Store
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 _SPAN, _AT = struct.Struct(">I"), struct.Struct(">Q")
 _decode = msgspec.msgpack.Decoder(HistoryRow).decode
@@ -26,21 +29,21 @@ _LONGEST = 511  # the most bytes of a key in LMDB
 _HASH = 16
 
 
-def add_history(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
+def add_history(commit: Transitions, rows: Sequence[HistoryRow]) -> None:
     """Add counts to rows of history; the end of the commit writes the sums."""
     for row in rows:
         key = _key(commit.store, row)
         commit.history[key] = added(commit.history.get(key), row)
 
 
-def write_history(commit: CommitState) -> None:
+def write_history(commit: Transitions) -> None:
     """Add the sums of this commit to the stored rows."""
     for key, row in commit.history.items():
         data = commit.txn.get(key)
         commit.txn.put(key, encode(added(_decode(data), row) if data is not None else row))
 
 
-def keep_rows(commit: CommitState, rows: Sequence[HistoryRow]) -> None:
+def keep_rows(commit: Transitions, rows: Sequence[HistoryRow]) -> None:
     """Replace rows, or delete rows without counts and without a sample."""
     # Added rows need room: the disk reserve is for verdicts.
     if any(row.counts or row.sample for row in rows):
@@ -88,7 +91,7 @@ def kinds_of_history(store: Store, txn: lmdb.Transaction[bytes]) -> list[tuple[s
     return sorted(kinds)
 
 
-def prune_history(commit: CommitState, most: int) -> int:
+def prune_history(commit: Transitions, most: int) -> int:
     """Delete rows whose time is over; at most ``most`` of them."""
     pruned, cursor = 0, commit.txn.cursor()
     for span, keep in KEEP.items():

@@ -170,7 +170,7 @@ class Inspector:
             data = txn.get(store.key("q/" + queue))
             if data is None:
                 return found
-            row, holders = Row(queue, 0, data), Holders(txn, store.tables)
+            row, holders = Row.of(queue, data), Holders(txn, store.tables)
             for job_id in first_ids(txn, views, store.tables, row, state, wall - now):
                 if len(found) >= count:
                     break
@@ -225,7 +225,9 @@ class Inspector:
             held = partition_held(store, txn, stored, now) if limited else None
             name = txn.get(store.key(f"n/{stored.head.line >> 1}"))
             assert name is not None
-            row = Row(name.decode(), 0, txn.get(store.key("q/" + name.decode())))
+            found = txn.get(store.key("q/" + name.decode()))
+            assert found is not None
+            row = Row.of(name.decode(), found)
             limiter = read_limited(store, txn, QUEUE_LIMITS + row.name) if row.has_limit else None
             of_queue = queue_held(limiter, row, now) if limiter else None
             return first_closed(each for each in (held, of_queue) if each is not None)

@@ -29,9 +29,11 @@ and no entry in the ready table. Times are microseconds as unsigned 64-bit integ
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import lmdb
+import msgspec
 
 FORMAT = 1
 """The format number; it grows when an older tidemill can no longer read new data."""
@@ -50,64 +52,43 @@ DUE_PARTITION, DUE_FALL = range(5, 7)
 HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
-_ROW = struct.Struct(">IBI4Q6QB")
-_MORE = struct.Struct(">QB")  # purged, forgotten; at the end of a row unless all are 0
+_ROW = struct.Struct(">IBI4Q7QBB")  # the fields of ``Row`` from number to forgotten
 
 
 TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
 """The totals in a row, since the store was made or the queue was last forgotten."""
 
 
-class Row:
+class Row(msgspec.Struct, gc=False):
     """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact.
 
-    ``ready`` counts the jobs on its lines, ``running`` the leased jobs.
+    ``ready`` counts the jobs on its lines, ``running`` the leased jobs. ``dirty`` tells that the
+    commit has to write the row.
     """
 
-    __slots__ = (
-        "accepted",
-        "cancelled",
-        "dirty",
-        "expired",
-        "failed",
-        "forgotten",
-        "has_limit",
-        "max_size",
-        "name",
-        "number",
-        "paused",
-        "purged",
-        "ready",
-        "retried",
-        "running",
-        "scheduled",
-        "succeeded",
-        "waiting",
-    )
+    name: str
+    number: int
+    paused: int = 0
+    max_size: int = 0
+    waiting: int = 0
+    scheduled: int = 0
+    ready: int = 0
+    running: int = 0
+    accepted: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    purged: int = 0
+    has_limit: int = 0
+    forgotten: int = 0
+    dirty: bool = False
 
-    def __init__(self, name: str, number: int, data: bytes | None = None) -> None:
-        self.name = name
-        self.number = number
-        self.dirty = data is None
-        values = _ROW.unpack_from(data) if data else (number, *[0] * 13)
-        more = data[_ROW.size :] if data else b""
-        self.purged, self.forgotten = _MORE.unpack(more) if more else (0, 0)
-        (
-            self.number,
-            self.paused,
-            self.max_size,
-            self.waiting,
-            self.scheduled,
-            self.ready,
-            self.running,
-            self.accepted,
-            self.succeeded,
-            self.failed,
-            self.retried,
-            self.cancelled,
-            self.expired,
-            self.has_limit,
-        ) = values
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Row:
+        """The row of a queue, as stored."""
+        return cls(name, *_ROW.unpack(data))
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -139,24 +120,7 @@ class Row:
 
     def pack(self) -> bytes:
         """The row as stored."""
-        row = _ROW.pack(
-            self.number,
-            self.paused,
-            self.max_size,
-            self.waiting,
-            self.scheduled,
-            self.ready,
-            self.running,
-            self.accepted,
-            self.succeeded,
-            self.failed,
-            self.retried,
-            self.cancelled,
-            self.expired,
-            self.has_limit,
-        )
-        more = self.purged, self.forgotten
-        return row + _MORE.pack(*more) if any(more) else row
+        return _ROW.pack(*msgspec.structs.astuple(self)[1:-1])
 
 
 class Tables(NamedTuple):
@@ -195,3 +159,23 @@ def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: byt
     it waits for other processes.
     """
     return Tables(*(env.open_db(prefix + name, txn=txn) for name in _NAMES))
+
+
+def rows_of(
+    txn: lmdb.Transaction[bytes], table: lmdb._Database | None, prefix: bytes, first: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """The keys with a prefix, in order, with their values; ``first`` is the least of these keys.
+
+    Without a table, the keys of the main database.
+    """
+    cursor = txn.cursor(table)
+    found = cursor.set_range(first or prefix)
+    while found and cursor.key().startswith(prefix):
+        yield cursor.item()
+        found = cursor.next()
+
+
+def tokens_of(txn: lmdb.Transaction[bytes], tables: Tables, owner: int, told: int = 0) -> list[int]:
+    """The tokens of an owner's leases that are higher than ``told``."""
+    rows = rows_of(txn, tables.lease, NUMBER.pack(owner), LEASE_KEY.pack(owner, told + 1))
+    return [LEASE_KEY.unpack(key)[1] for key, _ in rows]

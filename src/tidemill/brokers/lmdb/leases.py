@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO
+from tidemill.brokers.lmdb.layout import LEASE_KEY, MICRO, tokens_of
 from tidemill.brokers.lmdb.owner_table import name_of, strike_owner
 from tidemill.brokers.lmdb.reply_cache import forget_last_reply
-from tidemill.brokers.lmdb.settle import leases_of, release_owner, settle
+from tidemill.brokers.lmdb.settle import release_owner, settle
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.backoff import BY_POLICY
 from tidemill.core.job import Outcome, Verdict
@@ -42,7 +42,7 @@ def causes_of(commit: Transitions, number: int, owner: Owner) -> dict[int, str] 
     A worker's scoreboard tells which jobs ran; a consumer runs all jobs that it has taken.
     """
     if owner.kind == "consumer":
-        return dict.fromkeys(leases_of(commit, number), f"{owner.name} died")
+        return dict.fromkeys(tokens_of(commit.txn, commit.t, number), f"{owner.name} died")
     boards = commit.store.folder_of("boards")
     running = read_scoreboard(owner.board, owner.id, boards) if owner.board else None
     if running is None:

@@ -9,13 +9,12 @@ Changed settings of a named limit reach all of its partitions in the same commit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.commit_state import CommitState
-from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LIMITER, MICRO, READY_KEY, Row
+from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LIMITER, MICRO, READY_KEY, Row, rows_of
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.job import Outcome
@@ -33,6 +32,9 @@ from tidemill.limits.arithmetic import (
     room,
     take,
 )
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 QUEUE_LIMITS, LIMITS = "g/", "l/"
 """Prefixes of records in the main database: for the limiter of a queue, and for a limit."""
@@ -66,13 +68,12 @@ def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limit
 class Limiters:
     """The limits that one commit uses."""
 
-    def __init__(self, state: CommitState) -> None:
+    def __init__(self, state: Transitions) -> None:
         self._state = state
         self._queues: dict[str, tuple[Row, Limited]] = {}
         self._closed: set[str] = set()  # queues whose limits let no job start before this commit
         self._names: dict[str, Limited] = {}
         self._dirty: set[str] = set()
-        self.change_partitions: Callable[[str, LimitSettings], None] = _no_partitions
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Limiters:
         old = apply_settings(limited, terms, declared=declared)
         self._dirty.add(LIMITS + name)
         if limited.terms != old:
-            self.change_partitions(name, old)
+            self._state.partitions.change(name, old)
 
     def write(self) -> None:
         """Store what has changed."""
@@ -195,19 +196,10 @@ class Limiters:
         self._dirty.clear()
 
 
-def _no_partitions(name: str, old: LimitSettings) -> None:
-    """The placeholder for ``Partitions.change`` until a commit has made its partitions."""
-
-
 def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
     """The names of all records of a kind."""
-    first, names = store.key(kind), []
-    cursor = txn.cursor()
-    more = cursor.set_range(first)
-    while more and cursor.key().startswith(first):
-        names.append(cursor.key()[len(first) :].decode())
-        more = cursor.next()
-    return names
+    first = store.key(kind)
+    return [key[len(first) :].decode() for key, _ in rows_of(txn, None, first)]
 
 
 # -- looking -------------------------------------------------------------------------------------

@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.commit_state import CommitState
-from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_PARTITION, NUMBER, READY_KEY, UNUSED, Tables
-from tidemill.brokers.lmdb.limits import LIMITS, Limiters, read_limited, seconds_until
+from tidemill.brokers.lmdb.layout import (
+    DUE_KEY,
+    DUE_PARTITION,
+    NUMBER,
+    READY_KEY,
+    UNUSED,
+    Tables,
+    rows_of,
+)
+from tidemill.brokers.lmdb.limits import LIMITS, read_limited, seconds_until
 from tidemill.brokers.lmdb.record import Stored, encode, job_limit_of
 from tidemill.brokers.lmdb.store import Store
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -34,6 +42,9 @@ from tidemill.limits.arithmetic import (
     opens,
     room,
 )
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 _LINE = struct.Struct(">I")
 COST = struct.Struct(">d")
@@ -71,10 +82,9 @@ _PARTITION = msgspec.msgpack.Decoder(Partition)
 class Partitions:
     """The partitions that one commit uses."""
 
-    def __init__(self, state: CommitState, limiters: Limiters) -> None:
+    def __init__(self, state: Transitions) -> None:
         self.state = state
-        self.limiters = limiters
-        limiters.change_partitions = self.change
+        self.limiters = state.limiters
         self._partitions: dict[bytes, Partition] = {}
         self._stale: set[bytes] = set()
         self._came: dict[bytes, dict[int, int]] = {}  # the number of new jobs by partition and line
@@ -304,12 +314,8 @@ def partitions_of(
     txn: lmdb.Transaction[bytes], tables: Tables, limit: str
 ) -> Iterator[tuple[bytes, Partition]]:
     """The partitions of a limit, by name."""
-    prefix = f"{limit}\0".encode()
-    cursor = txn.cursor(tables.partition)
-    found = cursor.set_range(prefix)
-    while found and cursor.key().startswith(prefix):
-        yield cursor.key(), _PARTITION.decode(cursor.value())
-        found = cursor.next()
+    for name, data in rows_of(txn, tables.partition, f"{limit}\0".encode()):
+        yield name, _PARTITION.decode(data)
 
 
 def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partition | None:

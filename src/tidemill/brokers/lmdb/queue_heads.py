@@ -9,7 +9,16 @@ from typing import TypeAlias
 
 import lmdb
 
-from tidemill.brokers.lmdb.layout import DUE_JOB, DUE_KEY, FIN_KEY, NUMBER, READY_KEY, Row, Tables
+from tidemill.brokers.lmdb.layout import (
+    DUE_JOB,
+    DUE_KEY,
+    FIN_KEY,
+    NUMBER,
+    READY_KEY,
+    Row,
+    Tables,
+    rows_of,
+)
 from tidemill.brokers.lmdb.record import state_and_line
 from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER
 from tidemill.core.job import State
@@ -38,12 +47,8 @@ def first_ids(
 
 def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
     """(rank and sequence, id) of the entries of a line."""
-    prefix = READY_KEY.pack(line, 0, 0)[:4]
-    cursor = txn.cursor(tables.ready)
-    found = cursor.set_range(prefix)
-    while found and cursor.key()[:4] == prefix:
-        yield cursor.key()[4:], cursor.value()
-        found = cursor.next()
+    for key, job_id in rows_of(txn, tables.ready, READY_KEY.pack(line, 0, 0)[:4]):
+        yield key[4:], job_id
 
 
 def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
@@ -54,24 +59,16 @@ def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
 
 def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[int, bytes]]:
     """(time - ``less``, id) of jobs scheduled on a clock: 0 is the store's, 1 is wall time."""
-    cursor = txn.cursor(tables.due)
-    more = cursor.set_range(DUE_KEY.pack(clock, 0, 0, 0))
-    while more:
-        found, time, kind, _ = DUE_KEY.unpack(cursor.key())
-        if found != clock:
-            return
+    for key, job_id in rows_of(txn, tables.due, DUE_KEY.pack(clock, 0, 0, 0)[:1]):
+        _, time, kind, _ = DUE_KEY.unpack(key)
         if kind == DUE_JOB:
-            yield time - less, cursor.value()
-        more = cursor.next()
+            yield time - less, job_id
 
 
 def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
     """Ids of a class of finished jobs, in the order in which the jobs ended."""
-    cursor = txn.cursor(tables.fin)
-    more = cursor.set_range(FIN_KEY.pack(kept, 0, 0))
-    while more and cursor.key()[0] == kept:
-        yield cursor.value()[NUMBER.size :]
-        more = cursor.next()
+    for _, value in rows_of(txn, tables.fin, FIN_KEY.pack(kept, 0, 0)[:1]):
+        yield value[NUMBER.size :]
 
 
 def _is_of(views: Txn, tables: Tables, job_id: bytes, lines: Sequence[int]) -> bool:

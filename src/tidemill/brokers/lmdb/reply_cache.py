@@ -15,7 +15,7 @@ import lmdb
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, late
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, Tables
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, Tables, tokens_of
 from tidemill.brokers.lmdb.owner_table import owner_rows
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.lmdb.workflows import inputs_of
@@ -83,8 +83,8 @@ def repeat(commit: Transitions, number: int, step: Step, last: LastReply) -> Rep
     keep_last_reply(commit, number, last)
     leases = [
         open_lease(commit, number, token)
-        for token in _tokens(commit.txn, commit.t, number)
-        if last.before < token <= last.told
+        for token in tokens_of(commit.txn, commit.t, number, last.before)
+        if token <= last.told
     ]
     return Reply(last.settled, last.touched, leases, last.commands, next_due=0.0)
 
@@ -94,20 +94,7 @@ def strays(commit: Transitions, number: int, held: Sequence[int] | None) -> list
     if held is None:
         return []
     has = frozenset(held)
-    return [token for token in _tokens(commit.txn, commit.t, number) if token not in has]
-
-
-def _tokens(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> list[int]:
-    cursor = txn.cursor(tables.lease)
-    found = cursor.set_range(LEASE_KEY.pack(number, 0))
-    tokens = []
-    while found:
-        owner, token = LEASE_KEY.unpack(cursor.key())
-        if owner != number:
-            break
-        tokens.append(token)
-        found = cursor.next()
-    return tokens
+    return [token for token in tokens_of(commit.txn, commit.t, number) if token not in has]
 
 
 def open_lease(commit: Transitions, number: int, token: int) -> Lease:
@@ -140,7 +127,7 @@ def heard(txn: lmdb.Transaction[bytes], tables: Tables, now: int) -> dict[int, S
 
 
 def _holds(txn: lmdb.Transaction[bytes], tables: Tables, number: int, now: int) -> bool:
-    for token in _tokens(txn, tables, number):
+    for token in tokens_of(txn, tables, number):
         value = txn.get(LEASE_KEY.pack(number, token), db=tables.lease)
         if value and LEASE_VALUE.unpack_from(value)[4] > now:
             return True

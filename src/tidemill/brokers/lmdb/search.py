@@ -26,6 +26,7 @@ from tidemill.brokers.lmdb.layout import (
     NUMBER,
     READY_KEY,
     Row,
+    rows_of,
 )
 from tidemill.brokers.lmdb.partitions import parked_in
 from tidemill.brokers.lmdb.record import READY, STATES, number_in, state_and_line
@@ -78,7 +79,8 @@ class Finding:
         if self._is_better_gathered(txn):
             self._gathered = self._sorted(views, self._gather(txn))
         elif self._prefix:
-            ids = list(itertools.islice(_ids_below(txn, self._t.job, self._prefix), _LOOK))
+            rows_here = rows_of(txn, self._t.job, self._prefix)
+            ids = [job_id for job_id, _ in itertools.islice(rows_here, _LOOK)]
             if len(ids) < _LOOK:
                 self._gathered = self._sorted(views, ids)
 
@@ -173,7 +175,7 @@ class Finding:
             return (
                 value[NUMBER.size :]
                 for kept in (*_CLASSES[state], KEPT_LINKED)
-                for value in _range(txn, self._t.fin, FIN_KEY.pack(kept, 0, 0)[:1])
+                for _, value in rows_of(txn, self._t.fin, FIN_KEY.pack(kept, 0, 0)[:1])
             )
         if state is State.RUNNING:
             return (value[LEASE_VALUE.size :] for _, value in txn.cursor(self._t.lease))
@@ -187,7 +189,7 @@ class Finding:
             return itertools.chain(ready, parked_in(txn, self._t))
         lines = *self._row.lines, self._row.lost_line
         prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
-        ready = (value for prefix in prefixes for value in _range(txn, self._t.ready, prefix))
+        ready = (value for prefix in prefixes for _, value in rows_of(txn, self._t.ready, prefix))
         return itertools.chain(ready, parked_in(txn, self._t, lines))
 
 
@@ -212,35 +214,13 @@ def _where(cursor: str) -> tuple[int, bytes]:
     return int(number), at
 
 
-def _ids_below(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
-    """All keys of a table that have a prefix."""
-    cursor = txn.cursor(table)
-    more = cursor.set_range(prefix)
-    while more and cursor.key().startswith(prefix):
-        yield cursor.key()
-        more = cursor.next()
-
-
-def _range(txn: Txn, table: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
-    """The values of all keys that have a prefix."""
-    cursor = txn.cursor(table)
-    size = len(prefix)
-    more = cursor.set_range(prefix)
-    while more and cursor.key()[:size] == prefix:
-        yield cursor.value()
-        more = cursor.next()
-
-
 def _row_of(store: Store, txn: Txn, queue: str) -> list[Row]:
     data = txn.get(store.key("q/" + queue))
-    return [] if data is None else [Row(queue, 0, data)]
+    return [] if data is None else [Row.of(queue, data)]
 
 
 def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
     """The rows of all queues, by name."""
     prefix = store.key("q/")
-    cursor = txn.cursor()
-    more = cursor.set_range(prefix)
-    while more and cursor.key().startswith(prefix):
-        yield Row(cursor.key()[len(prefix) :].decode(), 0, cursor.value())
-        more = cursor.next()
+    for key, data in rows_of(txn, None, prefix):
+        yield Row.of(key[len(prefix) :].decode(), data)

@@ -12,6 +12,7 @@ from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
+    tokens_of,
 )
 from tidemill.brokers.lmdb.put import follow
 from tidemill.brokers.lmdb.record import (
@@ -251,25 +252,11 @@ def drop_lease(commit: Transitions, owner: int, token: int, stored: Stored) -> N
         commit.partitions.ended(stored, token)
 
 
-def leases_of(commit: Transitions, owner: int) -> list[int]:
-    """The tokens of all leases of an owner."""
-    cursor = commit.txn.cursor(commit.t.lease)
-    found = cursor.set_range(LEASE_KEY.pack(owner, 0))
-    tokens = []
-    while found:
-        whose, token = LEASE_KEY.unpack(cursor.key())
-        if whose != owner:
-            break
-        tokens.append(token)
-        found = cursor.next()
-    return tokens
-
-
 def release_owner(
     commit: Transitions, owner: int, worker: str, causes: Mapping[int, str] | None
 ) -> int:
     """Give back the leases of a dead owner, by the causes of a witness; return their number."""
-    tokens = leases_of(commit, owner)
+    tokens = tokens_of(commit.txn, commit.t, owner)
     for token in tokens:
         if causes is None:
             _lose(commit, owner, worker, token)

@@ -9,19 +9,20 @@ whole transaction is dropped.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import lmdb
 
+from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.lmdb.acceptance_order import Order
-from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.history import write_history
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_JOB,
     DUE_KEY,
     FIN_KEY,
+    LOST,
     MICRO,
     NUMBER,
     READY_KEY,
@@ -32,6 +33,7 @@ from tidemill.brokers.lmdb.partitions import Partitions
 from tidemill.brokers.lmdb.record import (
     READY,
     SCHEDULED,
+    STATES,
     SUCCEEDED,
     WAITING,
     Flag,
@@ -63,53 +65,157 @@ from tidemill.brokers.shared.lost_jobs import LostJob
 from tidemill.core.limit_settings import JobLimit
 from tidemill.core.retention import Retention
 
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.owners import LocalOwner
+
 T = TypeVar("T")
+
+_COUNTED = tuple(state.value for state in STATES)
 
 # The most jobs that a put hands over. For more jobs, the time of a second commit matters little.
 _HANDED_MOST = 16
 _NEVER = float("inf")
 
 
-class Told(Protocol):
-    """An owner, as far as a commit changes it."""
+class Transitions:
+    """The context of one commit: its rows of queues, its numbers, and its hints to sleepers.
 
-    told: int  # the highest token that the owner may know
+    Each row is read once, and written when the commit ends.
 
-
-class Transitions(CommitState):
-    """The context of one commit."""
+    Attributes:
+        now: the store's time, microseconds.
+        wall: wall time, microseconds.
+        untimed: True when this commit must ensure that a sleeper wakes at the next due time: a due
+            time was added, or a sleeper left.
+        history: the sums that this commit adds to rows of history, by key.
+        hand_over: leases the jobs of a put to sleepers.
+        linked: True when a put has stored jobs with parents or children.
+        fallen: the number of children that were counted down.
+        ended: jobs whose children are yet to be counted down.
+        lost: jobs that failed because they were lost with their workers.
+    """
 
     def __init__(
         self, store: Store, txn: lmdb.Transaction[bytes], now: int, wall: int, retention: Retention
     ) -> None:
-        super().__init__(store, txn, now, wall)
+        self.store = store
+        self.txn = txn
+        self.t = store.tables
+        self.now = now
+        self.wall = wall
         self.retention = retention
+        self.untimed = False
+        self._rows: dict[str, Row] = {}
+        self._rows_by_number: dict[int, Row] = {}
+        self._seq = self._first_seq = self._read_number("seq")
+        self._rings: dict[tuple[str, int], int] = {}
+        self.history: dict[bytes, HistoryRow] = {}
         self._kept: list[int] | None = None
         self._first_kept: list[int] = []
-        # A function that leases the jobs of a put to sleepers.
         self.hand_over: HandOver | None = None
-        self.linked = False  # True when a put has stored jobs with parents or children
-        self._told: list[tuple[Told, int]] = []
+        self.linked = False
+        self._told: list[tuple[LocalOwner, int]] = []
         self._finished: list[bytes] = []
-        self.fallen = 0  # the number of children that were counted down
-        self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
-        self.lost: list[LostJob] = []  # jobs that failed because they were lost with their workers
+        self.fallen = 0
+        self.ended: list[tuple[Stored, int]] = []
+        self.lost: list[LostJob] = []
         self._shrunk: set[str] = set()
         self.limiters = Limiters(self)
-        self.partitions = Partitions(self, self.limiters)
+        self.partitions = Partitions(self)
         self.order = Order(self)
 
-    def _load_limiter(self, row: Row) -> None:
-        self.limiters.load(row)
+    # -- numbers and rows -----------------------------------------------------------------------
+
+    def _read_number(self, name: str) -> int:
+        data = self.txn.get(self.store.key(name))
+        return NUMBER.unpack(data)[0] if data else 0
+
+    def next_number(self) -> int:
+        """The next number of the store's sequence, which numbers both jobs and tokens."""
+        self._seq += 1
+        return self._seq
+
+    @property
+    def last_number(self) -> int:
+        """The highest number of the sequence so far."""
+        return self._seq
+
+    def skip_numbers(self, count: int) -> None:
+        """Skip numbers of the sequence, for jobs that keep the order of another store."""
+        self._seq += count
+
+    def count_up(self, name: str) -> int:
+        """The next number of a counter that seldom changes."""
+        number = self._read_number(name) + 1
+        self.txn.put(self.store.key(name), NUMBER.pack(number))
+        return number
+
+    def row(self, name: str) -> Row:
+        """A queue's row; a new queue gets the next number."""
+        row = self._rows.get(name)
+        if row is None:
+            data = self.txn.get(self.store.key("q/" + name))
+            if data is not None:
+                row = Row.of(name, data)
+            else:
+                row = Row(name, self.count_up("queues"), dirty=True)
+                self.txn.put(self.store.key(f"n/{row.number}"), name.encode())
+            self._rows[name] = row
+            self._rows_by_number[row.number] = row
+            if row.has_limit:
+                self.limiters.load(row)
+        return row
+
+    def row_of(self, line: int) -> Row:
+        """The row of the queue to which a line belongs."""
+        number = (line & ~LOST) >> 1
+        row = self._rows_by_number.get(number)
+        if row is None:
+            name = self.txn.get(self.store.key(f"n/{number}"))
+            assert name is not None
+            row = self.row(name.decode())
+        return row
+
+    def existing_row(self, name: str) -> Row | None:
+        """A queue's row, or None when the store does not know the queue."""
+        if name in self._rows or self.txn.get(self.store.key("q/" + name)):
+            return self.row(name)
+        return None
+
+    def count(self, row: Row, state: int, by: int) -> None:
+        """Change the queue's count of a state. The count of an end state is a total."""
+        name = _COUNTED[state]
+        setattr(row, name, getattr(row, name) + by)
+        row.dirty = True
 
     # -- one job --------------------------------------------------------------------------------
+
+    def load(self, job_id: bytes) -> Stored | None:
+        """Read a job to change it; None when there is no such job."""
+        data = self.txn.get(job_id, db=self.t.job)
+        return Stored(job_id, data) if data is not None else None
+
+    def save(self, stored: Stored, tail: Tail | None = None) -> None:
+        """Write a job, with the given tail or, without one, with its present tail."""
+        self.txn.put(stored.id, stored.packed(tail), db=self.t.job)
+
+    def forget_more(self, job_id: bytes, flags: int, seq: int) -> None:
+        """Remove what a deleted job has beside its record."""
+        if flags & Flag.APART:
+            self.order.forget(seq)
+        if flags & Flag.NOTED:
+            self.txn.delete(job_id, db=self.t.note)
+        if flags & Flag.LINKED:
+            self.txn.delete(job_id, db=self.t.wait)
+
+    def left(self, due: int, wall: int) -> int:
+        """Microseconds until a due time; 0 or less for a time that has come."""
+        return due - (self.wall if wall else self.now) if due else 0
 
     def forget(self, stored: Stored) -> None:
         """Remove the record of a job."""
         self.txn.delete(stored.id, db=self.t.job)
-        if stored.head.flags & Flag.APART:
-            self.order.forget(stored.head.seq)
-        self.forget_more(stored.id, stored.head.flags)
+        self.forget_more(stored.id, stored.head.flags, stored.head.seq)
 
     def is_running(self, stored: Stored) -> bool:
         """True when the header says ready, and the job has a lease instead of a ready entry."""
@@ -121,6 +227,29 @@ class Transitions(CommitState):
         else:
             stands = self.txn.get(head.ready_key, db=self.t.ready) is not None
         return not stands
+
+    # -- where jobs stand -----------------------------------------------------------------------
+
+    def ready_lines(self, first: int = 0) -> Iterator[int]:
+        """The lines with ready jobs, found by one seek each; the lines of lost tasks come last."""
+        cursor = self.txn.cursor(self.t.ready)
+        found = cursor.set_range(READY_KEY.pack(first, 0, 0))
+        while found:
+            line = READY_KEY.unpack(cursor.key())[0]
+            yield line
+            found = cursor.set_range(READY_KEY.pack(line + 1, 0, 0))
+
+    def ring(self, row: Row, kind: int, count: int) -> None:
+        """Hint ``count`` more sleepers that want this kind of the queue's jobs."""
+        ring = row.name, kind
+        self._rings[ring] = self._rings.get(ring, 0) + count
+
+    def enter_scheduled(self, row: Row, due: int, wall: int, seq: int, job_id: bytes) -> None:
+        """Add a job that is not due yet to the due table, and count it."""
+        self.txn.put(DUE_KEY.pack(1 if wall else 0, due, DUE_JOB, seq), job_id, db=self.t.due)
+        row.scheduled += 1
+        row.dirty = True
+        self.untimed = True
 
     # -- placing --------------------------------------------------------------------------------
 
@@ -286,16 +415,25 @@ class Transitions(CommitState):
         self.partitions.write()
         self.limiters.write()
         self.order.write()
-        self.write_rows()
+        self._write_rows()
         write_history(self)
         if self._kept is not None and self._kept != self._first_kept:
             self.txn.put(self.store.key("kept"), KEPT.pack(*self._kept))
 
-    def tells(self, owner: Told) -> None:
+    def _write_rows(self) -> None:
+        """Write the rows and the sequence that have changed."""
+        put, key = self.txn.put, self.store.key
+        for row in self._rows.values():
+            if row.dirty:
+                put(key("q/" + row.name), row.pack())
+        if self._seq != self._first_seq:
+            put(key("seq"), NUMBER.pack(self._seq))
+
+    def tells(self, owner: LocalOwner) -> None:
         """Remember that after this commit the owner knows of all its leases."""
         self._told.append((owner, self._seq))
 
-    def told(self, owner: Told) -> int:
+    def told(self, owner: LocalOwner) -> int:
         """The highest token that the owner may know, also by an earlier step of this commit."""
         return max([owner.told, *[number for one, number in self._told if one is owner]])
 
@@ -354,12 +492,8 @@ class Transitions(CommitState):
             wakeups.keep_time(self.now + max(0, int(seconds * MICRO)))
 
 
-class HandOver(Protocol):
-    """A function that leases jobs to a sleeper, by its want, and returns their number."""
-
-    def __call__(
-        self, commit: Transitions, lines: list[int], owner: int, terms: SleeperWant, /
-    ) -> int: ...
+HandOver = Callable[[Transitions, list[int], int, SleeperWant], int]
+"""Leases the jobs of some lines to a sleeper, by its number and its want; returns their number."""
 
 
 class Commit(Protocol):

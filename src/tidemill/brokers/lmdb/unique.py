@@ -8,14 +8,16 @@ it, and a later sweep deletes it.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
-from tidemill.brokers.lmdb.commit_state import CommitState
 from tidemill.brokers.lmdb.layout import DUE_HELD, DUE_KEY, HELD, MICRO, Tables
 from tidemill.brokers.lmdb.record import SUCCEEDED, Stored, key_of
 from tidemill.core.envelope import Envelope
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 _TIMES = struct.Struct(">QQ")  # until, since
 
@@ -48,7 +50,7 @@ class Key(NamedTuple):
         plain = self.holder + b"\0" + self.successor
         return plain + b"\0" + times if self.until or self.since else plain
 
-    def with_last(self, commit: CommitState, job: Envelope, running: bool) -> Key:
+    def with_last(self, commit: Transitions, job: Envelope, running: bool) -> Key:
         """The key after a put of this job: as the successor of a running job, or as the holder.
 
         A job that replaces another job takes over ``since``, the time of the first put. So
@@ -70,7 +72,7 @@ class Key(NamedTuple):
 NOBODY = Key(b"")
 
 
-def find_key(commit: CommitState, name: bytes) -> Key | None:
+def find_key(commit: Transitions, name: bytes) -> Key | None:
     """The state of a key; None when the key is free."""
     data = commit.txn.get(name, db=commit.t.key)
     if data is None:
@@ -79,12 +81,12 @@ def find_key(commit: CommitState, name: bytes) -> Key | None:
     return key if key.holder or key.until > commit.now else None
 
 
-def put_key(commit: CommitState, name: bytes, key: Key) -> None:
+def put_key(commit: Transitions, name: bytes, key: Key) -> None:
     """Store the state of a key."""
     commit.txn.put(name, key.packed, db=commit.t.key)
 
 
-def give_up(commit: CommitState, stored: Stored, state: int) -> bytes:
+def give_up(commit: Transitions, stored: Stored, state: int) -> bytes:
     """Free the key of a job that has ended or was deleted.
 
     Returns the id of the successor that may start now, or nothing.
@@ -107,13 +109,13 @@ def give_up(commit: CommitState, stored: Stored, state: int) -> bytes:
     return b""
 
 
-def hold(commit: CommitState, name: bytes, stored: Stored, until: int) -> None:
+def hold(commit: Transitions, name: bytes, stored: Stored, until: int) -> None:
     """Let a succeeded job keep its key until the time ``until``."""
     put_key(commit, name, Key(b"", until=until, over=stored.id))
     commit.txn.put(DUE_KEY.pack(HELD, until, DUE_HELD, stored.head.seq), name, db=commit.t.due)
 
 
-def forget_held(commit: CommitState, stored: Stored) -> None:
+def forget_held(commit: Transitions, stored: Stored) -> None:
     """Free the key of a finished job that is deleted, if the job holds the key."""
     name = key_of(stored)
     key = find_key(commit, name)
@@ -121,7 +123,7 @@ def forget_held(commit: CommitState, stored: Stored) -> None:
         commit.txn.delete(name, db=commit.t.key)
 
 
-def sweep(commit: CommitState, most: int) -> int:
+def sweep(commit: Transitions, most: int) -> int:
     """Forget up to ``most`` keys whose time is over; return how many."""
     cursor = commit.txn.cursor(commit.t.due)
     swept = 0

@@ -11,7 +11,7 @@ from tidemill.brokers.contract.history_rows import HOUR, KEEP, MINUTE, HistoryRo
 from tidemill.brokers.lmdb import broker as lmdb_broker
 from tidemill.brokers.lmdb import history
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.commit_state import CommitState
+from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.clock import clock
 from tidemill.core.owner import Owner
 
@@ -24,7 +24,7 @@ def test_rows_of_one_commit_are_summed_and_written_once(
     written: list[int] = []
     write = history.write_history
 
-    def count(commit: CommitState) -> None:
+    def count(commit: Transitions) -> None:
         written.append(len(commit.history))
         write(commit)
 
@@ -43,7 +43,7 @@ def test_old_rows_are_deleted_by_many_short_commits(
     monkeypatch.setattr(lmdb_broker, "_PRUNE_MOST", 100)
     pruned: list[int] = []
 
-    def count(commit: CommitState, most: int) -> int:
+    def count(commit: Transitions, most: int) -> int:
         pruned.append(history.prune_history(commit, most))
         return pruned[-1]
 
@@ -76,7 +76,7 @@ def test_deleting_old_rows_reads_no_young_row(
             keys += name == "key"
             return getattr(self._cursor, name)
 
-    def walk(commit: CommitState) -> int:
+    def walk(commit: Transitions) -> int:
         txn, cursor = commit.txn, commit.txn.cursor()
         monkeypatch.setattr(commit, "txn", type("T", (), {"cursor": lambda _: Counting(cursor)})())
         pruned = history.prune_history(commit, 100)
