@@ -183,7 +183,7 @@ class Leasing:
         key: bytes,
         job_id: bytes,
         data: bytes,
-        claims: PartitionClaims | None = None,
+        claims: PartitionClaims,
         claim: PartitionClaim | None = None,
     ) -> bool:
         """Lease a job that was taken off its line; end it and return False when it has expired.
@@ -195,12 +195,12 @@ class Leasing:
             HEADER.unpack_from(data)
         )
         envelope = data[_HEAD : _HEAD + size]
-        if flags & _LIMITED and claims is not None:
+        if flags & _LIMITED:
             claim = claim or claims.open(envelope)
             claims.remove(claim, rank, seq)
             seq = READY_KEY.unpack(key)[2]  # the sequence in the ready table
         if expires and expires <= commit.now:
-            if claim is not None and claims is not None:
+            if claim is not None:
                 claims.dropped(claim)
             stored = Stored(job_id, data)
             commit.end(stored, EXPIRED, stored.tail, TOO_LATE)
@@ -216,7 +216,7 @@ class Leasing:
             db=commit.t.lease,
         )
         row.running += 1
-        if claim is not None and claims is not None:
+        if claim is not None:
             claims.start(claim, token)
         leased = commit.wall / MICRO
         lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)

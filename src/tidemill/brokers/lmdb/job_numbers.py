@@ -9,6 +9,7 @@ from tidemill.brokers.lmdb.claim import Leasing
 from tidemill.brokers.lmdb.due import come_due
 from tidemill.brokers.lmdb.layout import NUMBER
 from tidemill.brokers.lmdb.owner_table import is_listed
+from tidemill.brokers.lmdb.partition_claim import PartitionClaims
 from tidemill.brokers.lmdb.record import FAILED, READY, SCHEDULED, Flag
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.job import Lease
@@ -45,7 +46,8 @@ def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
     row.ready -= 1
     row.dirty = True
     leasing = Leasing(commit, owner, deadlines=True)
-    if not leasing.lend(row, head.ready_key, stored.id, stored.packed()):
+    claims = PartitionClaims(commit, head.line)
+    if not leasing.lend(row, head.ready_key, stored.id, stored.packed(), claims):
         return None  # the job had expired
     if row.has_limit:
         commit.limiters.take(row, 1)

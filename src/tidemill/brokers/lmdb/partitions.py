@@ -142,7 +142,8 @@ class Partitions:
 
     def ended(self, stored: Stored, token: int, back: int = 0) -> None:
         """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
-        name, cost = self.state.store.lent.pop(token, None) or _taken_from(stored)
+        lent = self.state.store.lent
+        name, cost = lent.pop(token) if token in lent else _taken_from(stored)
         partition = self._partition(name)
         partition.running -= 1
         if back:

@@ -186,7 +186,7 @@ def _insert(
     due, flags = _due_of(commit, job) if job.delay or job.at else (0, 0)
     if latest and commit.left(due, flags & Flag.WALL) > max(0, latest - commit.now):
         due, flags = latest if latest > commit.now else 0, 0
-    flags |= _flags_of(job)
+    flags |= flags_of_job(job)
     line = row.number * 2 + (not job.task)
     seq = commit.next_number()
     flags |= commit.order.accept(seq, job_id)
@@ -213,7 +213,7 @@ def _insert(
         commit.count(row, state, +1)
 
 
-def _flags_of(job: Envelope) -> int:
+def flags_of_job(job: Envelope) -> int:
     """The flags that a job has from its envelope."""
     flags = 0
     if not job.task:

@@ -14,7 +14,7 @@ import threading
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
@@ -31,6 +31,9 @@ from tidemill.core.files import Folder
 from tidemill.core.forks import after_fork
 from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_signal, resume_signals
 
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.broker import LmdbBroker
+
 MAP_SIZE = 1 << 38
 """Bytes of address space; the file takes only as much disk as its content."""
 
@@ -39,10 +42,6 @@ PREFIX = "tidemill-"
 """The prefix of the names of tidemill's databases, unless the caller asks for another."""
 
 T = TypeVar("T")
-
-
-class _Forked(Protocol):
-    def after_fork_child(self) -> None: ...
 
 
 class Store:
@@ -60,11 +59,9 @@ class Store:
         self._folders: dict[str, Folder] = {}
         self.users = 0
         self._held_up = False  # True while the fork holds the lead of the commits
-        self.brokers: weakref.WeakSet[_Forked] = weakref.WeakSet()  # told when the process forks
+        self.brokers: weakref.WeakSet[LmdbBroker] = weakref.WeakSet()  # told when the process forks
         self._keys: dict[str, bytes] = {}  # made once for each queue, not for each step
-        self.lent: dict[
-            int, tuple[bytes, float] | None
-        ] = {}  # token → partition, cost: see partitions.py
+        self.lent: dict[int, tuple[bytes, float]] = {}  # partition and cost of a lease, by token
         self._wakeups: WakeUps | None = None
         if not self.reading:  # make the folder beside a caller's data file
             above, name = os.path.split(self.folder)

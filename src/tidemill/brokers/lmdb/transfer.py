@@ -10,6 +10,7 @@ import msgspec
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
+from tidemill.brokers.lmdb.put import flags_of_job
 from tidemill.brokers.lmdb.record import (
     HEADER,
     READY,
@@ -211,11 +212,7 @@ def _header(commit: Transitions, record: Record, first: int) -> Header:
 
 
 def _flags(envelope: Envelope, record: Record) -> int:
-    flags = Flag.MESSAGE if envelope.is_message else 0
-    flags |= Flag.KEYED if envelope.key else 0
-    flags |= Flag.RESULT_TTL if envelope.result_ttl >= 0 else 0
-    flags |= Flag.LIMITED if envelope.limit is not None else 0
-    flags |= Flag.LINKED if envelope.links is not None else 0
+    flags = flags_of_job(envelope)
     flags |= Flag.DROPPED if was_dropped(record) else 0
     flags |= Flag.CANCELLING if record.cancelling else 0
     return flags | (Flag.NOTED if record.progress or record.log else 0)

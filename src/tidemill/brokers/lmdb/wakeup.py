@@ -129,7 +129,6 @@ class WakeUps:
         finally:
             os.close(fd)
         self._writers: dict[int, int] = {}
-        self._spare = _spare()
 
     @staticmethod
     def _fifo(slot: int) -> str:
@@ -336,10 +335,6 @@ class WakeUps:
             self._forget_writer(slot)
             self._map[slot * _SIZE] = 0
             return False
-        finally:
-            if self._spare < 0:
-                self._forget_writer(slot)
-                self._spare = _spare()
         return True
 
     def _writer(self, slot: int) -> int | None:
@@ -350,7 +345,7 @@ class WakeUps:
         fd = self._writers.get(slot)
         if fd is None:
             try:
-                fd = self._open_writer(slot)
+                fd = self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
             except BrokerUnavailable:
                 return _UNCERTAIN
             except OSError as error:
@@ -358,20 +353,6 @@ class WakeUps:
                 return None if gone else _UNCERTAIN
             self._writers[slot] = fd
         return fd
-
-    def _open_writer(self, slot: int) -> int:
-        """Open the FIFO; a process that has no descriptor left gives up its spare descriptor."""
-        try:
-            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            for other in list(self._writers):
-                self._forget_writer(other)
-            if self._spare >= 0:
-                os.close(self._spare)
-                self._spare = -1
-            return self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
 
     def _forget_writer(self, slot: int) -> None:
         fd = self._writers.pop(slot, None)
@@ -382,15 +363,4 @@ class WakeUps:
         """Unmap the file, and close the descriptors."""
         for slot in list(self._writers):
             self._forget_writer(slot)
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
         self._map.close()
-
-
-def _spare() -> int:
-    """A spare descriptor, for hints when the process may open no more; -1 for none."""
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1

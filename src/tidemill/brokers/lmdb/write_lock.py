@@ -29,6 +29,7 @@ import sys
 import threading
 
 from tidemill.brokers.lmdb.processes import described
+from tidemill.core.files import raised
 
 _AT = 1 << 62  # the locked byte, far beyond the data
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -140,12 +141,6 @@ class WriteLock:
 def _open(path: str) -> int:
     """A descriptor of the data file, never one of 0 to 2; -1 when the file cannot be opened."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return raised(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError:
         return -1
-    if fd > 2:
-        return fd
-    try:
-        return int(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
-    finally:
-        os.close(fd)

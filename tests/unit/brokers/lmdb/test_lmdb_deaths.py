@@ -66,7 +66,7 @@ def test_opening_and_closing_gathers_nothing(url: str) -> None:
 
 
 def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: LmdbBroker) -> None:
-    # law 5: however many consumers stand between them, none of which looks
+    # case Q7, law 5, law 6: however many consumers stand between them, none of which looks
     broker.put([Envelope(id="m", ttr=1000, retries=MESSAGE)])
     broker.attach(Owner(id="me", name="m"))
     with contextlib.ExitStack() as processes:
@@ -77,8 +77,12 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         broker.wait("me", 0)
         dying.kill()
         took = until(broker, "me", lambda: broker.get("m").state is State.READY)
-        assert took < 10  # the disk may stall; nobody looks so often without a hint
+        assert (
+            took < 10
+        )  # promised within one second; the disk may stall, and nobody looks so often
         assert len(broker.owners()) == 13
+    record = broker.get("m")
+    assert (record.attempt, record.attempts[0].error) == (1, "dead died")
 
 
 def die(broker: LmdbBroker) -> None:

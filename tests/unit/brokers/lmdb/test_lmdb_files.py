@@ -181,23 +181,6 @@ def test_a_place_to_sleep_that_is_no_fifo_is_skipped(tmp_path: Path) -> None:
 # -- network file systems ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("nfs4", "cifs", "9p", "virtiofs", "lustre", "ceph", "fuse.ceph", "fuse.ceph-fuse"),
-        *("glusterfs", "fuse.glusterfs", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.sshfs"),
-    ],
-)
-def test_every_kind_of_network_file_system_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {tmp_path}/far {kind} rw 0 0\n")
-    monkeypatch.setattr("tidemill.brokers.lmdb.environment._MOUNTS", str(mounts))
-    with pytest.raises(BrokerUnavailable, match=rf"network file system \({kind}\)"):
-        open_broker(f"lmdb://{tmp_path}/far/store")
-
-
 @pytest.mark.parametrize("mode", ["0640", "660x", "07777", "0060", "rw", "0400"])
 def test_a_mode_with_which_no_store_works_is_refused(tmp_path: Path, mode: str) -> None:
     with pytest.raises(InvalidOption, match="mode in the url must be 0600, 0660 or 0666"):

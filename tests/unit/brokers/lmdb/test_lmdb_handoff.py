@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +20,10 @@ from servers.base import await_stop
 
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.lmdb import wakeup
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import DuplicateJob
 from tidemill.core.job import Lease, Outcome, State, Verdict
@@ -34,18 +34,9 @@ pytestmark = pytest.mark.everyday
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    yield f"lmdb://{tmp_path}/store"
-    shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[LmdbBroker]:
-    broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
+def broker(broker: LmdbBroker) -> Iterator[LmdbBroker]:
     yield broker
     recount(broker)
-    broker.close()
 
 
 def named(job_id: str, priority: float = 0, **fields: Any) -> Envelope:
@@ -97,6 +88,21 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_costs_no_commit(
     reply = broker.exchange(Step("w", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
     assert reply.settled == [True]
     assert state(broker, "one") is State.SUCCEEDED
+
+
+def test_the_owner_that_fires_a_schedule_leases_its_job_in_the_same_commit(
+    broker: LmdbBroker,
+) -> None:
+    # law 9: not first the job's commit, and then that of its lease
+    worker = Sleeper(broker)
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
+    reply = broker.exchange(Step("w", want=Want(2), fires=5))
+    assert [schedule.name for schedule in reply.schedules] == ["s"]
+    broker.change_schedules([Change("s", made.version, clock.wall() + 60, jobs=(named("j"),))])
+    assert state(broker, "j") is State.RUNNING
+    before = commits(broker)
+    assert worker.take(2) == ["j"]
+    assert commits(broker) == before
 
 
 def test_a_real_sleeper_wakes_with_its_lease(broker: LmdbBroker) -> None:

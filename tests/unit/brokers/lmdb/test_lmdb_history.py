@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tidemill.brokers.contract.exchange import Step
@@ -56,32 +54,3 @@ def test_old_rows_are_deleted_by_many_short_commits(
     broker.tick()
     assert pruned == [100, 100, 100, 100, 50]
     assert not [row for kind in kinds for row in broker.history(kind, MINUTE)]
-
-
-def test_deleting_old_rows_reads_no_young_row(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = ("failure", "queue", "task")
-    broker.keep_history(
-        [HistoryRow(kind, str(n), MINUTE, NOW, (1,)) for kind in kinds for n in range(500)]
-    )
-    keys = 0
-
-    class Counting:
-        def __init__(self, cursor: Any) -> None:
-            self._cursor = cursor
-
-        def __getattr__(self, name: str) -> Any:
-            nonlocal keys
-            keys += name == "key"
-            return getattr(self._cursor, name)
-
-    def walk(commit: Transitions) -> int:
-        txn, cursor = commit.txn, commit.txn.cursor()
-        monkeypatch.setattr(commit, "txn", type("T", (), {"cursor": lambda _: Counting(cursor)})())
-        pruned = history.prune_history(commit, 100)
-        monkeypatch.setattr(commit, "txn", txn)
-        return pruned
-
-    assert broker._commit(walk) == 0
-    assert 0 < keys <= 20

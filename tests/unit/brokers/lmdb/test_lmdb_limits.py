@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,21 +11,10 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LmdbBroker]:
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    assert isinstance(broker, LmdbBroker)
-    yield broker
-    broker.close()
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 def jobs(
@@ -113,20 +100,6 @@ def test_an_owner_that_leaves_limited_jobs_makes_a_sleeper_keep_the_time(
     assert idle.hinted()
 
 
-def test_jobs_that_wait_for_a_limit_are_found_and_purged(broker: LmdbBroker) -> None:
-    one = LimitSettings(concurrency=1)
-    broker.put([*jobs(3, one, "a"), *jobs(2, one, "b", queue="q")])
-    worker = Sleeper(broker)
-    assert sorted(worker.take(9)) == ["a0", "b0"]
-    ready = frozenset({State.READY})
-    assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"a1", "a2", "b1"}
-    of_queue = broker.find(Filter(states=ready, queue="q")).records
-    assert [r.envelope.id for r in of_queue] == ["b1"]
-    assert delete_waiting(broker, "default") == 2
-    assert worker.take(9) == []
-    assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"b1"}
-
-
 def test_nothing_is_left_of_lanes_that_nobody_uses(
     broker: LmdbBroker, moved_clock: MovedClock
 ) -> None:
@@ -143,3 +116,28 @@ def test_nothing_is_left_of_lanes_that_nobody_uses(
         tables = broker._store.tables
         for table in (tables.partition, tables.park, tables.due, tables.ready):
             assert txn.stat(table)["entries"] == 0
+
+
+def test_a_change_reaches_all_keys_in_one_commit(broker: LmdbBroker) -> None:
+    # law 13
+    def put(terms: LimitSettings, keys: Sequence[str]) -> None:
+        limits = [JobLimit("limit", key, 1.0, terms) for key in keys for _ in "ab"]
+        broker.put([job(limit=limit) for limit in limits])
+
+    one, two = LimitSettings(concurrency=1), LimitSettings(concurrency=2)
+    keys = [f"k{n:03}" for n in range(350)]
+    worker = Sleeper(broker)
+    put(one, keys)
+    put(one, keys)
+    assert len(worker.take(2000)) == 350
+    before = commits(broker)
+    broker.set_limit("limit", two)
+    assert commits(broker) - before == 1
+    assert len(worker.take(2000)) == 350
+    # and so does a lower limit: no place is free before two of three have ended
+    broker.set_limit("limit", one)
+    assert worker.take(2000) == []
+    # and the declaration of a put, in which one key is new
+    broker.set_limit("limit", None)
+    put(LimitSettings(concurrency=3), ["new"])
+    assert len(worker.take(2000)) == 350 + 2

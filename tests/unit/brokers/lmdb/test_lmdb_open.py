@@ -32,21 +32,30 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         open_broker(url)
 
 
+NETWORK = ["nfs4", "cifs", "9p", "virtiofs", "lustre", "ceph", "fuse.ceph", "fuse.ceph-fuse"]
+NETWORK += ["glusterfs", "fuse.glusterfs", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.sshfs"]
+
+
 @pytest.mark.parametrize(
-    ("mount", "refused"),
-    [("", True), ("/store", True), ("/store/deep", False), ("/sto", False), ("/other", False)],
+    ("mount", "kind", "refused"),
+    [
+        *(("", kind, True) for kind in NETWORK),
+        ("/store", "nfs4", True),
+        *((mount, "nfs4", False) for mount in ("/store/deep", "/sto", "/other")),
+        ("", "ext4", False),
+    ],
 )
 def test_network_file_systems_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, kind: str, refused: bool
 ) -> None:
     base = tmp_path / "a b"
     mounts = tmp_path / "mounts"
     escaped = str(base).replace(" ", "\\040") + mount
-    mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n")
+    mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {escaped} {kind} rw 0 0\n")
     monkeypatch.setattr("tidemill.brokers.lmdb.environment._MOUNTS", str(mounts))
     url = f"lmdb://{base}/store"
     if refused:
-        with pytest.raises(BrokerUnavailable, match=r"network file system"):
+        with pytest.raises(BrokerUnavailable, match=rf"network file system \({kind}\)"):
             open_broker(url)
     else:
         open_broker(url).close()

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 import pytest
+from lmdb_desk import Process, ids, job
 
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
-
-TAKE = """
-import sys
-from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
-broker = open_broker(sys.argv[1])
-broker.attach(Owner(id="o", name="w"))
-print(*[lease.open().id for lease in broker.exchange(Step("o", want=Want(9))).leases])
-broker.close()
-"""
-
-
-def job(job_id: str) -> Envelope:
-    return Envelope(id=job_id, task="t")
-
-
-def ids(broker: Broker) -> set[str]:
-    return {record.envelope.id for record in broker.find(Filter()).records}
-
-
-def taken_elsewhere(url: str) -> list[str]:
-    """What another process gets from the store."""
-    done = subprocess.run(
-        [sys.executable, "-c", TAKE, url], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout.split()
 
 
 @pytest.fixture(params=["directory", "file"])
@@ -65,8 +33,13 @@ def test_the_url_of_an_own_environment_opens_it_in_another_process(
     broker = LmdbBroker.around(env, prefix)
     assert ("prefix=" in broker.url) is (prefix != "tidemill-")
     assert "map_size=67108864" in broker.url
-    broker.put([job("one")])
-    assert taken_elsewhere(broker.url) == ["one"]
+    broker.put([job(id="one")])
+    code = """
+        broker.attach(Owner(id="o", name="w"))
+        say([lease.open().id for lease in take("o", 9)])
+    """
+    with Process(broker.url, code) as other:
+        other.expect("['one']")
     broker.close()
 
 
@@ -74,7 +47,7 @@ def test_in_the_same_process_the_environment_is_shared(env: lmdb.Environment) ->
     # case Q12
     guest = LmdbBroker.around(env, "tm-")
     again, same = open_broker(guest.url), LmdbBroker.around(env, "tm-")
-    guest.put([job("one")])
+    guest.put([job(id="one")])
     guest.close()
     assert ids(again) == ids(same) == {"one"}
     again.close()
@@ -95,7 +68,7 @@ def test_an_environment_opened_again_is_another(tmp_path: Path) -> None:
     for n in range(2):
         with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26, lib_version=0) as env:
             broker = LmdbBroker.around(env, "tm-")  # and never closed
-            broker.put([job(f"j{n}")])
+            broker.put([job(id=f"j{n}")])
     url = broker.url
     with contextlib.closing(open_broker(url)) as again:
         assert ids(again) == {"j0", "j1"}
@@ -110,7 +83,7 @@ def test_prefixes_keep_stores_in_one_directory_apart(tmp_path: Path) -> None:
     ):
         for broker, name in ((plain, "p"), (other, "o")):
             broker.attach(Owner(id=name, name=name))  # the first owner of each: one number
-            broker.put([job(f"{name}1")])
+            broker.put([job(id=f"{name}1")])
         assert (ids(plain), ids(other)) == ({"p1"}, {"o1"})
         assert [o.id for o in plain.owners()] == ["p"]
         # and a put in one wakes nobody of the other, whose own hint it would cost
@@ -118,7 +91,7 @@ def test_prefixes_keep_stores_in_one_directory_apart(tmp_path: Path) -> None:
             assert len(broker.exchange(Step(name, want=Want(5))).leases) == 1
             broker.wait(name, 0)
             broker.exchange(Step(name, want=Want(5)))
-        plain.put([job(new_id())])
+        plain.put([job()])
         assert other.exchange(Step("o", want=Want(5))).leases == []
         assert len(plain.exchange(Step("p", want=Want(5))).leases) == 1
         assert plain.boards != other.boards

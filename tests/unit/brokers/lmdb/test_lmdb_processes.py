@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -17,8 +16,6 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.backoff import MESSAGE
-from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.files import Folder
 from tidemill.core.job import State, Verdict
@@ -212,30 +209,38 @@ def test_a_sleeper_that_dies_leaves_its_place_and_its_hint(url: str, broker: Lmd
     broker._commit(lambda commit: slots.give_up(taken))
 
 
-# -- deaths --------------------------------------------------------------------------------------
-
-
-def test_a_killed_consumers_message_is_back_within_a_second(url: str, broker: LmdbBroker) -> None:
-    # case Q7, law 5, law 6
-    broker.put([Envelope(id="m", ttr=1000, retries=MESSAGE)])
-    broker.attach(Owner(id="me", name="m"))
-    code = """
-        broker.attach(Owner(id="o", name="dead", kind="consumer"))
-        [lease] = take("o", tasks=False, messages=True)
-        say("got it")
+def test_a_producer_with_sigpipe_at_its_default_survives_a_dead_sleeper(url: str) -> None:
+    sleeper = """
+        broker.attach(Owner(id="dead", name="w"))
+        broker.exchange(Step("dead", want=Want(1)))
+        say("asleep")
+        sys.stdin.readline()
+        take("dead")
+        say("asleep again")
         time.sleep(60)
     """
-    with Process(url, code) as process:
-        process.expect("got it")
-        until(broker, "me", lambda: len(broker.owners()) == 2)
-        assert broker.get("m").state is State.RUNNING
-        broker.wait("me", 0)
-        process.popen.send_signal(signal.SIGKILL)
-        took = until(broker, "me", lambda: broker.get("m").state is State.READY)
-    assert took < 10  # promised within one second; the disk may stall, and nobody looks so often
-    record = broker.get("m")
-    assert (record.attempt, record.attempts[0].error) == (1, "dead died")
-    assert [o.id for o in broker.owners()] == ["me"]
+    producer = """
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        broker.put([Envelope(id="a", task="t")])
+        say("known")
+        sys.stdin.readline()
+        broker.put([Envelope(id="b", task="t")])
+        say("alive")
+    """
+    # given a producer that has the sleeper's FIFO open
+    with Process(url, sleeper) as one, Process(url, producer) as two:
+        one.expect("asleep")
+        two.expect("known")
+        for process, answer in ((one, "asleep again"), (two, "alive")):
+            assert process.popen.stdin is not None
+            process.popen.stdin.write("\n")
+            process.popen.stdin.flush()
+            process.expect(answer)
+            if process is one:  # when it dies in its sleep
+                one.kill()
+
+
+# -- deaths --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("witness", ["board", "no board"])

@@ -1,22 +1,19 @@
-"""Remote owners on an LMDB store whose server is killed. The processes are real."""
+"""Remote owners on an LMDB store: their server is killed, or they are given up."""
 
 from __future__ import annotations
 
-import resource
-import threading
 import time
 
 import pytest
-from harness import eventually
 from lmdb_desk import Process, Sleeper, job
 from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.lmdb import idempotency, store_clock, wakeup
+from tidemill.brokers.contract.parked_waits import sleep
+from tidemill.brokers.lmdb import idempotency, store_clock
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Command, Owner
 
@@ -168,77 +165,31 @@ def test_answers_to_old_puts_are_forgotten(
     assert [key[5:] for key in keys] == [b"new"]
 
 
-@pytest.mark.skipif(
-    resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 700, reason="too few descriptors"
-)
-def test_two_hundred_may_wait_in_one_process(broker: LmdbBroker) -> None:
-    """They cost nothing while nothing happens, and a put wakes one."""
-    names = [f"g{number}" for number in range(200)]
-    for name in names:
-        broker.attach(Owner(id=name, name=name, lease=3600.0))
-    got: list[str] = []
-    over = threading.Event()
-
-    def serve(name: str) -> None:
-        serial = 0
-        while not over.is_set():
-            try:
-                reply = broker.exchange(Step(name, serial=serial + 1, want=Want(1)))
-            except BrokerUnavailable:  # the machine is busy: a worker tries again, too
-                continue
-            serial += 1
-            got.extend(lease.open().id for lease in reply.leases)
-            broker.wait(name, 600.0)
-
-    threads = [threading.Thread(target=serve, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    try:
-        _settle_down(broker, names)
-        before = time.process_time()
-        time.sleep(3.0)
-        idle = time.process_time() - before
-        broker.put([job(id="a")])
-        end = time.monotonic() + 60
-        while got != ["a"]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    finally:
-        over.set()
-        for name in names:
-            broker.wake(name)
-        for thread in threads:
-            thread.join(60)
-    assert idle < 0.3, f"{idle:.2f} s of processor in 3 s"
+# -- owners that were given up ------------------------------------------------------------------
 
 
-def test_remote_owners_attach_in_one_group_commit(broker: LmdbBroker) -> None:
-    """A crowd that attaches does not keep a put waiting for a commit of each."""
-    names = [f"g{number}" for number in range(20)]
-
-    def attach(name: str) -> None:
-        broker.attach(Owner(id=name, name=name, lease=3600.0))
-
-    threads = [threading.Thread(target=attach, args=(name,)) for name in names]
-    # given a store that another writer holds until all owners wait for their commit
-    with broker._store.env.begin(write=True) as txn:
-        for thread in threads:
-            thread.start()
-        eventually(lambda: len(broker._store.commits.pending) == len(names), "all wait")
-        before = broker._store.env.info()["last_txnid"]
-        txn.abort()
-    # when
-    for thread in threads:
-        thread.join(60)
-    # then: each owner needs two commits, and all share the first one
-    assert broker._store.env.info()["last_txnid"] - before < 2 * len(names)
-    assert {owner.id for owner in broker.owners()} == set(names)
+def test_a_sleeping_owner_is_woken_before_it_is_forgotten(broker: LmdbBroker) -> None:
+    broker.attach(Owner(id="a", name="a", lease=3600.0))
+    broker.exchange(Step("a", serial=1, want=Want(1)))
+    other = open_broker(broker.url)
+    member = broker._owners["a"]
+    with member.sleeper.asleep.inside():  # a thread that the bell has not woken yet
+        other.release("a", None)
+        other.close()
+        member.sleeper.drain()
+        broker.count_silence()
+        assert broker._owners.find("a") is member
+        assert member.sleeper.wait(60.0) == []  # woken
+    broker.count_silence()
+    assert broker._owners.find("a") is None
+    assert sleep(broker._owners.parked(member, 60.0, [])) == []  # it looked it up before
 
 
-def _settle_down(broker: LmdbBroker, names: list[str]) -> None:
-    """Until all are in their wait."""
-    wakeups, end = broker._store.wakeups, time.monotonic() + 60
-    slots = [broker._owners[name].sleeper.slot for name in names]
-    while not all(wakeups._map[slot * wakeup._SIZE + wakeup._WAITS] for slot in slots):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def test_a_server_hears_that_its_own_desk_was_given_up(broker: LmdbBroker) -> None:
+    broker.attach(Owner(id="desk", kind="consumer", name="desk", lease=3600.0))
+    broker.exchange(Step("desk"))
+    other = open_broker(broker.url)
+    other.release("desk", None)
+    other.close()
+    broker.count_silence()
+    assert broker.exchange(Step("desk")).commands == [Command("lost")]

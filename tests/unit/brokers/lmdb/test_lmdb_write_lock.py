@@ -278,16 +278,6 @@ def _refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_long_transaction_is_said(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
-    broker._store.commits.run(broker._transitions, lambda _: time.sleep(0.02))
-    assert "held the write lock" in caplog.text
-    assert f"process {os.getpid()} (" in caplog.text
-    assert "interpreter lock" in caplog.text
-
-
 def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +289,8 @@ def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
     with Writing(env, " in /store"):  # type: ignore[arg-type]
         assert not caplog.text
     assert "held the write lock of the store in /store" in caplog.text
+    assert f"process {os.getpid()} (" in caplog.text
+    assert "interpreter lock" in caplog.text
 
 
 def test_a_long_wait_names_the_holder_once(
