@@ -14,17 +14,22 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.rabbitmq.amqp.basic_get import ANSWER_WITHIN, BasicGet
 from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.credit import Credit
-from tidemill.brokers.rabbitmq.layout import Place
-from tidemill.brokers.rabbitmq.owners import OwnerContext
+from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
+from tidemill.brokers.rabbitmq.amqp.topology import Declarer
+from tidemill.brokers.rabbitmq.layout import Names, Place
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
-from tidemill.brokers.rabbitmq.requeue import goes_back
-from tidemill.brokers.rabbitmq.settle import Settlement
+from tidemill.brokers.rabbitmq.settle import Settlement, goes_back
 from tidemill.brokers.rabbitmq.wakeup import WakeUp
 from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable
@@ -46,6 +51,18 @@ _ARRIVES = 0.1
 """Seconds after which the server counts the messages that were sent back to a queue."""
 
 
+class OwnerContext(msgspec.Struct, frozen=True):
+    """The objects that the owners of a process share."""
+
+    thread: ConnectionThread
+    declarer: Declarer
+    publisher: Publisher
+    names: Names
+    writer: Writer
+    next_token: Callable[[], int]
+    announce: Callable[[Sequence[str]], Sequence[Outgoing]]
+
+
 class AttachedOwner:
     """One owner of this process."""
 
@@ -63,14 +80,12 @@ class AttachedOwner:
         self._served: dict[str, int] = {}  # the turn in which a queue was last taken from
         self._held: dict[int, HeldMessage] = {}  # leased messages by token
         heard = self._came, self._lost, self._all
-        self._channel = ConsumerChannel(
-            context.thread, context.side, context.declarer, owner.name, *heard
-        )
+        self._channel = ConsumerChannel(context.thread, context.declarer, owner.name, *heard)
         shared = context.publisher, context.writer, self._held, self._lock, context.announce
         self._settlement = Settlement(self._channel, *shared, self._sent_back)
         parts = self._channel, self._settlement, self._lock
         self._credit = Credit(context.thread, *parts, self._all)
-        self._basic_get = BasicGet(context, *parts)
+        self._basic_get = BasicGet(*parts)
         self._closing = False
 
     # -- the exchange ---------------------------------------------------------------------------
@@ -116,14 +131,6 @@ class AttachedOwner:
                 self._add_states(queue)
                 self.wake_up.tell()
 
-    def wait(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Sleep until a wake-up, a readable descriptor or the timeout."""
-        return self.wake_up.sleep(timeout, fds)
-
-    def wake(self) -> None:
-        """Make the wait return."""
-        self.wake_up.wake()
-
     def close(self, patience: float) -> None:
         """Wait for messages that are being sent, return all messages, and close the channel."""
         with self._lock:
@@ -155,10 +162,6 @@ class AttachedOwner:
                 self._credit.rest(state)
         if self._channel.sync(patience):  # all messages that were under way have come: they go back
             self._channel.sync(patience)
-
-    def after_fork_child(self) -> None:
-        """In a forked child: close our copy of the parent's pipe."""
-        self.wake_up.after_fork_child()
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -255,7 +258,10 @@ class AttachedOwner:
                     state.late = True
                     self.wake_up.tell()
 
-        self._context.declarer.count(state.place, answer, slow)
+        do = self._context.thread.do
+        self._context.declarer.count(
+            state.place, lambda *said: do(lambda: answer(*said)), lambda: do(slow)
+        )
 
     def _ask_again(self, state: QueueState, arrivals: int) -> None:
         with self._lock:

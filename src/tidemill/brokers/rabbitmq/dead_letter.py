@@ -16,14 +16,13 @@ import msgspec
 import pika
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
-from tidemill.brokers.rabbitmq.amqp.death_header import death_of
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import (
     ShortConnection,
     Unanswered,
     short_connection,
 )
-from tidemill.brokers.rabbitmq.message import Carried, Writer, read
+from tidemill.brokers.rabbitmq.message import Carried, Writer, death_of, read
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope, encode_envelope

@@ -6,10 +6,13 @@
     PREFIX.tasks.classic.QUEUE     with queues=classic: one queue, with priorities
     PREFIX.failed                  jobs that failed for good, for a human
     PREFIX.queues                  a stream: the names of all queues that were ever used
-    PREFIX.timer.LEVEL             delayed jobs (:mod:`.timer_queues`)
-    PREFIX.timers                  the timer queues in use
+    PREFIX.timer.LEVEL             delayed jobs; the header ``home`` names the place of each due job
+    PREFIX.timers                  the levels in use, one message each; the worker that takes the
+                                   message serves the queue of that level
 
-For the jobs of a carried store, the prefix also has a digest of that store.
+Workers hold the jobs of timer queues until they are due (:mod:`.timekeeper`). While no worker runs,
+these jobs wait. Each timer queue is for a range of delays: below 0.5 s, from 0.5 to 1 s, from 1 to
+2 s, and so on. A job in a timer queue waits at least for the least delay of the range.
 
 Here, a queue of the server is called a *place*: a queue of tidemill has several places.
 """
@@ -17,7 +20,8 @@ Here, a queue of the server is called a *place*: a queue of tidemill has several
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from typing import Any, Final
 
 import msgspec
 
@@ -49,7 +53,7 @@ class Place(msgspec.Struct, frozen=True):
         arguments: the arguments that declare the place.
         queue, kind: its queue of tidemill, and the kind of its jobs: ``tasks`` or ``messages``.
         alone: whether each of its jobs runs alone.
-        listed: whether workers serve the place only after a notice (:mod:`.timer_queues`).
+        listed: whether workers serve the place only after a notice: a timer queue.
     """
 
     name: str
@@ -162,3 +166,62 @@ def server_priority(rank: int) -> int:
     step = -(-abs(priority) // 10)  # rounded away from 0: a priority above 0 stays above the middle
     middle = CLASSIC_PRIORITIES // 2
     return int(middle + step if priority > 0 else middle - step)
+
+
+HOME = "home"
+"""The header that names the place of a job when it is due."""
+
+_FIRST: Final = 0.5
+"""Seconds: the least delay of level 1. Level 0 is for shorter delays."""
+
+LEVELS: Final = 24
+
+LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)
+"""Seconds of the longest delay in one timer queue: 48 days."""
+
+
+class TimerQueues:
+    """The timer queues under a prefix."""
+
+    def __init__(self, names: Names) -> None:
+        self._prefix = names.prefix
+        self._arguments: dict[str, Any] = {
+            "x-queue-type": "quorum",
+            # Each return counts: workers return held messages from time to time.
+            "x-delivery-limit": NEVER,
+            **safe(names.failed),
+        }
+
+    def at(self, level: int) -> Place:
+        """The queue of a level."""
+        return Place(f"{self._prefix}.timer.{level}", self._arguments, listed=True)
+
+    def for_delay(self, seconds: float) -> Place:
+        """The queue for a delay."""
+        return self.at(level_of(seconds))
+
+    def all(self) -> list[Place]:
+        """All timer queues that can exist, longest delays first."""
+        return [self.at(level) for level in range(LEVELS - 1, -1, -1)]
+
+    @property
+    def in_use(self) -> Place:
+        """The queue that lists the levels in use."""
+        return Place(f"{self._prefix}.timers", self._arguments)
+
+
+def level_of(seconds: float) -> int:
+    """The level for a delay."""
+    if seconds < _FIRST:
+        return 0
+    return min(math.frexp(seconds / _FIRST)[1], LEVELS - 1)
+
+
+def least(level: int) -> float:
+    """The shortest wait of a job in the queue of a level, in seconds from its arrival there."""
+    return float(_FIRST * 2 ** (level - 1)) if level else 0.0
+
+
+def most(level: int) -> float:
+    """The longest wait of a job in the queue of a level, in seconds."""
+    return float(_FIRST * 2**level)

@@ -5,7 +5,7 @@ to run. A new job without a delay has no headers.
 
     attempt   runs so far
     error     the error of the last run
-    home      the place of the job when it is due (:mod:`.timer_queues`)
+    home      the place of the job when it is due (:mod:`.timekeeper`)
     due       wall time in ms at which its wait ends
     rest      ms that remain beyond the longest delay of a timer queue
     losses    for a suspect: 1 + the deaths of its workers since the job runs alone
@@ -18,17 +18,22 @@ import itertools
 import math
 import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import msgspec
 import pika
 
-from tidemill.brokers.rabbitmq.amqp.death_header import death_of, without_traces
-from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
+from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
-from tidemill.brokers.rabbitmq.layout import Names, Place, server_priority
-from tidemill.brokers.rabbitmq.timer_queues import HOME, LONGEST, TimerQueues
+from tidemill.brokers.rabbitmq.layout import (
+    HOME,
+    LONGEST,
+    Names,
+    Place,
+    TimerQueues,
+    server_priority,
+)
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, decode_envelope, encode_envelope
 
@@ -42,8 +47,7 @@ class Carried(msgspec.Struct):
     """A job from a message or for a message, with the history of its runs.
 
     ``deliveries`` counts how often the server handed out the message before. ``run`` identifies the
-    message: the server's copies of one message are one run of the job. ``due`` is the wall time in
-    the message, in seconds, or 0 without that header.
+    message: the server's copies of one message are one run of the job.
     """
 
     envelope: Envelope
@@ -55,7 +59,6 @@ class Carried(msgspec.Struct):
     handed: int = 0
     deliveries: int = 0
     run: str = ""
-    due: float = 0.0
 
 
 class Writer:
@@ -98,16 +101,22 @@ class Writer:
         """The message of a job that was just put."""
         return self.write(Carried(job, encode_envelope(job)), delay, now)
 
-    def write_failed(self, job: Carried, reason: str, when: float = 0.0) -> Outgoing:
-        """The message of a job that failed at ``when``, with the reason; 0 means now."""
+    def write_failed(self, job: Carried, reason: str) -> Outgoing:
+        """The message of a job that failed just now, with the reason."""
         home: Place = self._names.failed
         headers = {
             "attempt": job.attempt,
             "error": reason[:_ERROR_MOST],
             "queue": job.envelope.queue,
         }
-        properties = self._properties(job, headers, round(when or clock.wall()))
+        properties = self._properties(job, headers, round(clock.wall()))
         return Outgoing(properties, job.encoded, home)
+
+    def notice(self, place: Place) -> Outgoing:
+        """The message that tells workers of a timer queue."""
+        level = place.name.rpartition(".")[2]
+        properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=f"timer {level}"))
+        return Outgoing(properties, level.encode(), self._timers.in_use)
 
     def write_unreadable(
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
@@ -186,5 +195,85 @@ def read(properties: Properties, body: bytes, *, redelivered: bool) -> Carried:
         int(headers.get("handed") or 0),
         int(headers.get("x-delivery-count") or redelivered),
         properties.correlation_id or f"{envelope.id} {headers.get('attempt')}",
-        float(headers.get("due") or 0) / 1000,
     )
+
+
+# -- properties of new jobs, which all have the same form, as bytes in the order of their flags ----
+
+CONTENT_TYPE = "application/vnd.tidemill.job+msgpack"
+
+_HAS_TYPE, _HAS_MODE, _HAS_RUN, _HAS_ID, _HAS_TASK = (1 << bit for bit in (15, 12, 10, 7, 5))
+_FLAGS = _HAS_TYPE | _HAS_MODE | _HAS_RUN | _HAS_ID | _HAS_TASK
+_KEPT = b"\x02"
+
+_START = (
+    _FLAGS.to_bytes(2, "big") + len(CONTENT_TYPE).to_bytes(1, "big") + CONTENT_TYPE.encode() + _KEPT
+)
+_RUN = len(_START)
+
+
+def plain_properties(run: str, job_id: str, task: str) -> bytes:
+    """The properties of a new job. ``run`` is the unique name of its message."""
+    first, second, third = run.encode(), job_id.encode(), task.encode()
+    values = len(first), first, len(second), second, len(third), third
+    return _START + b"%c%b%c%b%c%b" % values
+
+
+def plain_run(properties: bytes) -> str:
+    """The ``run`` in the properties of a new job; empty for other properties."""
+    if not properties.startswith(_START):
+        return ""
+    return properties[_RUN + 1 : _RUN + 1 + properties[_RUN]].decode()
+
+
+# -- dead letters: why the server took a message out of a queue, and out of which queue ----------
+
+_OURS = ("error", "queue", "place")
+"""Headers that tidemill adds to a message when it moves the message to the failed jobs."""
+
+_CAUSES = {
+    "delivery_limit": "the delivery-limit of a policy was reached",
+    "expired": "the message-ttl of a policy was over",
+    "maxlen": "a policy limits the length of the queue",
+    "rejected": "another program rejected it",
+}
+
+_TRACES = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+
+
+class Death(msgspec.Struct, frozen=True):
+    """One dead-lettering.
+
+    Attributes:
+        place: the queue of the server that had the message.
+        why: one sentence for people.
+        time: wall time.
+    """
+
+    place: str
+    why: str
+    time: float
+
+
+def death_of(headers: Mapping[str, Any]) -> Death | None:
+    """The latest dead-lettering of a failed message; None if tidemill itself moved the message.
+
+    The server writes the header ``x-death``, with the latest entry first.
+    """
+    deaths = headers.get("x-death")
+    if "queue" in headers or not isinstance(deaths, list) or not deaths:
+        return None
+    last = deaths[0] if isinstance(deaths[0], dict) else {}
+    place, reason, when = (last.get(name) for name in ("queue", "reason", "time"))
+    cause = _CAUSES.get(str(reason), str(reason))
+    moment = when.replace(tzinfo=UTC).timestamp() if isinstance(when, datetime) else 0.0
+    return Death(str(place or ""), f"rabbitmq took it out of {place}: {cause}", moment)
+
+
+def without_traces(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers that the message had when it was first published."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in _OURS and not name.startswith(_TRACES)
+    }

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 
 import pika
 
-from tidemill.brokers.rabbitmq.amqp.connection_check import ConnectionCheck
-from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionCheck, ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.publish_channel import (
     REFUSED,
     Batch,

@@ -2,8 +2,12 @@
 
 The protocol cannot list the names of queues. A stream is a log: a reader starts at its beginning,
 and then gets each new entry. So a worker that serves all queues learns of a new queue at once. The
-registry has its own connection. If a connection reads a stream too early, the server closes it. The
-time is too early while the stream is being made, or just after the server has started.
+registry reads over the connection of the questions (:mod:`.amqp.topology`). If a connection reads a
+stream too early, the server closes it. The time is too early while the stream is being made, or
+just after the server has started.
+
+The announcer writes a name before the first job goes to the queue, so that workers find the job. It
+writes the name again every hour, since the stream keeps only the latest names.
 """
 
 from __future__ import annotations
@@ -11,17 +15,18 @@ from __future__ import annotations
 import functools
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pika
 from pika.channel import Channel
 
+from tidemill.brokers.rabbitmq.amqp.connection import encoded
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.frames import encoded
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
+from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, Lock
 
@@ -36,9 +41,9 @@ _AGAIN = 1.0
 class Registry:
     """The names of all queues, as they become known."""
 
-    def __init__(self, thread: ConnectionThread, names: Names) -> None:
+    def __init__(self, thread: ConnectionThread, declarer: Declarer, names: Names) -> None:
         self._thread = thread
-        self._declarer = Declarer(names.failed)
+        self._declarer = declarer
         self._names = names
         self._heard: set[str] = set()
         self._marks: dict[str, Event] = {}
@@ -59,7 +64,6 @@ class Registry:
             known = sorted(self._heard)
             join, self._joined = not self._joined, True
         if join:
-            self._thread.add(self._declarer)
             self._thread.add(self)
         for queue in known:
             heard(queue)
@@ -121,7 +125,7 @@ class Registry:
             else:
                 connection.channel(on_open_callback=functools.partial(self._consume, connection))
 
-        self._declarer.declare(self._names.registry, consume)
+        self._declarer.declare(self._names.registry, consume, probe=False)
 
     def unblocked(self) -> None:
         """Do nothing: the registry publishes nothing on this connection."""
@@ -132,7 +136,6 @@ class Registry:
     def _consume(self, connection: pika.SelectConnection, channel: Channel) -> None:
         def again(*_: Any) -> None:  # the stream was deleted, or its leader has moved
             if connection.is_open:
-                self._declarer.forget_all()
                 self._thread.later(_AGAIN, lambda: self.opened(connection))
 
         channel.add_on_cancel_callback(lambda _: channel.close())
@@ -156,3 +159,78 @@ class Registry:
 
 def _ignore(_: str) -> None:
     pass
+
+
+_EVERY = 3600.0
+"""Seconds after which the announcer writes the names again."""
+
+_MOST = 10_000
+"""Names that the announcer remembers. It forgets the names that were used first."""
+
+
+class Announcer:
+    """The announcer of one process. ``served`` returns the queues that its owners take from."""
+
+    def __init__(
+        self,
+        thread: ConnectionThread,
+        publisher: Publisher,
+        registry: Registry,
+        served: Callable[[], Iterable[str]],
+    ) -> None:
+        self._thread = thread
+        self._publisher = publisher
+        self._registry = registry
+        self._served = served
+        self._used: dict[str, None] = {}
+        self._told: set[str] = set()  # names that were written over this connection
+        self._comings = 0  # ``connects`` of the thread at the last announcement
+        self._timing = self._telling = False
+
+    def make_known(self, queues: Iterable[str], patience: float, began: float) -> None:
+        """Write the new names, and sleep until the server has them: see ``put``."""
+        if items := self.entries(queues):
+            names = [item.body.decode() for item in items]
+            self._publisher.put(items, patience, began=began)
+            self._told.update(names)
+            for name in names:
+                self._registry.know(name)
+
+    def entries(self, queues: Iterable[str]) -> list[Outgoing]:
+        """Messages that announce the queues which this connection has not announced yet."""
+        if self._comings != self._thread.connects:
+            self._comings = self._thread.connects
+            self._told.clear()
+        self.use(queues)
+        return [self._registry.entry(q) for q in dict.fromkeys(queues) if q not in self._told]
+
+    def use(self, queues: Iterable[str]) -> None:
+        """Mark queues as used: the process writes their names for as long as it lives."""
+        for queue in queues:
+            if queue not in self._used:
+                self._used[queue] = None
+                if len(self._used) > _MOST:
+                    self._used.pop(next(iter(self._used)), None)
+
+    # -- called by the connection thread --------------------------------------------------------
+
+    def opened(self, connection: pika.SelectConnection) -> None:
+        if not self._timing:
+            self._timing = True
+            self._thread.later(_EVERY, self._repeat)
+
+    def unblocked(self) -> None:
+        """Do nothing: the announcer does not wait for the server."""
+
+    def lost(self, why: str) -> None:
+        """Do nothing: the publisher sends its unconfirmed messages again."""
+
+    def _repeat(self) -> None:
+        self._thread.later(_EVERY, self._repeat)
+        names = dict.fromkeys([*self._used, *self._served()])
+        if names and not self._telling:
+            self._telling = True
+            self._publisher.send([self._registry.entry(name) for name in names], self._told_again)
+
+    def _told_again(self) -> None:
+        self._telling = False

@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
-from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded
+from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
 from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
-from tidemill.brokers.rabbitmq.requeue import after, goes_back
 from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
-from tidemill.core.job import CONSUMER_DIED, Verdict
+from tidemill.core.job import CONSUMER_DIED, Outcome, Verdict, delay_of
 from tidemill.core.locks import RLock
 
 log = logging.getLogger("tidemill.rabbitmq")
@@ -268,3 +267,30 @@ def _would_count(job: Carried) -> bool:
     again = msgspec.structs.replace(job, deliveries=job.deliveries + 1)
     policy, attempt = job.envelope.retries, job.attempt + again.deliveries
     return _is_counted(again) and (attempt >= policy.max_attempts or backoff(policy, attempt) > 0)
+
+
+log = logging.getLogger("tidemill.rabbitmq")
+
+
+def goes_back(verdict: Verdict, *, changed: bool) -> bool:
+    """Whether the message itself goes back, without a new message in its place."""
+    plain = verdict.outcome == Outcome.RELEASE and verdict.delay <= 0
+    return plain and not verdict.followers and not changed
+
+
+def after(job: Carried, verdict: Verdict, writer: Writer) -> tuple[Carried, list[Outgoing]]:
+    """The job after a run, and the messages to publish before its own message is acknowledged."""
+    outcome, error = Outcome(verdict.outcome), verdict.error
+    items = [writer.write_new(follower, follower.delay) for follower in verdict.followers]
+    if outcome in (Outcome.RETRY, Outcome.FAIL):  # the run ended, so it did not kill its worker
+        job = msgspec.structs.replace(job, attempt=job.attempt + 1, error=error, losses=0, handed=0)
+    limit = job.envelope.retries.max_attempts
+    if outcome is Outcome.FAIL or (outcome is Outcome.RETRY and 0 < limit <= job.attempt):
+        items.append(writer.write_failed(job, error))
+    elif outcome in (Outcome.RETRY, Outcome.RELEASE):
+        items.append(writer.write(job, delay_of(verdict, job.envelope, job.attempt)))
+    elif outcome is Outcome.SNOOZE:
+        items.append(writer.write(msgspec.structs.replace(job, error=error), verdict.delay))
+    elif outcome is Outcome.EXPIRED:
+        log.info("job %s was not started before it expired", job.envelope.id)
+    return job, items

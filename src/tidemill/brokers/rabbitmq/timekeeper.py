@@ -27,22 +27,22 @@ from typing import Any
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
+from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.frames import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
-from tidemill.brokers.rabbitmq.layout import Names
-from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.put import Publisher
-from tidemill.brokers.rabbitmq.queue_state import QueueState
-from tidemill.brokers.rabbitmq.timer_queues import (
+from tidemill.brokers.rabbitmq.layout import (
     HOME,
     LEVELS,
+    Names,
     TimerQueues,
     least,
     level_of,
     most,
 )
+from tidemill.brokers.rabbitmq.message import Writer
+from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.locks import Event, Lock
@@ -138,7 +138,6 @@ class Timekeeper:
     def __init__(
         self,
         thread: ConnectionThread,
-        side: ConnectionThread,
         declarer: Declarer,
         publisher: Publisher,
         names: Names,
@@ -160,7 +159,7 @@ class Timekeeper:
         self._alarm = float("inf")  # machine time for which a timer is set
         self._closing = False
         self._channel = ConsumerChannel(
-            thread, side, declarer, "timekeeper", self._came, self._lost, self._states
+            thread, declarer, "timekeeper", self._came, self._lost, self._states
         )
         thread.do(self._renew)
 

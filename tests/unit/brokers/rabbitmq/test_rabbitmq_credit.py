@@ -15,9 +15,9 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.rabbitmq.amqp import basic_get, credit, topology
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
-from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage, in_hand, plan
-from tidemill.brokers.rabbitmq.amqp.frames import Delivery
+from tidemill.brokers.rabbitmq.amqp.connection import Delivery
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
+from tidemill.brokers.rabbitmq.queue_state import Consumer, Stage, in_hand, plan
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Verdict
 

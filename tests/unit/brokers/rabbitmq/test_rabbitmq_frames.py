@@ -13,9 +13,14 @@ from pika.frame import Body, Frame, Header, Method
 from pika.spec import Basic
 
 from tidemill.brokers.rabbitmq.amqp import connection
-from tidemill.brokers.rabbitmq.amqp.connection import Connection
-from tidemill.brokers.rabbitmq.amqp.frames import Delivery, decoded, encoded, publication
-from tidemill.brokers.rabbitmq.amqp.properties import CONTENT_TYPE, plain_properties, plain_run
+from tidemill.brokers.rabbitmq.amqp.connection import (
+    Connection,
+    Delivery,
+    decoded,
+    encoded,
+    publication,
+)
+from tidemill.brokers.rabbitmq.message import CONTENT_TYPE, plain_properties, plain_run
 
 CHANNEL, OTHER = 3, 4
 PLAIN = pika.BasicProperties(

@@ -24,9 +24,9 @@ from rabbitmq_desk import (
 from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_announcer
+from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_registry
 from tidemill.brokers.rabbitmq import put as put_module
-from tidemill.brokers.rabbitmq.amqp import connection_check
+from tidemill.brokers.rabbitmq.amqp import connection_thread
 from tidemill.brokers.rabbitmq.amqp.publish_channel import REFUSED
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
@@ -111,7 +111,7 @@ def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
     server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server reads nothing more of a line with some hundred messages that no queue takes.
-    monkeypatch.setattr(connection_check, "_EVERY", 0.3)
+    monkeypatch.setattr(connection_thread, "_EVERY", 0.3)
     broker = open_one(patience=60)
     broker.put([job("down"), job("other")])
     over, crowd = threading.Event(), [job("down") for _ in range(20_000)]
@@ -222,7 +222,7 @@ def test_a_line_that_owes_answers_is_given_up_before_its_heartbeats_are_missed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(connection_check, "_EVERY", 0.3)
+    monkeypatch.setattr(connection_thread, "_EVERY", 0.3)
     proxy = Proxy(server.port)
     try:
         far = open_one(server.url.replace(f":{server.port}/", f":{proxy.port}/"), patience=60)
@@ -244,7 +244,7 @@ def test_a_line_that_answers_is_not_given_up_for_a_queue_that_does_not(
     broker.put([job("down")])
     with suspended(server, place(prefix, "down")):
         late = Put(broker, [job("down")])
-        time.sleep(1.5 * connection_check.DEAD * connection_check._EVERY)
+        time.sleep(1.5 * connection_thread.DEAD * connection_thread._EVERY)
         assert broker._out.connects == 1
     assert late.end() == ""
     assert ready(broker) == {"down": 2}
@@ -254,7 +254,7 @@ def test_names_are_written_again_as_long_as_they_are_used(
     server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The stream keeps the last names only: here it loses all at once.
-    monkeypatch.setattr(queue_announcer, "_EVERY", 0.5)
+    monkeypatch.setattr(queue_registry, "_EVERY", 0.5)
     producer, consumer = open_one(), open_one()
     producer.put([job("waits")])
     LiveOwner(consumer, queues=("served",))

@@ -14,7 +14,7 @@ from servers import RabbitMQ
 
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.rabbitmq import RabbitBroker
-from tidemill.brokers.rabbitmq.amqp import probe
+from tidemill.brokers.rabbitmq.amqp import channel, topology
 
 Open = Callable[..., RabbitBroker]
 
@@ -27,8 +27,8 @@ def url(server: RabbitMQ) -> str:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not begin within a second does not answer."""
-    monkeypatch.setattr(probe, "ANSWERS_WITHIN", 1.0)
-    monkeypatch.setattr(probe, "_PAUSE", 0.2)
+    monkeypatch.setattr(topology, "_SILENT", 1.0)
+    monkeypatch.setattr(channel, "_PAUSE", 0.2)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -94,29 +94,22 @@ def test_each_queue_is_asked_first_where_that_costs_no_message(
     # law 7: what was handed out ten times is suspect
     monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.topology._PROMPT", 1e9)
     if not free:
-        monkeypatch.setattr(probe, "_KNOW_CREDIT", ())
+        monkeypatch.setattr(topology, "_KNOW_CREDIT", ())
     broker = open_one()
     broker.put([job()])
     worker = LiveOwner(broker)
-    rounds = list[str]()
-    ask = probe.Probes._ask
-    monkeypatch.setattr(
-        probe.Probes, "_ask", lambda self, name: (rounds.append(name), ask(self, name))
-    )
+    probed = list[str]()
+    begun = topology.Declarer._begun
+
+    def note(declarer: topology.Declarer, errand: Any, *said: Any) -> None:
+        probed.append(errand.place.name)
+        begun(declarer, errand, *said)
+
+    monkeypatch.setattr(topology.Declarer, "_begun", note)
     worker.await_all(1)
     (hold,) = broker._owners[worker.id]._held.values()
-    assert (hold.state.place.name in rounds) is asked
+    assert (hold.state.place.name in probed) is asked
     assert hold.job.deliveries == 0
-
-
-def test_a_worker_that_cannot_ask_takes_without(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "ANSWERS_WITHIN", 0.5)
-    broker = open_one()
-    monkeypatch.setattr(probe._Probe, "opened", lambda *_: None)
-    broker.put([job("first")])
-    LiveOwner(broker).await_all(1, queues=("first",))
 
 
 @contextlib.contextmanager
@@ -137,8 +130,8 @@ def test_a_queue_that_does_not_answer_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # as one does whose log was lost with its server
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.probe.ANSWERS_WITHIN", 1.0)
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.probe._PAUSE", 0.2)
+    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.topology._SILENT", 1.0)
+    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.channel._PAUSE", 0.2)
     producer, broker, urgent, plain = open_one(), open_one(), job(priority=5), job()
     producer.put([urgent, plain, job("other")])
     worker = LiveOwner(broker)
@@ -172,7 +165,7 @@ def test_a_late_answer_of_a_queue_breaks_no_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # law 5: else what was taken meanwhile would run twice
-    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.probe.ANSWERS_WITHIN", 1.0)
+    monkeypatch.setattr("tidemill.brokers.rabbitmq.amqp.channel.BEGINS_WITHIN", 1.0)
     near, far = open_one(), open_one()
     worker, other = LiveOwner(near), LiveOwner(far, "w2")
     near.put([job("hangs"), job("well")])

@@ -19,7 +19,7 @@ from servers import Proxy, rabbitmq_url
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, timekeeper
 from tidemill.brokers.rabbitmq import message as rabbitmq_message
-from tidemill.brokers.rabbitmq.timer_queues import (
+from tidemill.brokers.rabbitmq.layout import (
     LEVELS,
     LONGEST,
     least,

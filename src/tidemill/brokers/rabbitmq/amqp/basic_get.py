@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
-from tidemill.brokers.rabbitmq.owners import OwnerContext
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.settle import Settlement
 from tidemill.core.errors import BrokerUnavailable
@@ -28,10 +27,7 @@ class _Question:
 class BasicGet:
     """Fetches messages for one owner. ``lock`` is the owner's lock."""
 
-    def __init__(
-        self, context: OwnerContext, channel: ConsumerChannel, settlement: Settlement, lock: RLock
-    ) -> None:
-        self._context = context
+    def __init__(self, channel: ConsumerChannel, settlement: Settlement, lock: RLock) -> None:
         self._channel = channel
         self._settlement = settlement
         self._lock = lock
@@ -88,10 +84,7 @@ class BasicGet:
         self._channel.get(state, heard)
         try:
             if not question.answered.wait(ANSWER_WITHIN):
-                with self._lock:
-                    question.dropped = question.found is None
-                if question.dropped:
-                    raise BrokerUnavailable(self._context.thread.silence())
+                raise BrokerUnavailable(self._channel.silence())
         except BaseException:  # for example, a signal handler has raised
             with self._lock:
                 question.dropped = True

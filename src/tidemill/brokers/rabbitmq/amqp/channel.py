@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -20,22 +20,102 @@ import pika
 from pika.channel import Channel
 from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.amqp import probe
-from tidemill.brokers.rabbitmq.amqp.acknowledgements import Acknowledgements
-from tidemill.brokers.rabbitmq.amqp.connection import Connection, part
+from tidemill.brokers.rabbitmq.amqp.connection import Connection, Delivery, Properties, part
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.consumers import Consumer, Stage, in_hand, plan
-from tidemill.brokers.rabbitmq.amqp.frames import Delivery, Properties
-from tidemill.brokers.rabbitmq.amqp.probe import Probes
 from tidemill.brokers.rabbitmq.amqp.topology import SILENT, Declarer
 from tidemill.brokers.rabbitmq.errors import with_grant
-from tidemill.brokers.rabbitmq.queue_state import QueueState
+from tidemill.brokers.rabbitmq.layout import Place
+from tidemill.brokers.rabbitmq.queue_state import Consumer, QueueState, Stage, in_hand, plan
 from tidemill.core.locks import Event, Lock
+
+_FEW, _STRAGGLE = 64, 0.02
+"""With more than ``_FEW`` messages in hand, a single acknowledgement waits ``_STRAGGLE`` seconds.
+In this time earlier jobs probably end, and then one frame acknowledges all their messages."""
+
+
+class Acknowledgements:
+    """The messages in hand: messages of the current channel whose jobs have not ended.
+
+    All methods run in the connection thread.
+
+    Attributes:
+        open: the tags in hand in the order of arrival, each with its consumer.
+    """
+
+    def __init__(self, thread: ConnectionThread) -> None:
+        self._thread = thread
+        self._channel: Channel | None = None
+        self.open: OrderedDict[int, Consumer] = OrderedDict()
+        # Tags that wait to be acknowledged together with earlier tags.
+        self._done: set[int] = set()
+        self._stragglers: set[int] = set()  # the tags in ``_done`` that wait for the timer
+
+    def begin_anew(self, channel: Channel | None) -> None:
+        """Begin on a new channel: the server has taken back the messages in hand."""
+        self._channel = channel
+        self.open.clear()
+        self._done.clear()
+        self._stragglers.clear()
+
+    def came(self, tag: int, consumer: Consumer) -> None:
+        """Count a message that came."""
+        self.open[tag] = consumer
+        consumer.in_hand += 1
+
+    def count(self, tags: Sequence[int]) -> tuple[list[int], bool]:
+        """Take tags out of hand. Return the tags that were in hand.
+
+        The second value is True when one of these messages came from a consumer that ends.
+        """
+        left, fallen = list[int](), False
+        for tag in tags:
+            consumer = self.open.pop(tag, None)
+            if consumer is not None:
+                left.append(tag)
+                consumer.in_hand -= 1
+                fallen = fallen or consumer.stage is not Stage.BEGUN
+        return left, fallen
+
+    def acknowledge(self, tags: Sequence[int]) -> None:
+        """Acknowledge counted tags. One frame covers all tags before the first open tag."""
+        self._done.update(tags)
+        if not self._done or self._channel is None:
+            return
+        first_open = next(iter(self.open), max(self._done) + 1)
+        together = [tag for tag in self._done if tag < first_open]
+        if together:
+            self._channel.basic_ack(max(together), multiple=True)
+            self._done.difference_update(together)
+        if len(self.open) <= _FEW:
+            self.acknowledge_all()
+        elif self._done and not self._stragglers:
+            self._stragglers = set(self._done)
+            self._thread.later(_STRAGGLE, self._acknowledge_stragglers)
+
+    def acknowledge_all(self) -> None:
+        """Acknowledge at once all tags that wait for earlier tags."""
+        self._acknowledge_singly(self._done)
+
+    def _acknowledge_stragglers(self) -> None:
+        stragglers, self._stragglers = self._stragglers & self._done, set()
+        self._acknowledge_singly(stragglers)
+        self.acknowledge([])
+
+    def _acknowledge_singly(self, tags: set[int]) -> None:
+        if self._channel is not None and self._channel.is_open:
+            for tag in sorted(tags):
+                self._channel.basic_ack(tag)
+            self._done -= tags
+
 
 log = logging.getLogger("tidemill.rabbitmq")
 
-_TRY_AGAIN = 5.0
-"""Seconds until a queue that the server refused to make is tried again."""
+_PAUSE, _PAUSE_MOST = 5.0, 300.0
+"""Seconds until a queue that cannot be made is tried again; a silent queue waits longer each time,
+up to the second number."""
+
+BEGINS_WITHIN = 10.0
+"""Seconds within which a consumer must begin."""
 
 _MADE_AGAIN = 0.5
 """Seconds until a deleted queue is made again."""
@@ -52,7 +132,6 @@ class ConsumerChannel:
     def __init__(
         self,
         thread: ConnectionThread,
-        side: ConnectionThread,
         declarer: Declarer,
         name: str,
         came: Callable[[Sequence[Arrival]], None],
@@ -70,8 +149,8 @@ class ConsumerChannel:
         self._asked: deque[tuple[QueueState, Callable[[Any], None]]] = (
             deque()
         )  # the first question is under way
-        self._unmade: set[str] = set()  # places that are being made, or cannot be made
-        self._probes = Probes(thread, side, self._adjust)
+        self._unmade: set[str] = set()  # places that are being made, cannot be made, or are silent
+        self._pauses: dict[str, float] = {}  # seconds before the next try of a silent place
         self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tag of the consumer
         self._syncing: list[Callable[[bool], None]] = []
         self._opened_at = 0.0
@@ -144,6 +223,10 @@ class ConsumerChannel:
         self._thread.do(lambda: self._sync(heard))
         return answered.wait(patience) and found[0]
 
+    def silence(self) -> str:
+        """The sentence for a server that does not answer."""
+        return self._thread.silence()
+
     def close(self, patience: float) -> None:
         """Close the channel. Messages without an acknowledgement go back."""
         left = Event()
@@ -152,7 +235,6 @@ class ConsumerChannel:
             self._closed = True
             self._flush()
             self._acknowledgements.acknowledge_all()
-            self._probes.close()
             channel = self._channel
             if channel is not None and channel.is_open:
                 channel.add_on_close_callback(lambda *_: left.set())
@@ -168,7 +250,6 @@ class ConsumerChannel:
 
     def opened(self, connection: pika.SelectConnection) -> None:
         if not self._closed:
-            self._probes.opened(connection)
             connection.channel(on_open_callback=self._channel_opened)
 
     def unblocked(self) -> None:
@@ -245,29 +326,44 @@ class ConsumerChannel:
         if self._channel is None or not self._channel.is_open or self._closed:
             return
         for state in self._states():
-            if state.place.name in self._probes:
+            if state.place.name in self._unmade:
                 continue
-            if not state.credit:
+            if not state.credit or self._declarer.knows(state.place):
                 self._fit(self._channel, state)
-            elif self._declarer.knows(state.place):
-                doubted = self._declarer.doubts(state.place)
-                if self._probes.try_first(state.place.name, doubted=doubted):
-                    continue  # the probe waits on another connection
-                self._fit(self._channel, state)
-            elif state.place.name not in self._unmade:
+            else:
                 self._unmade.add(state.place.name)
-                declared = functools.partial(self._declared, state.place.name)
-                self._declarer.declare(state.place, declared)
+                self._declare(state.place, self._declared)
 
-    def _declared(self, name: str, why: str) -> None:
-        if why and self._thread.is_up:  # report the error; other queues go on
-            log.error("the queue %s cannot be made: %s", name, why)
-            if why == SILENT:
-                self._probes.leave_alone(name)
-            self._thread.later(_TRY_AGAIN, functools.partial(self._declared, name, ""))
+    def _declare(self, place: Place, declared: Callable[[Place, str], None]) -> None:
+        """Declare a place; call ``declared`` in this thread, unless the channel is lost before."""
+        then = functools.partial(self._hear, functools.partial(declared, place), self.era)
+        was_silent = place.name in self._pauses
+        self._declarer.declare(place, then, probe=True if was_silent else None)
+
+    def _hear(self, heard: Callable[..., None], era: int, *said: str) -> None:
+        self._thread.do(lambda: heard(*said) if era == self.era and not self._closed else None)
+
+    def _declared(self, place: Place, why: str) -> None:
+        if why:
+            self._leave_alone(place, why)
         else:
-            self._unmade.discard(name)
+            self._unmade.discard(place.name)
             self._adjust()
+
+    def _leave_alone(self, place: Place, why: str) -> None:
+        """Take nothing from a place for a while; other places go on."""
+        name, pause = place.name, _PAUSE
+        if why == SILENT:
+            pause = self._pauses.get(name, _PAUSE)
+            if name not in self._pauses:
+                log.error("the queue %s does not answer; it is tried again in %g s", name, pause)
+            self._pauses[name] = min(2 * pause, _PAUSE_MOST)
+        else:
+            why = with_grant(why, self._thread.settings)
+            log.error("the queue %s cannot be used: %s", name, why)
+        self._unmade.add(name)
+        again = functools.partial(self._declare, place, self._declared)
+        self._thread.later(pause, functools.partial(self._hear, again, self.era))
 
     def _fit(self, channel: Channel, state: QueueState) -> None:
         """Begin and end consumers, so that they bring as many messages as the credit."""
@@ -288,7 +384,7 @@ class ConsumerChannel:
             state.place.name, self._on_message, consumer_tag=consumer.tag, callback=_ignore
         )
         self._thread.later(
-            probe.ANSWERS_WITHIN,
+            BEGINS_WITHIN,
             lambda: None if consumer.known else self._give_up(channel, state, consumer),
         )
 
@@ -311,7 +407,7 @@ class ConsumerChannel:
     def _begun(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
             consumer.known, state.begun = True, time.monotonic()
-            self._probes.is_well(state.place.name)
+            self._pauses.pop(state.place.name, None)
 
     def _ended(self, frame: Any) -> None:
         for state, consumer in self._consumers_of(frame):
@@ -330,8 +426,8 @@ class ConsumerChannel:
         """Reopen the channel, since a consumer that does not begin delays all later requests."""
         if self._closed or not channel.is_open or consumer not in state.consumers:
             return
-        self._probes.leave_alone(state.place.name)
         self.lost("")
+        self._leave_alone(state.place, SILENT)
         channel.close()
         self._reopen(channel)
 
@@ -372,13 +468,7 @@ class ConsumerChannel:
             self._flush()  # first send returns: a returned message may be the answer
             channel.basic_get(state.place.name, self._while_on(channel, self._on_got))
         else:
-
-            def declared(why: str) -> None:
-                # If the channel is another one now, ``lost`` has answered.
-                if channel is self._channel:
-                    self._got(None) if why else self._get(state)
-
-            self._declarer.declare(state.place, declared)
+            self._declare(state.place, lambda _, why: self._got(None) if why else self._get(state))
 
     def _got(self, found: Any) -> None:
         _, then = self._asked.popleft()

@@ -23,8 +23,13 @@ import msgspec
 from pika.channel import Channel
 from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.amqp.connection import Connection
-from tidemill.brokers.rabbitmq.amqp.frames import Confirm, decoded, encoded, publication
+from tidemill.brokers.rabbitmq.amqp.connection import (
+    Confirm,
+    Connection,
+    decoded,
+    encoded,
+    publication,
+)
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.core.errors import TidemillError
 from tidemill.core.locks import Event

@@ -1,21 +1,27 @@
-"""Declare queues on the server, on a separate channel.
+"""Ask the server about queues, over a connection of its own: declare, probe and count.
 
-The declaration of an existing queue changes nothing. So on each connection, this process declares a
-queue before it first uses the queue. The answer also has the numbers of messages and consumers of
-the queue. AMQP tells no more about a queue.
+The declaration of an existing queue changes nothing. So for each connection that takes messages,
+this process declares a queue before it first uses the queue. The answer also has the number of
+messages in the queue.
 
-A queue that lost its log delays the answer, and all later requests on the channel. A question
-without a prompt answer keeps its channel, and the other questions go on over another channel.
+A quorum queue that lost its log, or recovers, is silent. For such a queue, the server answers a
+declaration after a quarter of a second, and says that the queue is empty. A consume from the queue
+waits for 65 s, and so do all later requests on its channel. Then the server closes the connection.
+For these 65 s the server also keeps the messages that it handed out over the channel, even if the
+consumer is gone. So after the declaration, a *probe* asks whether a consumer would begin.
 
-For a silent quorum queue, the server answers after a quarter of a second that the queue is empty.
-So after a slow answer nobody knows whether the queue works (``doubts``).
+The probe's consumer has no credit, so the server hands out nothing to it. A server without credit
+(RabbitMQ 4) sends the probe a message, which goes back and counts as delivered. So with such a
+server, only places that may be silent are probed.
+
+A question without a prompt answer keeps its channel, and the other questions go on over another
+channel. When the connection is lost, the next connection asks all questions again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,23 +29,28 @@ from typing import Any
 
 import pika
 from pika.channel import Channel
+from pika.compat import long
 from pika.exceptions import AMQPError
 
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.layout import Place
-
-log = logging.getLogger("tidemill.rabbitmq")
+from tidemill.core.locks import Lock
 
 _SLOW, _SILENT = 1.0, 10.0
 """Seconds without an answer to an errand. After the first number, other errands go on over another
 channel; after the second, the errand is given up."""
 
 _PROMPT = 0.2
-"""Seconds within which a working queue answers, as a rule."""
+"""Seconds within which a working queue answers a declaration, as a rule."""
 
-SILENT = f"no answer in {_SILENT:g} s"
+_NO_CREDIT = {"x-credit": {"credit": long(0), "drain": False}}
+_KNOW_CREDIT = ("3",)
+"""The major versions of servers that know credit."""
+
+SILENT = "it does not answer"
 
 Answer = Callable[[str], None]
-"""Called in the connection thread: with an empty text when all is done, else with the reason."""
+"""Called with an empty text when all is done, else with the reason."""
 
 
 class _Errand:
@@ -48,104 +59,119 @@ class _Errand:
     Attributes:
         over: called with the number of ready messages, or with the reason of a failure.
         slow: called if there is no answer soon.
+        probe: whether a probe follows; None if that is open.
         channel: the channel of the question.
-        since: monotonic time of the question.
+        since: monotonic time of the question, less ``spent``: seconds on lost connections.
     """
 
-    __slots__ = ("channel", "over", "place", "since", "slow")
+    __slots__ = ("channel", "over", "place", "probe", "since", "slow", "spent")
 
     def __init__(
-        self, place: Place, over: Callable[[int, str], None], slow: Callable[[], None]
+        self,
+        place: Place,
+        over: Callable[[int, str], None],
+        slow: Callable[[], None],
+        probe: bool | None,
     ) -> None:
         self.place = place
         self.over = over
         self.slow = slow
+        self.probe = probe
         self.channel: Channel | None = None
-        self.since = 0.0
+        self.since = self.spent = 0.0
 
 
 class Declarer:
-    """Declares over one connection. All of it runs in the connection thread."""
+    """Asks over the connection of ``side``, for the connection of ``thread``, which takes messages.
 
-    def __init__(self, failed: Place) -> None:
+    Any thread may call. The thread of ``side`` calls the callers back.
+    """
+
+    def __init__(self, side: ConnectionThread, thread: ConnectionThread, failed: Place) -> None:
+        self._side = side
+        self._thread = thread
         self._failed = failed
+        self._lock = Lock()
+        self._joined = False
         self._connection: pika.SelectConnection | None = None
         self._channel: Channel | None = None
-        self._known: set[str] = set()
-        self._doubted: set[str] = set()
+        self._known: dict[str, int] = {}  # the connection for which a place was declared, by name
         self._waiting: deque[_Errand] = deque()
         self._current: _Errand | None = None
         self._apart: list[_Errand] = []  # errands without a prompt answer
         self._opening = self._watching = False
 
+    # -- from any thread ------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Begin to listen to the connection."""
+        with self._lock:
+            join, self._joined = not self._joined, True
+        if join:
+            self._side.add(self)
+
+    def knows(self, place: Place) -> bool:
+        """Whether a place was declared for the current connection, and answers."""
+        return self._known.get(place.name) == self._thread.connects
+
+    def forget_all(self) -> None:
+        """Forget everything that was declared: somebody may have deleted queues."""
+        self._known.clear()
+
+    def declare(self, place: Place, then: Answer, *, probe: bool | None = None) -> None:
+        """Declare a place that may not exist yet.
+
+        A probe follows, or none. With None, the server and the speed of its answer decide.
+        """
+        needs_failed = place.arguments.get("x-dead-letter-routing-key") == self._failed.name
+        if needs_failed and not self.knows(self._failed):  # the server moves messages there
+            self.declare(self._failed, _ignore, probe=False)
+        connects = self._thread.connects
+
+        def over(_: int, why: str) -> None:
+            if not why:
+                self._known[place.name] = connects
+            then(why)
+
+        self._begin(_Errand(place, over, _ignore, probe))
+
+    def count(
+        self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
+    ) -> None:
+        """Count the ready messages of a place. ``slow`` is called if no answer comes soon."""
+        self._begin(_Errand(place, then, slow, probe=False))
+
+    def _begin(self, errand: _Errand) -> None:
+        self.join()
+        self._side.do(lambda: self._add(errand))
+
     # -- called by the connection thread --------------------------------------------------------
 
     def opened(self, connection: pika.SelectConnection) -> None:
-        """Begin on a new connection, which may lead to another server."""
         self._connection = connection
-        self.forget_all()
         self._next()
 
     def unblocked(self) -> None:
         """Do nothing: the declarer does not wait for publications."""
 
     def lost(self, why: str) -> None:
-        """End all errands. Their callers ask again when the connection is back."""
-        begun = [*self._apart, *([self._current] if self._current else []), *self._waiting]
+        """Keep the errands for the next connection, except those without an answer for long."""
+        now, asked = time.monotonic(), [*self._apart, *([self._current] if self._current else [])]
         self._connection = self._channel = self._current = None
         self._opening = self._watching = False
-        self._waiting, self._apart = deque(), []
-        for errand in begun:
-            errand.over(0, why)
-
-    # -- asking ---------------------------------------------------------------------------------
-
-    def knows(self, place: Place) -> bool:
-        """Whether a place was declared already."""
-        return place.name in self._known
-
-    def doubts(self, place: Place) -> bool:
-        """Whether a declared place may be silent when a consumer asks."""
-        return place.name in self._doubted
-
-    def forget_all(self) -> None:
-        """Forget everything that was declared: somebody may have deleted queues."""
-        self._known.clear()
-
-    def declare(self, place: Place, then: Answer) -> None:
-        """Declare a queue that may not exist yet."""
-        if place.name in self._known:
-            then("")
-            return
-        if self._failed.name not in self._known and self._needs_failed(place):
-            self._declare(self._failed, lambda why: None)
-        self._declare(place, then)
-
-    def _declare(self, place: Place, then: Answer) -> None:
-        def over(_: int, why: str) -> None:
-            if not why:
-                self._known.add(place.name)
-                self._doubted.discard(place.name)
-                if time.monotonic() - errand.since >= _PROMPT:
-                    self._doubted.add(place.name)
-            then(why)
-
-        errand = _Errand(place, over, lambda: None)
-        self._begin(errand)
-
-    def count(
-        self, place: Place, then: Callable[[int, str], None], slow: Callable[[], None]
-    ) -> None:
-        """Count the ready messages of a queue. ``slow`` is called if no answer comes soon."""
-        self._begin(_Errand(place, then, slow))
-
-    def _needs_failed(self, place: Place) -> bool:
-        """Whether the server moves the messages that it takes out of a place to the failed jobs."""
-        return bool(place.arguments.get("x-dead-letter-routing-key") == self._failed.name)
+        for errand in asked:
+            errand.spent = now - errand.since
+        silent = [one for one in asked if one.spent >= _SILENT]
+        self._waiting.extendleft(one for one in reversed(asked) if one not in silent)
+        self._apart = []
+        for errand in silent:
+            errand.over(0, SILENT)
+        for errand in self._waiting:
+            errand.slow()
 
     # -- questions in order ---------------------------------------------------------------------
 
-    def _begin(self, errand: _Errand) -> None:
+    def _add(self, errand: _Errand) -> None:
         self._waiting.append(errand)
         self._next()
 
@@ -154,31 +180,48 @@ class Declarer:
         if self._current or self._opening or not self._waiting:
             return
         if connection is None or not connection.is_open:
-            return  # when the connection has closed, ``lost`` ends all errands
+            return  # the next connection asks
         if self._channel is None or not self._channel.is_open:
             self._opening = True
             connection.channel(on_open_callback=self._channel_opened)
             return
         self._current = errand = self._waiting.popleft()
-        errand.channel, errand.since = self._channel, time.monotonic()
+        errand.channel, errand.since = self._channel, time.monotonic() - errand.spent
         self._watch()
-        self._go_on(errand)
+        answered = functools.partial(self._answered, errand)
+        place = errand.place
+        errand.channel.queue_declare(
+            place.name, durable=True, arguments=place.arguments, callback=answered
+        )
 
     def _channel_opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
         self._channel, self._opening = channel, False
         self._next()
 
-    def _go_on(self, errand: _Errand) -> None:
-        assert errand.channel is not None
-        place, answered = errand.place, functools.partial(self._answered, errand)
-        errand.channel.queue_declare(
-            place.name, durable=True, arguments=place.arguments, callback=answered
-        )
-
     def _answered(self, errand: _Errand, frame: Any) -> None:
-        if errand is self._current or errand in self._apart:  # else it was given up
-            self._end(errand, int(frame.method.message_count), "")
+        if errand is not self._current and errand not in self._apart:
+            return  # it was given up
+        count, channel, probe = int(frame.method.message_count), errand.channel, errand.probe
+        if probe is None:
+            probe = self._is_free() or time.monotonic() - errand.since >= _PROMPT
+        if probe and channel is not None:
+            channel.basic_qos(prefetch_count=1)
+            begun = functools.partial(self._begun, errand, count)
+            channel.basic_consume(errand.place.name, _ignore, arguments=_NO_CREDIT, callback=begun)
+        else:
+            self._end(errand, count, "")
+
+    def _is_free(self) -> bool:
+        """Whether a probe costs no delivery of a message."""
+        server = (self._connection and self._connection.server_properties) or {}
+        return str(server.get("version", "")).partition(".")[0] in _KNOW_CREDIT
+
+    def _begun(self, errand: _Errand, count: int, _: object) -> None:
+        if errand is self._current or errand in self._apart:
+            channel, errand.channel = errand.channel, None
+            self._leave(channel)  # ends the consumer, and returns a message that it got
+            self._end(errand, count, "")
 
     def _end(self, errand: _Errand, count: int, why: str) -> None:
         if errand is self._current:
@@ -189,8 +232,9 @@ class Declarer:
         errand.over(count, why)
         self._next()
 
-    @staticmethod
-    def _leave(channel: Channel | None) -> None:
+    def _leave(self, channel: Channel | None) -> None:
+        if channel is self._channel:
+            self._channel = None
         if channel is not None and channel.is_open:
             with contextlib.suppress(AMQPError):
                 channel.close()
@@ -210,12 +254,11 @@ class Declarer:
     # -- late answers ---------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if not self._watching and self._connection is not None:
+        if not self._watching:
             self._watching = True
-            look = functools.partial(self._look, self._connection)
-            self._connection.ioloop.call_later(_SLOW, look)
+            self._side.later(_SLOW, functools.partial(self._look, self._connection))
 
-    def _look(self, connection: pika.SelectConnection) -> None:
+    def _look(self, connection: pika.SelectConnection | None) -> None:
         if connection is not self._connection:
             return
         self._watching = False
@@ -229,3 +272,7 @@ class Declarer:
             self._next()
         if self._current or self._apart:
             self._watch()
+
+
+def _ignore(*_: object) -> None:
+    pass
