@@ -29,8 +29,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("limits",),
     ("brokers.contract",),
     ("brokers.registry",),
-    ("brokers.shared",),
     ("brokers.network",),
+    ("brokers.shared",),
     (
         *("brokers.memory", "brokers.lmdb", "brokers.redis", "brokers.postgres"),
         *("brokers.rabbitmq", "brokers.http"),

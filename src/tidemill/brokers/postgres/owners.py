@@ -70,6 +70,11 @@ class Owners(shared.Owners[AttachedOwner]):
         self._by_number.pop(attached.number, None)
         super()._drop(attached)
 
+    def attach(self, owner: Owner) -> None:
+        super().attach(owner)
+        if (attached := self._by_id.get(owner.id)) is not None:
+            attached.hears = True
+
     def _list(self, attached: AttachedOwner, before: AttachedOwner | None) -> None:
         self._attach(attached.owner, attached.number)
 
@@ -125,11 +130,6 @@ class Owners(shared.Owners[AttachedOwner]):
 
     def _join(self, owner: Owner) -> int:
         return self._attach(owner, None)
-
-    def _enter(self, owner: Owner, number: int) -> AttachedOwner:
-        attached = super()._enter(owner, number)
-        attached.hears = True
-        return attached
 
     def _remote(self, owner_id: str) -> tuple[Owner, int] | None:
         schema = self._session.address.schema

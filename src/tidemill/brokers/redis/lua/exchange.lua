@@ -13,10 +13,9 @@
 --       n rows of history
 -- Returns 0 when the owner is not listed, or is listed anew; 'due' when `housekeeping` must go on; {'moved', where}; {'late', serial} when a later step was
 --       done. Else {settled and touched ('0' and '1'), leases (fixed part,
---       envelope, …), commands, microseconds until something is due (-1 never), microseconds until the next other owner
---       is given up (-1 never), inputs (place of a lease, {id, state, result, error, …}, …), schedules (now, name,
---       record, …), state of the list of owners or '', 1 when the step before this one is not known here or this one is a
---       repetition, tokens of strays}
+--       envelope, …), commands, microseconds until something is due (-1 never), inputs (place of a lease, {id, state,
+--       result, error, …}, …), schedules (now, name, record, …), state of the list of owners or '', 1 when the step
+--       before this one is not known here or this one is a repetition, tokens of strays}
 
 -- The reply to a caller on behalf of a remote owner: only the outcome of the report.
 local function reply_on_behalf(x)
