@@ -31,11 +31,11 @@ LAYERS: list[tuple[str, ...]] = [
     ("brokers.registry",),
     ("brokers.network",),
     ("brokers.shared",),
+    ("brokers.rules",),
     (
         *("brokers.memory", "brokers.lmdb", "brokers.redis", "brokers.postgres"),
-        *("brokers.rabbitmq", "brokers.http"),
+        *("brokers.rabbitmq", "brokers.http", "brokers.django"),
     ),
-    ("brokers.django",),
     ("brokers.generic",),
     ("client",),
     ("workflows",),
@@ -54,9 +54,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("demo",),
     ("__main__",),
 ]
-CONCRETE = LAYERS[6] + LAYERS[7]
+CONCRETE = LAYERS[7]
 NAMES_A_BROKER = {
-    "brokers.django": "brokers.memory",  # applies the rules of memory:// to rows
     "runtime": "brokers.lmdb",  # opens a store in the caller's own environment
     "doctor": "brokers.lmdb",  # explains a store on disk
 }

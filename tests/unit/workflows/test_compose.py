@@ -645,7 +645,7 @@ def test_members_are_kept_until_what_takes_their_results_has_run() -> None:
         broker: Any = mill.broker
         for item in list(broker._jobs.items.values()):
             assert item.record.envelope.task != GROUP or item.record.state is SUCCEEDED
-        from tidemill.brokers.memory.workflows import is_needed
+        from tidemill.brokers.rules.workflows import is_needed
 
         member = broker._jobs.items[handle.steps[0][0].id]
         assert is_needed(broker._jobs, member)

@@ -40,7 +40,7 @@ from tidemill.brokers.django.put import (
 from tidemill.brokers.django.settings import check_url, set_up
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.memory.transitions import store_moved
+from tidemill.brokers.rules.transitions import store_moved
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable

@@ -25,9 +25,9 @@ from tidemill.brokers.django.due import PIECE
 from tidemill.brokers.django.schedules import StoredSchedules
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.memory import admin as rules
-from tidemill.brokers.memory import limits as limit_rules
-from tidemill.brokers.memory import transfer as transfer_rules
+from tidemill.brokers.rules import admin as rules
+from tidemill.brokers.rules import limits as limit_rules
+from tidemill.brokers.rules import transfer as transfer_rules
 from tidemill.core.clock import id_time
 from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import LimitSettings

@@ -13,9 +13,9 @@ from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.tables import Rows
-from tidemill.brokers.memory import claim as rules
-from tidemill.brokers.memory import limits as limit_rules
-from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Ready
+from tidemill.brokers.rules import claim as rules
+from tidemill.brokers.rules import limits as limit_rules
+from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Ready
 from tidemill.core.job import Lease
 from tidemill.core.owner import Owner
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import IN_FLOW
 from tidemill.brokers.django.tables import Rows
-from tidemill.brokers.memory.due import check_due
-from tidemill.brokers.memory.workflows import is_needed
+from tidemill.brokers.rules.due import check_due
+from tidemill.brokers.rules.workflows import is_needed
 from tidemill.core.retention import Retention
 
 PIECE = 500

@@ -18,8 +18,8 @@ from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.schedules import NEXT_SCHEDULE, StoredSchedules, seconds_until
 from tidemill.brokers.django.tables import Rows, select_in
 from tidemill.brokers.django.transaction import Transaction, time_of
-from tidemill.brokers.memory.settle import note, settle, touch
-from tidemill.brokers.memory.workflows import inputs_of
+from tidemill.brokers.rules.settle import note, settle, touch
+from tidemill.brokers.rules.workflows import inputs_of
 from tidemill.core.envelope import encode_envelope
 from tidemill.core.job import Lease
 from tidemill.core.owner import Command, Owner

@@ -1,6 +1,6 @@
 """The stored jobs of one transaction, with the rules of the memory broker.
 
-:class:`StoredJobs` is the ``Jobs`` of :mod:`tidemill.brokers.memory.transitions` over rows. It
+:class:`StoredJobs` is the ``Jobs`` of :mod:`tidemill.brokers.rules.transitions` over rows. It
 reads an item when a rule asks for the item, and ``flush`` writes the items that the rules changed.
 So ``memory://`` is not only the specification of ``django://``: both run the same code.
 """
@@ -25,8 +25,8 @@ from tidemill.brokers.django.rows import (
     values_of,
 )
 from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Rows, in_parts
-from tidemill.brokers.memory import workflows
-from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
+from tidemill.brokers.rules import workflows
+from tidemill.brokers.rules.transitions import Item, Jobs, ready_list_of
 from tidemill.core.envelope import encode_envelope
 from tidemill.core.job import RunOn, State
 from tidemill.core.retention import Retention

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.django.tables import Rows
-from tidemill.brokers.memory.transitions import Limit, Partition
+from tidemill.brokers.rules.transitions import Limit, Partition
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.limits.arithmetic import Limiter
 

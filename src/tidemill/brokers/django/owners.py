@@ -21,7 +21,7 @@ from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.django.connections import Connection, Database
 from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.django.wakeup import OWNERS, Bell, ring
-from tidemill.brokers.memory.settle import release_owner
+from tidemill.brokers.rules.settle import release_owner
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row, folder_here

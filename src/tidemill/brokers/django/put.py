@@ -15,8 +15,8 @@ import msgspec
 from tidemill.brokers.django.rows import kind_of
 from tidemill.brokers.django.tables import Link, in_parts
 from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.memory.due import check_due
-from tidemill.brokers.memory.put import put as put_by_rules
+from tidemill.brokers.rules.due import check_due
+from tidemill.brokers.rules.put import put as put_by_rules
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Placed, Put

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item
+from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item
 from tidemill.core.attempts import Attempt
 from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.job import State

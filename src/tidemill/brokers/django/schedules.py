@@ -10,7 +10,7 @@ from tidemill.brokers.contract.schedules import CLAIM, Change, Schedule
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.tables import Rows, in_parts
-from tidemill.brokers.memory.schedules import ScheduleTable
+from tidemill.brokers.rules.schedules import ScheduleTable
 
 _SELECT = "SELECT name, version, due, body FROM tidemill_schedule WHERE "
 NEXT_SCHEDULE: Statement = (

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tidemill.brokers.django.dialects import Dialect, Statement
 from tidemill.brokers.django.rows import STATES
-from tidemill.brokers.memory.containers import Queue
+from tidemill.brokers.rules.containers import Queue
 from tidemill.core.job import State
 
 _PART = 500

@@ -1,11 +1,9 @@
 """``memory://``: the executable specification. Dicts, one lock, no cleverness.
 
 All jobs live and die with the process. The conformance suite and a state machine compare every
-other broker with this one, call by call; where two brokers differ, one is wrong. The files have the
-same names as those of the other brokers, so that you can read them side by side.
+other broker with this one, call by call; where two brokers differ, one is wrong.
 
-Read ``broker`` for the calls, ``transitions`` for the states of a job, and then one file for each
-act: ``put``, ``claim``, ``settle``, ``due``.
+Read ``broker`` for the calls, and :mod:`tidemill.brokers.rules` for what they do to jobs.
 """
 
 from tidemill.brokers.memory.broker import MemoryBroker, open_url

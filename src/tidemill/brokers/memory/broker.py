@@ -8,23 +8,21 @@ from typing import Any
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, lost
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
-from tidemill.brokers.memory import limits
-from tidemill.brokers.memory.admin import Admin
-from tidemill.brokers.memory.claim import lease
-from tidemill.brokers.memory.due import come_due, prune
+from tidemill.brokers.memory.calls import Admin, Limits, Schedules, Transfer
 from tidemill.brokers.memory.history import History, add_history, prune_history
 from tidemill.brokers.memory.inspect import Inspection
 from tidemill.brokers.memory.job_numbers import JobNumbers
-from tidemill.brokers.memory.limits import Limits
-from tidemill.brokers.memory.put import put
 from tidemill.brokers.memory.reply_cache import ReplyCache
-from tidemill.brokers.memory.schedules import Schedules, ScheduleTable
 from tidemill.brokers.memory.settings import check_url
-from tidemill.brokers.memory.settle import note, release_owner, settle, touch
-from tidemill.brokers.memory.transfer import Transfer
-from tidemill.brokers.memory.transitions import Jobs, store_moved
 from tidemill.brokers.memory.waits import Waits
-from tidemill.brokers.memory.workflows import ended
+from tidemill.brokers.rules import limits
+from tidemill.brokers.rules.claim import lease
+from tidemill.brokers.rules.due import come_due, prune
+from tidemill.brokers.rules.put import put
+from tidemill.brokers.rules.schedules import ScheduleTable
+from tidemill.brokers.rules.settle import note, release_owner, settle, touch
+from tidemill.brokers.rules.transitions import Jobs, store_moved
+from tidemill.brokers.rules.workflows import ended
 from tidemill.brokers.shared.remote_owners import Silence
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, added
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.memory.calls import Part
+from tidemill.brokers.rules.transitions import Jobs
 
 
 def add_history(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:

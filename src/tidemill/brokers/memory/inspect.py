@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.transitions import Item, Jobs, ready_list_of
+from tidemill.brokers.memory.calls import Part
+from tidemill.brokers.rules.transitions import Item, Jobs, ready_list_of
 from tidemill.core.clock import id_time
 from tidemill.core.job import Record, State
 from tidemill.core.owner import Owner

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.brokers.memory.admin import kick
-from tidemill.brokers.memory.claim import start_lease
-from tidemill.brokers.memory.due import come_due
+from tidemill.brokers.memory.calls import Part
 from tidemill.brokers.memory.inspect import get
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Jobs
+from tidemill.brokers.rules.admin import kick
+from tidemill.brokers.rules.claim import start_lease
+from tidemill.brokers.rules.due import come_due
+from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Jobs
 from tidemill.core.job import Lease, Record, State
 from tidemill.core.owner import Owner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, late
-from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.rules.transitions import Jobs
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.job import Put
 from tidemill.core.owner import Owner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.memory.due import come_due
-from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.rules.due import come_due
+from tidemill.brokers.rules.transitions import Jobs
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.locks import Condition
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
-from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.settle import log
-from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.workflows import may_wait_anew, revive, wait_anew
+from tidemill.brokers.rules.settle import log
+from tidemill.brokers.rules.transitions import Item, Jobs
+from tidemill.brokers.rules.workflows import may_wait_anew, revive, wait_anew
 from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
@@ -135,72 +132,3 @@ def forget_queue(jobs: Jobs, queue: str) -> bool:
         return False
     jobs.stats.pop(queue, None)
     return True
-
-
-class Admin(Part):
-    """Requests that change jobs, queues and owners."""
-
-    def cancel(
-        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
-    ) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here()
-            jobs, send = self._jobs, self.command
-            return [cancel(jobs, i, send, terminate=terminate, purge=purge) for i in job_ids]
-
-    def kick(
-        self,
-        job_ids: Iterable[str],
-        *,
-        force: bool = False,
-        due: float = 0.0,
-        only_scheduled: bool = False,
-    ) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here()
-            how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
-            kicked = [kick(self._jobs, i, **how) for i in job_ids]
-            self._wake_all()
-            return kicked
-
-    def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here(deletes=True)
-            deleted = [delete(self._jobs, i) for i in job_ids]
-            self._wake_all()
-            return deleted
-
-    def alter(
-        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
-    ) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here()
-            altered = [alter(self._jobs, i, rank, queue) for i in job_ids]
-            self._wake_all()
-            return altered
-
-    def set_queue(
-        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
-    ) -> None:
-        with self._lock:
-            self._jobs.check_here()
-            row = self._jobs.queue(queue)
-            row.paused = row.paused if paused is None else paused
-            row.max_size = row.max_size if max_size is None else max_size
-            self._wake_all()
-
-    def forget_queue(self, queue: str) -> bool:
-        with self._lock:
-            self._jobs.check_here()
-            return forget_queue(self._jobs, queue)
-
-    def command(self, owner_id: str, command: Command) -> bool:
-        with self._lock:
-            if owner_id not in self._owners:
-                return False
-            self._commands[owner_id].append(command)
-            self.wake(owner_id)
-            return True
-
-    def backup(self, target: str) -> None:
-        raise lacks(self.url, Feature.BACKUP, "backup")

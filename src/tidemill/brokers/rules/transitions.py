@@ -15,7 +15,7 @@ import msgspec
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.memory.containers import Queue
+from tidemill.brokers.rules.containers import Queue
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import StoreMoved

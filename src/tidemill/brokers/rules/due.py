@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 
-from tidemill.brokers.memory.settle import close_attempt
-from tidemill.brokers.memory.transitions import Item, Jobs
-from tidemill.brokers.memory.workflows import is_needed
+from tidemill.brokers.rules.settle import close_attempt
+from tidemill.brokers.rules.transitions import Item, Jobs
+from tidemill.brokers.rules.workflows import is_needed
 from tidemill.core.backoff import BY_POLICY
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.purge_mark import is_purged

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS
-from tidemill.brokers.memory.claim import ttr_of
-from tidemill.brokers.memory.limits import attempted, unstart
-from tidemill.brokers.memory.put import follow
-from tidemill.brokers.memory.transitions import Item, Jobs
+from tidemill.brokers.rules.claim import ttr_of
+from tidemill.brokers.rules.limits import attempted, unstart
+from tidemill.brokers.rules.put import follow
+from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.brokers.shared.lost_jobs import lost_line
 from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.job import CONSUMER_DIED, NOT_STARTED, Note, Outcome, State, Verdict, delay_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.brokers.contract.exchange import Mode, Want
-from tidemill.brokers.memory.limits import first_of, is_open, start, turn_of
-from tidemill.brokers.memory.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
-from tidemill.brokers.memory.workflows import inputs_of
+from tidemill.brokers.rules.limits import first_of, is_open, start, turn_of
+from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
+from tidemill.brokers.rules.workflows import inputs_of
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import DEFAULT_TTR, Lease
 from tidemill.core.owner import Owner

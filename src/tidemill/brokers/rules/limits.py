@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.transitions import Item, Jobs, Limit, Ready, ReadyList
+from tidemill.brokers.rules.transitions import Item, Jobs, Limit, Ready, ReadyList
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
@@ -238,23 +237,3 @@ def sweep(jobs: Jobs) -> None:
             del jobs.partitions[place]
     for name, key in used:
         jobs.partition(JobLimit(name, key))
-
-
-class Limits(Part):
-    """Calls that set and show limits."""
-
-    def set_limit(
-        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
-    ) -> None:
-        with self._lock:
-            self._jobs.check_here()
-            set_limit(self._jobs, name, terms, queue=queue, declared=declared)
-            self._wake_all()
-
-    def limits(self) -> list[LimitStats]:
-        with self._lock:
-            return show(self._jobs)
-
-    def held(self, job_id: str) -> Held | None:
-        with self._lock:
-            return held(self._jobs, job_id)

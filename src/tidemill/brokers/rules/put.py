@@ -6,9 +6,9 @@ import collections
 from collections.abc import Collection, Sequence
 
 from tidemill.brokers.contract.schedules import LeftOut
-from tidemill.brokers.memory import workflows
-from tidemill.brokers.memory.limits import declare
-from tidemill.brokers.memory.transitions import Item, Jobs
+from tidemill.brokers.rules import workflows
+from tidemill.brokers.rules.limits import declare
+from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.core.envelope import Envelope, Unique
 from tidemill.core.errors import DuplicateJob, QueueFull
 from tidemill.core.job import Conflict, Placed, Put, State

@@ -6,10 +6,8 @@ import heapq
 from collections.abc import Sequence
 
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
-from tidemill.brokers.memory.due import come_due
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.put import put_if_it_fits
-from tidemill.brokers.memory.transitions import Jobs
+from tidemill.brokers.rules.put import put_if_it_fits
+from tidemill.brokers.rules.transitions import Jobs
 
 _Entry = tuple[float, int, str]  # when, version, name
 
@@ -78,28 +76,3 @@ class ScheduleTable:
                 return when
             heapq.heappop(heap)
         return float("inf")
-
-
-class Schedules(Part):
-    """Calls on records of schedules."""
-
-    _schedules: ScheduleTable
-
-    def wall(self) -> float:
-        return self._jobs.wall
-
-    def schedules(self, names: Sequence[str]) -> list[Schedule | None]:
-        with self._lock:
-            return [self._schedules.records.get(name) for name in names]
-
-    def list_schedules(self, after: str = "", limit: int = 100) -> list[Schedule]:
-        with self._lock:
-            return self._schedules.page(after, limit)
-
-    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
-        with self._lock:
-            self._jobs.check_here()
-            come_due(self._jobs)
-            changed = self._schedules.change(changes)
-            self._wake_all()
-            return changed

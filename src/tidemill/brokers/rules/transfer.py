@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.memory.limits import declare
-from tidemill.brokers.memory.part import Part
-from tidemill.brokers.memory.schedules import ScheduleTable
-from tidemill.brokers.memory.transitions import Item, Jobs, store_moved
+from tidemill.brokers.rules.limits import declare
+from tidemill.brokers.rules.transitions import Item, Jobs, store_moved
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import Record, State
@@ -68,38 +65,3 @@ def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
     elif state is not State.WAITING:
         jobs.move(item, record.due, item.due_machine)
     return True
-
-
-class Transfer(Part):
-    """Both ends of a move to another store."""
-
-    _schedules: ScheduleTable
-
-    def depart(self, where: str, *, seal: bool = False) -> Departure:
-        with self._lock:
-            self._wake_all()
-            return depart(self._jobs, where, seal)
-
-    def stay(self) -> None:
-        with self._lock:
-            self._jobs.departure = None
-            self._wake_all()
-
-    def adopt(
-        self,
-        departure: Departure,
-        records: Sequence[Record],
-        cursor: str,
-        schedules: Sequence[Schedule] = (),
-    ) -> list[bool]:
-        with self._lock:
-            self._jobs.check_here()
-            taken = adopt(self._jobs, departure, records, cursor)
-            new = [Change(s.name, 0, s.due, s.body) for s in schedules]
-            taken += [changed.done for changed in self._schedules.change(new)]
-            self._wake_all()
-            return taken
-
-    def adopted(self, mark: str) -> str:
-        with self._lock:
-            return self._jobs.arrivals.get(mark, ("", 0))[0]

@@ -1,6 +1,6 @@
 """The interface of a queue's row. The containers of jobs are mutable mappings.
 
-The functions of this package, such as ``put`` and ``settle``, are the rules for several stores.
+The functions of this package, such as ``put`` and ``settle``, are the rules of two brokers.
 ``memory://`` has dicts and rows in memory. ``django://`` has containers that read a row of a table
 when a rule asks for it, and write the changed rows at the end of a transaction.
 """
