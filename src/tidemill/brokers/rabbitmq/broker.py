@@ -33,7 +33,7 @@ from tidemill.brokers.rabbitmq.policies import examine
 from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_registry import Announcer, Registry
 from tidemill.brokers.rabbitmq.settings import Settings, check_url
-from tidemill.brokers.rabbitmq.timekeeper import Timekeeper, Timekeeping
+from tidemill.brokers.rabbitmq.timekeeper import Timekeeper
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.clock import clock
 from tidemill.core.config import Url
@@ -130,7 +130,8 @@ class RabbitBroker:
         next_token = itertools.count(1).__next__
         self._context = OwnerContext(*parts, next_token, self._announcer.entries)
         self._owners: dict[str, AttachedOwner] = {}
-        self._timekeeping = Timekeeping(lambda: Timekeeper(*parts))
+        self._new_keeper = lambda: Timekeeper(*parts)
+        self._keeper: Timekeeper | None = None  # runs while the process has owners
 
     def after_fork_child(self) -> None:
         """In a forked child: close the copies of the parent's connections and owners.
@@ -173,7 +174,7 @@ class RabbitBroker:
         """Sleep until the server has all verdicts, for a few seconds at most."""
         if not (self._closed or self._inherited):
             until = time.monotonic() + _FAREWELL
-            self._timekeeping.stop(_FAREWELL)
+            self._stop_keeper(_FAREWELL)
             # First replacements, then acknowledgements of the messages they replace.
             self._publisher.flush(_FAREWELL)
             for attached in list(self._owners.values()):
@@ -186,7 +187,7 @@ class RabbitBroker:
             for owner_id in list(self._owners):
                 self._let_go(owner_id, max(0.1, until - time.monotonic()))
             if not self._inherited:
-                self._timekeeping.stop(max(0.1, until - time.monotonic()))
+                self._stop_keeper(max(0.1, until - time.monotonic()))
                 self._publisher.close()
                 for thread in (self._names_thread, self._in, self._out):
                     thread.close()
@@ -241,7 +242,8 @@ class RabbitBroker:
             _refuse("a lease", Feature.REMOTE_OWNERS)
         self.detach(owner.id)
         self._in.await_up(self._settings.patience)
-        self._timekeeping.start()
+        with self._lock:
+            self._keeper = self._keeper or self._new_keeper()
         queues = self._all_queues() if owner.kind == "worker" and not owner.queues else None
         attached = self._owners[owner.id] = AttachedOwner(owner, self._context)
         if queues is not None:
@@ -271,7 +273,13 @@ class RabbitBroker:
             self._registry.unlisten(attached.serve)
             attached.close(patience)
             if not self._owners:
-                self._timekeeping.stop(patience)
+                self._stop_keeper(patience)
+
+    def _stop_keeper(self, patience: float) -> None:
+        with self._lock:
+            keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close(patience)
 
     def _attached(self, owner_id: str) -> AttachedOwner:
         self._check_open()

@@ -121,7 +121,7 @@ class AttachedOwner:
                 more = False
                 leases += self._fetch(want, missing, alone=not (leases or settled or touched))
             if not (want.sleep or leases or settled or touched):
-                self._context.thread.check()  # raise if the server is away: it may have jobs
+                self._context.thread.await_up(0)  # raise if the server is away: it may have jobs
         return Reply(settled, touched, leases, next_due=self._next_look(now), more=more)
 
     def serve(self, queue: str) -> None:
@@ -385,7 +385,7 @@ class AttachedOwner:
         self._let_go(verdict.token)
         if not hold.tag:  # a consumer learns of the loss, and may undo its work
             if self.owner.kind != "consumer":
-                self._settlement.remember(hold, verdict)
+                self._settlement.remember(hold.run, verdict)
             return False
         if goes_back(verdict, changed=hold.changed):
             self._credit.returned.append(hold)

@@ -45,26 +45,6 @@ _FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
 _Sent = Callable[[Sequence[Outgoing]], None]
 
 
-class _Piece:
-    """Some messages and the messages that replace them."""
-
-    def __init__(self) -> None:
-        self.tags: list[int] = []
-        self.items: list[Outgoing] = []
-        self._size = 0
-
-    def add(self, tag: int, items: Sequence[Outgoing]) -> None:
-        """Add a message and its replacements."""
-        self.tags.append(tag)
-        self.items += items
-        self._size += sum(len(item.body) for item in items)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the piece must be stored before more messages are read."""
-        return len(self.tags) >= PIECE_COUNT or self._size >= PIECE_BYTES
-
-
 class _Look:
     """The failed jobs that one reader pages through.
 
@@ -113,7 +93,7 @@ class DeadLetters:
         name, _, rest = cursor.partition(".")
         look = self._looks.get(name)
         if look is None:
-            look = _Look(self._look_until(time.monotonic() + _FORMS_WITHIN))
+            look = _Look(self._look())
             name = self._keep(look)
         records: list[Record] = []
         for index in range(look.place_after(rest), len(look.records)):
@@ -134,23 +114,19 @@ class DeadLetters:
             self._looks.pop(oldest, None)
         return name
 
-    def _look_until(self, end: float) -> list[Record]:
-        """Try to look until this time: RabbitMQ cuts the connection while a queue is being made."""
+    def _look(self) -> list[Record]:
+        """All failed jobs. RabbitMQ cuts the connection while a queue is being made: ask again."""
+        end = time.monotonic() + _FORMS_WITHIN
         while True:
             try:
-                return self._look()
+                with short_connection(self._settings) as server:
+                    seen = server.walk(self._writer.failed, SHOWN_MOST)
+                    found = [_record(self._writer, about, body) for _, about, body in seen]
+                return [record.for_list() for record in reversed(found)]
             except Unanswered:
                 if time.monotonic() > end:
                     raise
                 time.sleep(_ASK_AGAIN)
-
-    def _look(self) -> list[Record]:
-        with short_connection(self._settings) as server:
-            seen = server.walk(self._writer.failed, SHOWN_MOST)
-            records = [
-                _record(self._writer, properties, body).for_list() for _, properties, body in seen
-            ]
-        return records[::-1]
 
     def kick(self, ids: Iterable[str]) -> list[bool]:
         """Make jobs ready, with fresh attempts and without expiry.
@@ -171,8 +147,6 @@ class DeadLetters:
     ) -> list[bool]:
         """Replace some messages, and acknowledge each when the server has its replacements."""
         wanted, begun = list(ids), list[bool]()
-        if not wanted:
-            return []
         try:
             return self._each_once(wanted, instead, begun)
         except BrokerUnavailable as error:  # the queue may not be ready yet
@@ -187,7 +161,9 @@ class DeadLetters:
         instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
         begun: list[bool],
     ) -> list[bool]:
-        left, piece = set(wanted), _Piece()
+        left, tags, items, size = set(wanted), list[int](), list[Outgoing](), 0
+        if not left:
+            return []
         for look in list(self._looks.values()):
             look.gone |= left
         with short_connection(self._settings) as server:
@@ -197,25 +173,27 @@ class DeadLetters:
                 if made is None:
                     continue
                 left.discard(job_id)
-                piece.add(tag, made)
-                if piece.is_full or not left:
+                tags.append(tag)
+                items += made
+                size += sum(len(item.body) for item in made)
+                if not left or len(tags) >= PIECE_COUNT or size >= PIECE_BYTES:
                     begun.append(True)
-                    self._swap(server, piece)
-                    piece = _Piece()
+                    self._swap(server, tags, items)
+                    tags, items, size = [], [], 0
                 if not left:
                     break
-            if piece.tags:
+            if tags:
                 begun.append(True)
-                self._swap(server, piece)
+                self._swap(server, tags, items)
         return [job_id not in left for job_id in wanted]
 
-    def _swap(self, server: ShortConnection, piece: _Piece) -> None:
-        """Store the replacements of a piece, and then acknowledge its messages."""
-        if piece.items:
-            self._make_known({item.home.queue for item in piece.items})
-            self._publish(piece.items)
+    def _swap(self, server: ShortConnection, tags: list[int], items: list[Outgoing]) -> None:
+        """Store the replacements of some messages, and then acknowledge the messages."""
+        if items:
+            self._make_known({item.home.queue for item in items})
+            self._publish(items)
         point("failed.published")
-        for tag in piece.tags:
+        for tag in tags:
             server.channel.basic_ack(tag)
 
     def _again(self, properties: pika.BasicProperties, body: bytes) -> list[Outgoing] | None:

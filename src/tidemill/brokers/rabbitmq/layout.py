@@ -81,24 +81,21 @@ class Names(msgspec.Struct, frozen=True):
     def of(self, queue: str, kind: str) -> list[Place]:
         """All places of a queue, most urgent first."""
         names = ("classic",) if self.classic else _BANDS
-        bands = [self._place(queue, kind, band) for band in names]
+        bands = [_place_of(self, queue, kind, band) for band in names]
         return [self.suspect(queue), *bands] if kind == "tasks" else bands
 
     def suspect(self, queue: str) -> Place:
         """The place of tasks that must run alone."""
-        return self._place(queue, "tasks", "suspect")
+        return _place_of(self, queue, "tasks", "suspect")
 
     def home(self, job: Envelope) -> Place:
         """The place of a job when it is ready."""
         kind = "messages" if job.is_message else "tasks"
         if self.classic:
-            return self._place(job.queue, kind, "classic")
+            return _place_of(self, job.queue, kind, "classic")
         priority = priority_of(job.rank)
         band = "normal" if priority == 0 else "high" if priority > 0 else "low"
-        return self._place(job.queue, kind, band)
-
-    def _place(self, queue: str, kind: str, band: str) -> Place:
-        return _place_of(self, queue, kind, band)
+        return _place_of(self, job.queue, kind, band)
 
     def named(self, name: str) -> Place | None:
         """The place with this name on the server; None for a place without ready jobs."""
@@ -109,7 +106,7 @@ class Names(msgspec.Struct, frozen=True):
         if band == "suspect":
             return self.suspect(queue)
         names = Names(self.prefix, band == "classic")
-        return names._place(queue, kind, band) if band in (*_BANDS, "classic") else None
+        return _place_of(names, queue, kind, band) if band in (*_BANDS, "classic") else None
 
     @property
     def failed(self) -> Place:

@@ -91,7 +91,12 @@ def of_policies(rows: Rows, names: Names) -> Iterator[Danger]:
         text = f"policy {policy!r} with {key} {does}: {places[0]}{more}"
         advice = f"take {key} out of the policy, or let its pattern leave out {names.prefix}."
         if does in (_DROPS, _DROPS_OLDEST):
-            advice = f"{advice}, or add to it: {json.dumps(_keeping(names))}"
+            keeping = {  # settings that protect jobs in queues without these arguments
+                "overflow": "reject-publish",
+                "dead-letter-exchange": "",
+                "dead-letter-routing-key": names.failed.name,
+            }
+            advice = f"{advice}, or add to it: {json.dumps(keeping)}"
         yield Danger(text, advice)
 
 
@@ -133,12 +138,3 @@ def _harm_to_jobs(
     overflow = arguments.get("x-overflow") or policy.get("overflow")
     if overflow != "reject-publish":
         yield from ((key, _DROPS_OLDEST) for key in _LENGTHS if key in policy)
-
-
-def _keeping(names: Names) -> dict[str, str]:
-    """The policy settings that protect jobs in queues without these arguments."""
-    return {
-        "overflow": "reject-publish",
-        "dead-letter-exchange": "",
-        "dead-letter-routing-key": names.failed.name,
-    }

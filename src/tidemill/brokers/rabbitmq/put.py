@@ -16,7 +16,11 @@ from collections.abc import Callable, Sequence
 
 import pika
 
-from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionCheck, ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.connection_thread import (
+    ConnectionCheck,
+    ConnectionListener,
+    ConnectionThread,
+)
 from tidemill.brokers.rabbitmq.amqp.publish_channel import (
     REFUSED,
     Batch,
@@ -36,7 +40,7 @@ _CHANNELS = 500
 """The most channels that are open at a time. The server allows 2,047 for a connection."""
 
 
-class Publisher:
+class Publisher(ConnectionListener):
     """Publishes over one connection.
 
     ``failed`` is the place of the failed jobs, which other places need. ``notice`` makes the
@@ -138,7 +142,7 @@ class Publisher:
         for place in list(self._places.values()):
             place.pump()
 
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """Queue again the messages that were under way, before all others and in their order."""
         self.connection = None
         for place in self._places.values():

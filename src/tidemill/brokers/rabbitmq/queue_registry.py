@@ -22,7 +22,7 @@ import pika
 from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.amqp.connection import encoded
-from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener, ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
@@ -38,7 +38,7 @@ _AGAIN = 1.0
 """Seconds until a lost stream is read again."""
 
 
-class Registry:
+class Registry(ConnectionListener):
     """The names of all queues, as they become known."""
 
     def __init__(self, thread: ConnectionThread, declarer: Declarer, names: Names) -> None:
@@ -127,12 +127,6 @@ class Registry:
 
         self._declarer.declare(self._names.registry, consume, probe=False)
 
-    def unblocked(self) -> None:
-        """Do nothing: the registry publishes nothing on this connection."""
-
-    def lost(self, why: str) -> None:
-        """Do nothing: ``opened`` reads the stream again from its start."""
-
     def _consume(self, connection: pika.SelectConnection, channel: Channel) -> None:
         def again(*_: Any) -> None:  # the stream was deleted, or its leader has moved
             if connection.is_open:
@@ -168,7 +162,7 @@ _MOST = 10_000
 """Names that the announcer remembers. It forgets the names that were used first."""
 
 
-class Announcer:
+class Announcer(ConnectionListener):
     """The announcer of one process. ``served`` returns the queues that its owners take from."""
 
     def __init__(
@@ -182,33 +176,29 @@ class Announcer:
         self._publisher = publisher
         self._registry = registry
         self._served = served
-        self._used: dict[str, None] = {}
-        self._told: set[str] = set()  # names that were written over this connection
-        self._comings = 0  # ``connects`` of the thread at the last announcement
-        self._timing = self._telling = False
+        self._used: dict[str, int] = {}  # by name: the connection over which it was written, or 0
+        self._timing = False
 
     def make_known(self, queues: Iterable[str], patience: float, began: float) -> None:
         """Write the new names, and sleep until the server has them: see ``put``."""
         if items := self.entries(queues):
-            names = [item.body.decode() for item in items]
+            connects = self._thread.connects
             self._publisher.put(items, patience, began=began)
-            self._told.update(names)
-            for name in names:
+            for name in [item.body.decode() for item in items]:
+                self._used[name] = connects
                 self._registry.know(name)
 
     def entries(self, queues: Iterable[str]) -> list[Outgoing]:
         """Messages that announce the queues which this connection has not announced yet."""
-        if self._comings != self._thread.connects:
-            self._comings = self._thread.connects
-            self._told.clear()
         self.use(queues)
-        return [self._registry.entry(q) for q in dict.fromkeys(queues) if q not in self._told]
+        told, connects = self._used.get, self._thread.connects
+        return [self._registry.entry(q) for q in dict.fromkeys(queues) if told(q) != connects]
 
     def use(self, queues: Iterable[str]) -> None:
         """Mark queues as used: the process writes their names for as long as it lives."""
         for queue in queues:
             if queue not in self._used:
-                self._used[queue] = None
+                self._used[queue] = 0
                 if len(self._used) > _MOST:
                     self._used.pop(next(iter(self._used)), None)
 
@@ -219,18 +209,7 @@ class Announcer:
             self._timing = True
             self._thread.later(_EVERY, self._repeat)
 
-    def unblocked(self) -> None:
-        """Do nothing: the announcer does not wait for the server."""
-
-    def lost(self, why: str) -> None:
-        """Do nothing: the publisher sends its unconfirmed messages again."""
-
     def _repeat(self) -> None:
         self._thread.later(_EVERY, self._repeat)
         names = dict.fromkeys([*self._used, *self._served()])
-        if names and not self._telling:
-            self._telling = True
-            self._publisher.send([self._registry.entry(name) for name in names], self._told_again)
-
-    def _told_again(self) -> None:
-        self._telling = False
+        self._publisher.send([self._registry.entry(name) for name in names], lambda: None)

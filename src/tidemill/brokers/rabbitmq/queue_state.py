@@ -16,7 +16,6 @@ consumer is told to end.
 from __future__ import annotations
 
 import enum
-import operator
 from collections import deque
 from collections.abc import Sequence
 
@@ -109,10 +108,7 @@ class HeldMessage:
         deadline: machine time at which a message's ttr is over.
     """
 
-    __slots__ = (
-        *("changed", "deadline", "era", "job", "rank", "run"),
-        *("state", "tag", "token"),
-    )
+    __slots__ = ("changed", "deadline", "era", "job", "run", "state", "tag", "token")
 
     def __init__(self, job: Carried, tag: int, era: int, state: QueueState) -> None:
         self.job = job
@@ -120,7 +116,6 @@ class HeldMessage:
         self.era = era
         self.state = state
         self.run = job.run
-        self.rank = job.envelope.rank
         self.token = 0
         self.deadline = 0.0
         self.changed = False
@@ -130,9 +125,6 @@ class HeldMessage:
         """Seconds that a consumer has for the message."""
         ttr = self.job.envelope.ttr
         return ttr if ttr > 0 else DEFAULT_TTR
-
-
-_rank = operator.attrgetter("rank")
 
 
 class QueueState:
@@ -162,7 +154,6 @@ class QueueState:
         self.wanted = self.back = self.begun = 0.0
         self.arrivals = 0
         self._holds: deque[HeldMessage] = deque()
-        self._in_order = True
 
     def _begin_anew(self) -> None:
         self.held = 0
@@ -174,22 +165,9 @@ class QueueState:
 
     def add(self, hold: HeldMessage) -> None:
         """Add a message that came."""
-        self.doubt()
-        holds = self._holds
-        if holds and hold.rank < holds[-1].rank:
-            self._in_order = False
-        holds.append(hold)
-
-    def _sort(self) -> deque[HeldMessage]:
-        """The messages, most urgent first, and equally urgent messages in the order of arrival."""
-        if not self._in_order:
-            self._holds, self._in_order = deque(sorted(self._holds, key=_rank)), True
-        return self._holds
-
-    def doubt(self) -> None:
-        """Count the place as not empty, and ignore an answer that is under way."""
-        self.arrivals += 1
+        self.arrivals += 1  # an answer that is under way is out of date
         self.empty = self.asking = self.late = False
+        self._holds.append(hold)
 
     @property
     def may_bring(self) -> bool:
@@ -198,12 +176,11 @@ class QueueState:
 
     def take(self, most: int = 1) -> list[HeldMessage]:
         """Take the next messages, ``most`` at most."""
-        holds = self._sort()
-        return [holds.popleft() for _ in range(min(most, len(holds)))]
+        return [self._holds.popleft() for _ in range(min(most, len(self._holds)))]
 
     def cut(self, most: int) -> list[HeldMessage]:
         """Take out all messages except the first ``most``, in the order for their return."""
-        holds = list(self._sort())
+        holds = list(self._holds)
         self._holds = deque(holds[:most])
         return holds[most:]
 

@@ -70,15 +70,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             heartbeat=heartbeat,
             socket_timeout=CONNECT_TIMEOUT,
             stack_timeout=2 * CONNECT_TIMEOUT,
-            ssl_options=self._ssl_options(host),
+            ssl_options=None if self.tls is None else pika.SSLOptions(self.context(), host),
             client_properties={"connection_name": "tidemill"},
             # TCP_USER_TIMEOUT ends a connection whose data nobody has received for this time. It is
             # needed since a broken link sends no reset.
             tcp_options={"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": silence},
         )
-
-    def _ssl_options(self, host: str) -> pika.SSLOptions | None:
-        return None if self.tls is None else pika.SSLOptions(self.context(), host)
 
     def context(self) -> ssl.SSLContext:
         """The TLS context of a connection.
@@ -86,28 +83,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidOption: a file is missing or cannot be used.
         """
-        return _context(self.tls or {})
-
-
-def _context(tls: dict[str, str]) -> ssl.SSLContext:
-    """The TLS context of a connection.
-
-    Raises:
-        InvalidOption: a file is missing or cannot be used.
-    """
-    files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
-    try:
-        context = ssl.create_default_context(cafile=tls.get("tls_ca"))
-        if tls.get("tls_verify", "yes") == "no":
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if "tls_cert" in tls:
-            context.load_cert_chain(tls["tls_cert"], tls.get("tls_key"))
-    except OSError as error:
-        raise InvalidOption(
-            f"the tls options of the url cannot be used ({files}): {error}"
-        ) from None
-    return context
+        tls = self.tls or {}
+        files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
+        try:
+            context = ssl.create_default_context(cafile=tls.get("tls_ca"))
+            if tls.get("tls_verify", "yes") == "no":
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if "tls_cert" in tls:
+                context.load_cert_chain(tls["tls_cert"], tls.get("tls_key"))
+        except OSError as error:
+            raise InvalidOption(
+                f"the tls options of the url cannot be used ({files}): {error}"
+            ) from None
+        return context
 
 
 def check_url(url: Url) -> Settings:

@@ -103,7 +103,7 @@ class Settlement:
         """Acknowledge a message, after the server has stored the messages that replace it."""
         left = _Left(hold.tag, hold.era)
         hold.tag = 0
-        self._remember(hold.run, left)
+        self.remember(hold.run, left)
         if items:
             self.storing += 1
             self._store(left, items)
@@ -123,16 +123,13 @@ class Settlement:
         left.stored = True
         self._channel.ack(left.tag, left.era)
 
-    def remember(self, hold: HeldMessage, verdict: Verdict) -> None:
-        """Remember how a run ended, in case the server hands its message out once more."""
-        self._remember(hold.run, verdict)
-
     def forget(self, runs: Iterable[str]) -> None:
         """Treat messages of these runs as new when the server hands them out once more."""
         for run in runs:
             self._ended.pop(run, None)
 
-    def _remember(self, run: str, end: Verdict | _Left) -> None:
+    def remember(self, run: str, end: Verdict | _Left) -> None:
+        """Remember how a run ended, in case the server hands its message out once more."""
         self._ended[run] = end
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)

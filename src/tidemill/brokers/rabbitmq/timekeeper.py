@@ -21,7 +21,7 @@ import functools
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pika
@@ -45,7 +45,7 @@ from tidemill.brokers.rabbitmq.put import Publisher
 from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.locks import Event, Lock
+from tidemill.core.locks import Event
 
 log = logging.getLogger("tidemill.rabbitmq")
 
@@ -60,9 +60,6 @@ _BYTES = 64_000_000
 
 _HOLD_MOST, _LOOK_EVERY = 300.0, 60.0
 """Seconds: the longest time to hold a message, and the time between two checks of these times."""
-
-_REMEMBERED = 20_000
-"""Moved messages that are remembered, in case the server hands them out once more."""
 
 _GRAIN = 0.0005
 """Seconds by which a timer may be early."""
@@ -154,7 +151,6 @@ class Timekeeper:
         self._noticed: dict[int, tuple[int, int]] = {}  # tag and era of a held notice, by level
         self._queues: dict[str, _Queue] = {}  # by name
         self._moving: dict[tuple[str, int], _Held] = {}
-        self._moved: dict[tuple[str, int], None] = {}
         self._bytes = 0  # bytes of the bodies that are held or are moving
         self._alarm = float("inf")  # machine time for which a timer is set
         self._closing = False
@@ -225,8 +221,6 @@ class Timekeeper:
         if before is not None:
             # The connection was lost during the move: the message came again, with a new tag.
             before.tag, before.era = tag, self._channel.era
-        elif held.key in self._moved:
-            self._channel.ack(tag, self._channel.era)
         else:
             heapq.heappush(queue.waiting, (held.due, next(self._numbers), held))
             self._bytes += len(body)
@@ -302,9 +296,6 @@ class Timekeeper:
             del self._moving[held.key]
             self._bytes -= len(held.body)
             held.queue.moving -= 1
-            self._moved[held.key] = None
-            if len(self._moved) > _REMEMBERED:
-                del self._moved[next(iter(self._moved))]
             if held.tag:
                 self._channel.ack(held.tag, held.era)
         self._grow()
@@ -349,25 +340,3 @@ class Timekeeper:
         self._bytes = sum(len(held.body) for held in self._moving.values())
         for held in self._moving.values():
             held.tag = 0
-
-
-class Timekeeping:
-    """Keeps a timekeeper running, made by ``make``, while a process has owners."""
-
-    def __init__(self, make: Callable[[], Timekeeper]) -> None:
-        self._make = make
-        self._lock = Lock()
-        self.keeper: Timekeeper | None = None
-
-    def start(self) -> None:
-        """Start the timekeeper, if it does not run yet: an owner came."""
-        with self._lock:
-            if self.keeper is None:
-                self.keeper = self._make()
-
-    def stop(self, patience: float) -> None:
-        """Stop the timekeeper: the last owner has left."""
-        with self._lock:
-            keeper, self.keeper = self.keeper, None
-        if keeper is not None:
-            keeper.close(patience)

@@ -203,7 +203,7 @@ def test_messages_of_a_closed_channel_belong_to_the_server(broker: RabbitBroker)
 
     def leave() -> None:
         pikas: Any = channel._channel
-        channel.lost("")
+        channel.lost()
         channel._delivered(deliveries)
         late.extend(channel._acknowledgements.open)
         pikas.close()
@@ -231,7 +231,7 @@ def test_an_answer_over_a_closed_channel_is_dropped(broker: RabbitBroker) -> Non
         channel._ask(state, early.append)
         channel.round_trip(early.append)
         left.basic_qos(prefetch_count=1, callback=lambda _: go_on(left))
-        channel.lost("")
+        channel.lost()
         channel._asked.append((state, late.append))
         channel._syncing.append(late.append)
 

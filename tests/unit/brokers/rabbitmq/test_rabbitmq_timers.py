@@ -211,7 +211,7 @@ def test_large_bodies_do_not_fill_the_memory_of_a_worker(
         due[large.id] = time.monotonic() + 8.0
         producer.put([large])
     # when
-    keeper = eventually(lambda: broker._timekeeping.keeper, "a timekeeper")
+    keeper = eventually(lambda: broker._keeper, "a timekeeper")
     eventually(lambda: keeper._bytes >= 100_000, "a job that it holds")
     time.sleep(1.0)  # more would come
     held = keeper._bytes

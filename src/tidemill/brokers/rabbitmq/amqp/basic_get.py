@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
@@ -13,15 +13,6 @@ from tidemill.core.locks import Event, RLock
 
 ANSWER_WITHIN = 10.0
 """Seconds within which the server must say whether it has a message."""
-
-
-class _Question:
-    """A question for one message."""
-
-    def __init__(self) -> None:
-        self.answered = Event()
-        self.found: Any = None
-        self.dropped = False  # True when nobody waits for the answer
 
 
 class BasicGet:
@@ -40,13 +31,10 @@ class BasicGet:
         """
         while rows:
             row = rows.pop(0)
-            hold = self._first(row)
+            hold = next(filter(None, map(self._get, row)), None)
             if hold is not None:
                 rows.append(row)
                 yield hold
-
-    def _first(self, row: Sequence[QueueState]) -> HeldMessage | None:
-        return next(filter(None, map(self._get, row)), None)
 
     def _get(self, state: QueueState) -> HeldMessage | None:
         """One message, if the server has a usable message."""
@@ -55,8 +43,7 @@ class BasicGet:
                 if len(state):
                     return state.take()[0]  # a message came during the last question
             consumed = len(state.consumers) > 1  # the place also has a consumer of this owner
-            question = self._ask(state)
-            found = question.found
+            found = self._ask(state)
             if isinstance(found, HeldMessage):
                 return found
             if found is None and not len(state) and not (consumed and self._brings(state)):
@@ -70,25 +57,30 @@ class BasicGet:
         """
         return self._channel.sync(ANSWER_WITHIN) and len(state) > 0
 
-    def _ask(self, state: QueueState) -> _Question:
-        question = _Question()
+    def _ask(self, state: QueueState) -> Any:
+        """The next message of a place; None if there is none, and False if it was settled."""
+        answered, found, dropped = Event(), list[Any](), list[bool]()
 
         def heard(got: Any) -> None:
-            found = got and self._settlement.read(state, *got)
+            hold = got and self._settlement.read(state, *got)
             with self._lock:
-                if question.dropped and isinstance(found, HeldMessage):
-                    self._settlement.give_back(found)
-                question.found = found
-            question.answered.set()
+                found.append(hold)
+                if dropped:
+                    give_back()
+            answered.set()
+
+        def give_back() -> None:  # nobody waits for the answer
+            for hold in found:
+                if isinstance(hold, HeldMessage):
+                    self._settlement.give_back(hold)
 
         self._channel.get(state, heard)
         try:
-            if not question.answered.wait(ANSWER_WITHIN):
+            if not answered.wait(ANSWER_WITHIN):
                 raise BrokerUnavailable(self._channel.silence())
         except BaseException:  # for example, a signal handler has raised
             with self._lock:
-                question.dropped = True
-                if isinstance(question.found, HeldMessage):
-                    self._settlement.give_back(question.found)
+                dropped.append(True)
+                give_back()
             raise
-        return question
+        return found[0]

@@ -21,7 +21,7 @@ from pika.channel import Channel
 from pika.spec import Basic
 
 from tidemill.brokers.rabbitmq.amqp.connection import Connection, Delivery, Properties, part
-from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener, ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.topology import SILENT, Declarer
 from tidemill.brokers.rabbitmq.errors import with_grant
 from tidemill.brokers.rabbitmq.layout import Place
@@ -126,7 +126,7 @@ Arrival = tuple[QueueState, int, bool, Properties, bytes, bool]
 body, and whether there is credit for it."""
 
 
-class ConsumerChannel:
+class ConsumerChannel(ConnectionListener):
     """A channel, opened again whenever it is lost."""
 
     def __init__(
@@ -252,10 +252,7 @@ class ConsumerChannel:
         if not self._closed:
             connection.channel(on_open_callback=self._channel_opened)
 
-    def unblocked(self) -> None:
-        """Do nothing: this channel publishes no messages."""
-
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """Begin a new era (number of a channel): the server has taken back all messages in hand."""
         with self._lock:
             self.era += 1
@@ -302,7 +299,7 @@ class ConsumerChannel:
             return
         why = with_grant(str(getattr(reason, "reply_text", reason)), self._thread.settings)
         log.error("rabbitmq took back our messages: %s", why)
-        self.lost("")
+        self.lost()
         self._declarer.forget_all()  # a queue may have gone
         soon = time.monotonic() - self._opened_at > _MADE_AGAIN
         self._thread.later(0.0 if soon else _MADE_AGAIN, functools.partial(self._reopen, channel))
@@ -426,7 +423,7 @@ class ConsumerChannel:
         """Reopen the channel, since a consumer that does not begin delays all later requests."""
         if self._closed or not channel.is_open or consumer not in state.consumers:
             return
-        self.lost("")
+        self.lost()
         self._leave_alone(state.place, SILENT)
         channel.close()
         self._reopen(channel)

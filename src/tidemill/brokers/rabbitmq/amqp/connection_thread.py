@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pika
 from pika.adapters.select_connection import IOLoop
@@ -42,13 +42,13 @@ _GOODBYE = 2.0
 """Seconds within which the server must close the connection, too."""
 
 
-class ConnectionListener(Protocol):
-    """Listens to a connection. Called in the connection thread."""
+class ConnectionListener:
+    """Listens to a connection. Called in the connection thread; by default, it does nothing."""
 
     def opened(self, connection: pika.SelectConnection) -> None:
         """There is a new connection: nothing is declared, consumed or confirmed on it yet."""
 
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """The connection is gone. The fate of unacknowledged and unconfirmed messages is open."""
 
     def unblocked(self) -> None:
@@ -159,14 +159,6 @@ class ConnectionThread:
             if not up or self._connection is None:
                 raise BrokerUnavailable(self.trouble)
 
-    def check(self) -> None:
-        """Check that the connection is open.
-
-        Raises:
-            BrokerUnavailable: the connection is not open.
-        """
-        self.await_up(0)
-
     def silence(self) -> str:
         """The sentence for a server that does not answer."""
         return f"rabbitmq at {self.settings.where} does not answer"
@@ -233,7 +225,7 @@ class ConnectionThread:
         if connection is not None:
             with contextlib.suppress(AMQPError):
                 connection.close()
-            self._drop("an error of its own")
+            self._drop()
         if self._connecting is None:
             self._pause = _PAUSE_MOST
             self._again()
@@ -274,15 +266,15 @@ class ConnectionThread:
             self._trouble = sentence(reason, self.settings)
             if self._outages is not None and not self._closing:
                 self._outages.gone(self.role, self._trouble)
-            self._drop(self._trouble)
+            self._drop()
             self._again()
 
-    def _drop(self, why: str) -> None:
+    def _drop(self) -> None:
         with self._state:
             self._connection = None
         self.blocked = ""
         for listener in list(self._listeners):
-            listener.lost(why)
+            listener.lost()
 
     def _again(self) -> None:
         if self._closing:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -48,31 +48,18 @@ The server renews its counts of messages every 5 s.
 
 
 class Unanswered(BrokerUnavailable):
-    """A place does not answer, so its contents are unknown.
-
-    Attributes:
-        place: the name of the place.
-    """
-
-    def __init__(self, message: str, place: str) -> None:
-        super().__init__(message)
-        self.place = place
+    """A place does not answer, so its contents are unknown."""
 
 
 class _Silence(AMQPHeartbeatTimeout):
     """The form of ``Unanswered`` that pika can raise. ``short_connection`` translates it."""
 
-    def __init__(self, place: str, why: str) -> None:
-        super().__init__(f"the queue {place} {why}")
-        self.place = place
+    def __init__(self, place: Place, why: str) -> None:
+        super().__init__(f"the queue {place.name} {why}")
 
 
-class Seen(NamedTuple):
-    """A taken message."""
-
-    tag: int
-    properties: pika.BasicProperties
-    body: bytes
+Seen = tuple[int, pika.BasicProperties, bytes]
+"""A taken message: its tag, its properties and its body."""
 
 
 class ShortConnection:
@@ -91,27 +78,26 @@ class ShortConnection:
 
     def count(self, place: Place) -> tuple[int, int]:
         """The numbers of ready messages and of consumers of a place; zeros for a missing place."""
-        return self.look(place) or (0, 0)
-
-    def look(self, place: Place) -> tuple[int, int] | None:
-        """The numbers of ready messages and of consumers of a place; None for a missing place."""
-        try:
-            with self._answer_of(place):
-                found: Any = self._questions.queue_declare(place.name, passive=True)
-        except ChannelClosedByBroker as error:
-            self._come_back(error, place)
-            return None
-        return found.method.message_count, found.method.consumer_count
+        found = self._ask(place, lambda: self._questions.queue_declare(place.name, passive=True))
+        return (found.message_count, found.consumer_count) if found else (0, 0)
 
     def purge(self, place: Place) -> int:
         """Delete the ready messages of a place. Return their number."""
+        purged = self._ask(place, lambda: self._questions.queue_purge(place.name))
+        return int(purged.message_count) if purged else 0
+
+    def _ask(self, place: Place, question: Callable[[], Any]) -> Any:
+        """The answer to a question; None, and a new channel for questions, for a missing place."""
         try:
             with self._answer_of(place):
-                purged: Any = self._questions.queue_purge(place.name)
+                return question().method
         except ChannelClosedByBroker as error:
-            self._come_back(error, place)
-            return 0
-        return int(purged.method.message_count)
+            if error.reply_code != _NOT_FOUND:
+                raise
+            if not error.reply_text.startswith(_NONE):
+                raise _Silence(place, f"cannot be used: {error.reply_text}") from error
+            self._questions = self._connection.channel()
+            return None
 
     def walk(self, place: Place, most: int = TAKE_MOST) -> Iterator[Seen]:
         """The messages of a place in their order, as they come, ``most`` at most.
@@ -125,12 +111,12 @@ class ShortConnection:
         came: deque[Seen] = deque()
 
         def push(_: Any, method: Any, properties: Any, body: bytes) -> None:
-            came.append(Seen(method.delivery_tag, properties, body))
+            came.append((method.delivery_tag, properties, body))
 
-        there = self.look(place)
+        there = self._ask(place, lambda: self._questions.queue_declare(place.name, passive=True))
         if there is None:
             return
-        counted = min(most, there[0])
+        counted = min(most, there.message_count)
         self.channel.basic_qos(prefetch_count=most)
         with self._answer_of(place):
             tag = self.channel.basic_consume(place.name, push)
@@ -163,7 +149,7 @@ class ShortConnection:
             if came or not ready:
                 return bool(came)
             if time.monotonic() - began > ANSWER_WITHIN:
-                raise _Silence(place.name, "does not hand out its messages")
+                raise _Silence(place, "does not hand out its messages")
 
     @contextlib.contextmanager
     def _answer_of(self, place: Place) -> Iterator[None]:
@@ -171,7 +157,7 @@ class ShortConnection:
 
         For a queue without a leader, the server's only answer is to close the connection.
         """
-        silence = _Silence(place.name, "does not answer")
+        silence = _Silence(place, "does not answer")
         connection = part(self._connection, "_impl")
         call_later = part(connection, "_adapter_call_later")
         terminate = part(connection, "_terminate_stream")
@@ -181,18 +167,10 @@ class ShortConnection:
         try:
             yield
         except ConnectionClosedByBroker as error:
-            raise _Silence(place.name, f"cannot be used: {error.reply_text}") from error
+            raise _Silence(place, f"cannot be used: {error.reply_text}") from error
         finally:
             if timer is not None:
                 part(connection, "_adapter_remove_timeout")(timer)
-
-    def _come_back(self, error: ChannelClosedByBroker, place: Place) -> None:
-        """Open a new channel for questions, after a question about a missing place."""
-        if error.reply_code != _NOT_FOUND:
-            raise error
-        if not error.reply_text.startswith(_NONE):
-            raise _Silence(place.name, f"cannot be used: {error.reply_text}") from error
-        self._questions = self._connection.channel()
 
 
 def _hang_up(connection: pika.BlockingConnection) -> None:
@@ -221,6 +199,6 @@ def short_connection(settings: Settings) -> Iterator[ShortConnection]:
         finally:
             _hang_up(connection)
     except _Silence as error:
-        raise Unanswered(sentence(error, settings), error.place) from error
+        raise Unanswered(sentence(error, settings)) from error
     except (AMQPError, OSError) as error:
         raise BrokerUnavailable(sentence(error, settings)) from error

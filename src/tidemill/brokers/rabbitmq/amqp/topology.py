@@ -32,7 +32,7 @@ from pika.channel import Channel
 from pika.compat import long
 from pika.exceptions import AMQPError
 
-from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
+from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener, ConnectionThread
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.core.locks import Lock
 
@@ -81,7 +81,7 @@ class _Errand:
         self.since = self.spent = 0.0
 
 
-class Declarer:
+class Declarer(ConnectionListener):
     """Asks over the connection of ``side``, for the connection of ``thread``, which takes messages.
 
     Any thread may call. The thread of ``side`` calls the callers back.
@@ -151,10 +151,7 @@ class Declarer:
         self._connection = connection
         self._next()
 
-    def unblocked(self) -> None:
-        """Do nothing: the declarer does not wait for publications."""
-
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """Keep the errands for the next connection, except those without an answer for long."""
         now, asked = time.monotonic(), [*self._apart, *([self._current] if self._current else [])]
         self._connection = self._channel = self._current = None
