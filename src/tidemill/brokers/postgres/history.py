@@ -34,7 +34,9 @@ class HistoryTable:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def read(self, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+    def read(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
         """The rows of a time range, by period and name."""
         types = "%s::text, %s::int, %s::bigint, %s::bigint, %s::text"
         found = self._rows(f"history_of({types})", [kind, span, since, until, name])

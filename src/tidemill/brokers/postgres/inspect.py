@@ -137,7 +137,7 @@ def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
     return [found.get(job_id) for job_id in ids]
 
 
-def find(session: Session, what: Filter, limit: int, cursor: str) -> Page:
+def find(session: Session, what: Filter, limit: int = 100, cursor: str = "") -> Page:
     """Find records, newest first. The cursor is the number below which the next page begins."""
     where, arguments = _conditions(session, what)
     inside = bool(what.task or what.tag or what.text)

@@ -27,7 +27,12 @@ def numbers(terms: LimitSettings) -> list[float | None]:
 
 
 def set_limit(
-    session: Session, name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
+    session: Session,
+    name: str,
+    terms: LimitSettings | None,
+    *,
+    queue: bool = False,
+    declared: bool = False,
 ) -> None:
     """Set the settings of a limit, and pass them on to its partitions."""
     queues = session.known([name]) if queue else session.queues
@@ -63,7 +68,8 @@ def all_limits(session: Session) -> list[LimitStats]:
 def held(session: Session, job_id: str) -> Held | None:
     """Return the limit of a ready job, or None."""
     _empty_inbox(session)
-    for name, key, queue, until, running, terms, broken in session.rows("held", [job_id], "text"):
+    shown = session.rows("held", [job_id.replace("\0", "")], "text")
+    for name, key, queue, until, running, terms, broken in shown:
         return Held(name, key, queue, until, running, _terms(terms), broken)
     return None
 

@@ -28,7 +28,7 @@ def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
     return [found.get(name) for name in names]
 
 
-def page(session: Session, after: str, limit: int) -> list[Schedule]:
+def page(session: Session, after: str = "", limit: int = 100) -> list[Schedule]:
     """Return records by name, from the first name after ``after`` on."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name > %s ORDER BY name LIMIT %s"

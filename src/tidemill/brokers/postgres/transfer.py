@@ -22,7 +22,7 @@ from tidemill.core.limit_settings import JobLimit
 _STATES = list(State)
 
 
-def depart(session: Session, where: str, *, seal: bool) -> Departure:
+def depart(session: Session, where: str, *, seal: bool = False) -> Departure:
     """Begin the departure of this store, or continue it."""
     text = f'SELECT * FROM "{session.address.schema}".depart(%s, %s, %s)'
     [(mark, moves_to, last, sealed)] = session.query(text, [new_id(), where, seal])

@@ -1,49 +1,67 @@
 """``redis://``: the broker of a store on a Redis server.
 
-This file has the core of the contract; :mod:`.calls` has all other calls. Each call runs one
-function on the server: see ``lua/``. :mod:`.connections` connects to the server, :mod:`.owners`
-holds the owners of this process.
+Each call of the contract runs one function on the server: see ``lua/``. :mod:`.connections`
+connects to the server, :mod:`.owners` holds the owners of this process. A call that a part of the
+broker answers is one line here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import struct
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tidemill.brokers.contract import inspection
+from tidemill.brokers.contract.admin import Admin
+from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, is_lost, lost
-from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.history import History
+from tidemill.brokers.contract.job_numbers import JobNumbers
+from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.parked_waits import Parked, sleep
-from tidemill.brokers.redis.calls import (
-    AdminCalls,
-    HistoryCalls,
-    InspectionCalls,
-    JobNumberCalls,
-    LimitCalls,
-    ScheduleCalls,
-    TransferCalls,
-    refuse_txn,
-)
+from tidemill.brokers.contract.remote_owners import RemoteOwners
+from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
+from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.errors import refusal
+from tidemill.brokers.redis.failover import Server
+from tidemill.brokers.redis.history import HistoryTable
+from tidemill.brokers.redis.inspect import Inspection
+from tidemill.brokers.redis.limits import Ledger, change
 from tidemill.brokers.redis.open import open_store
-from tidemill.brokers.redis.owners import check_moved
-from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack_put
-from tidemill.brokers.redis.settings import check_url
+from tidemill.brokers.redis.owners import Owners, check_moved
+from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack_put, pack_record
+from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
+from tidemill.brokers.redis.settings import Settings, check_url
+from tidemill.brokers.redis.waits import Waits
+from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.owners import folder_here
-from tidemill.core.clock import clock
+from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
-from tidemill.core.job import Placed, Put, Record
-from tidemill.core.owner import Owner
+from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
+from tidemill.core.job import Lease, Placed, Put, Record
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.purge_mark import purged
 
 log = logging.getLogger("tidemill.redis")
 
 _TICK = 30.0
 _PLACED = tuple(Placed)
+_PRUNE_MOST = 250
+_ACT_MOST = 250
+_RETENTION = struct.Struct(">dddd")
+_GOES_ON = 2  # the answer when some keys of a limit still have old settings
+_CHANGED = b"1"[0]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def open_url(url: Url) -> RedisBroker:
@@ -51,18 +69,99 @@ def open_url(url: Url) -> RedisBroker:
     return RedisBroker(check_url(url))
 
 
-class RedisBroker(
-    InspectionCalls,
-    AdminCalls,
-    LimitCalls,
-    JobNumberCalls,
-    ScheduleCalls,
-    HistoryCalls,
-    TransferCalls,
-):
+def _by(
+    part: str, method: Callable[Concatenate[Any, P], R], name: str = ""
+) -> Callable[Concatenate[Any, P], R]:
+    """A call that a part of the broker answers, under the same name or another."""
+    name = name or method.__name__
+
+    def answer(broker: RedisBroker, **given: Any) -> Any:
+        broker._check_open()
+        return getattr(getattr(broker, part), name)(**given)
+
+    return forwarded_to(method, answer)
+
+
+class RedisBroker:
     """A broker on a Redis server."""
 
     features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.address.shown
+        self._settings = settings
+        self._closed = False
+        self._next_tick = 0.0
+        self._doubtful = False  # True when the store did not know an owner
+        self._begin()
+        try:
+            born, now = open_store(self._lines)
+        except BaseException:
+            self._lines.close()
+            raise
+        self._born, self._ahead = born / MICRO, now / MICRO - clock.wall()
+        tell_of_forks(self)
+
+    def _begin(self) -> None:
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
+        settings, kept = self._settings, self._settings.retention
+        self._pid = os.getpid()
+        times = (kept.succeeded * MICRO, kept.count, kept.failed * MICRO, kept.protect * MICRO)
+        key = b"{%s}" % settings.prefix.encode()
+        server = Server(settings.address, key)
+        retention = _RETENTION.pack(*times)
+        self._lines = ServerConnections(
+            server, key, retention, settings.patience, settings.replicas
+        )
+        self._brisk = ServerConnections(server, key, retention, 0.0)
+        self._owners = Owners(self._lines, self._brisk, settings.owner_lease)
+        self.waits = Waits(self._lines)
+        self._inspection = Inspection(self._lines)
+        self._book = Book(self._lines)
+        self._ledger = Ledger(self._lines)
+        self._history = HistoryTable(self._lines)
+
+    def after_fork_child(self) -> None:
+        """In a forked child: close the copies of the parent's connections and owners."""
+        if not self._closed:
+            self._owners.after_fork_child()
+            self.waits.after_fork_child()
+            self._lines.close()
+            self._brisk.close()
+            known = self._lines.server.nodes
+            self._begin()
+            self._lines.server.learn(known)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TidemillError("this broker is closed")
+
+    def _call(self, verb: str, *args: bytes) -> Any:
+        """Run a verb once, even if replies are lost; wait for replicas as configured."""
+        self._check_open()
+        answer = self._lines.call(verb, *args, once=True, replicated=True)
+        check_moved(answer)
+        return answer
+
+    def _do(self, *args: bytes, function: str = "admin") -> Any:
+        """Run an admin call. If the call ends many jobs, later calls end the rest in pieces."""
+        answer, more = self._call(function, *args)
+        if more:
+            self._go_on(self._lines)
+        return answer
+
+    def _go_on(self, lines: ServerConnections) -> None:
+        """Move due jobs, start their dependents, and prune, in pieces, until nothing is left."""
+        while lines.call("housekeeping", b"%d" % _PRUNE_MOST):
+            pass
+
+    def close(self) -> None:
+        if not self._closed:
+            self._owners.leave()
+            self.waits.close()
+            self._lines.close()
+            self._brisk.close()
+        self._closed = True
 
     @property
     def identity(self) -> str:
@@ -74,6 +173,8 @@ class RedisBroker(
         """The folder of scoreboards on this machine, which other processes read after a death."""
         return folder_here("redis", "boards")
 
+    # -- putting, and owners ----------------------------------------------------------------------
+
     def put(
         self,
         jobs: Sequence[Envelope],
@@ -83,7 +184,10 @@ class RedisBroker(
         let_go: Collection[str] = (),
         nonce: str = "",
     ) -> list[Put]:
-        refuse_txn(txn)
+        if txn is not None:
+            raise FeatureMissing(
+                "txn= needs the feature transactions, which redis:// does not have"
+            )
         check_nonce(nonce)
         if not jobs and not let_go:
             return []
@@ -93,13 +197,12 @@ class RedisBroker(
         plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
         return _puts(jobs, self._lines.put(packed, plain, held, nonce))
 
-    def attach(self, owner: Owner) -> None:
-        self._check_open()
-        self._owners.attach(owner)
-
-    def detach(self, owner_id: str) -> None:
-        self._check_open()
-        self._owners.detach(owner_id)
+    attach = _by("_owners", Broker.attach)
+    detach = _by("_owners", Broker.detach)
+    release = _by("_owners", Broker.release)
+    count_silence = _by("_owners", RemoteOwners.count_silence)
+    owners = _by("_owners", inspection.Inspection.owners, "listed")
+    command = _by("_owners", Admin.command)
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
@@ -143,10 +246,6 @@ class RedisBroker(
     def wake(self, owner_id: str) -> None:
         self._owners.wake(owner_id)
 
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        self._check_open()
-        return self._owners.release(owner_id, causes)
-
     def reap(self) -> int:
         """Give back the leases of owners that are given up; return the number of these owners."""
         self._check_open()
@@ -157,16 +256,49 @@ class RedisBroker(
         self._tick(self._lines)
         return _TICK
 
-    def count_silence(self) -> float:
-        self._check_open()
-        return self._owners.count_silence()
-
     def _tick(self, lines: ServerConnections) -> None:
         # Each waiting owner looks for dead owners as often as owners renew their leases.
         self._next_tick = time.monotonic() + min(_TICK, self._settings.owner_lease / 3)
         self._owners.reap()
         self._go_on(lines)
         self._history.fold()
+
+    def numbers(self, count: int) -> int:
+        return int(self._call("job_numbers", b"", b"%d" % count)) - count + 1
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        ids = [job_id.encode() for job_id in job_ids]
+        attached = self._owners[owner_id]
+        return attached.read_leases_of_act(self._call("job_numbers", *attached.head(), *ids))
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs; one call reads up to 1000 of them at one moment."""
+        self._check_open()
+        return self._inspection.get(ids)
+
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        if made is None:
+            return False
+        apart = abs(self._ahead) + 1  # producers make ids by their own clocks
+        return bool(self._born - apart <= made <= clock.wall() + apart)
+
+    find = _by("_inspection", inspection.Inspection.find)
+    ahead = _by("_inspection", inspection.Inspection.ahead)
+    stats = _by("_inspection", inspection.Inspection.stats)
+    head = _by("_inspection", JobNumbers.head)
+
+    def info(self) -> dict[str, Any]:
+        self._check_open()
+        told = self._inspection.info(self._settings.replicas)
+        facts = {"broker": "redis", "url": self.url, "made": self._born, **told}
+        where = self._lines.ask(b"HGET", self._lines.key + b":departure", b"where")
+        return facts | ({"moves_to": where.decode()} if where else {})
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
@@ -182,6 +314,110 @@ class RedisBroker(
     def wait_space(self, queue: str, timeout: float) -> bool:
         self._check_open()
         return self.waits.until(b"space", [queue.encode()], timeout)
+
+    # -- jobs and queues --------------------------------------------------------------------------
+
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
+        how = purged(purge) if purge else "terminate" if terminate else "cancel"
+        return self._act(b"cancel", job_ids, how.encode())
+
+    def kick(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
+        return self._act(b"kick", job_ids, b"%d %d" % (2 if only_scheduled else force, due * MICRO))
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._act(b"delete", job_ids)
+
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        return self._act(b"alter", job_ids, altered(rank, queue))
+
+    def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
+        done: list[bool] = []
+        ids = [job_id.encode() for job_id in job_ids]
+        while some := ids[len(done) : len(done) + _ACT_MOST]:
+            answer: bytes = self._do(verb, how, *some)  # one call may act only on the first jobs
+            done += [flag == _CHANGED for flag in answer]
+        return done
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        given = [b"" if value is None else b"%d" % value for value in (paused, max_size)]
+        self._do(b"queue", queue.encode(), *given)
+
+    def forget_queue(self, queue: str) -> bool:
+        return bool(self._do(b"forget", queue.encode()))
+
+    def backup(self, target: str) -> None:
+        raise lacks(self.url, Feature.BACKUP, "backup")
+
+    # -- limits, schedules, history and moves -----------------------------------------------------
+
+    def set_limit(
+        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        args = change(name, terms, queue=queue, declared=declared)
+        if self._call("set_limit", *args) == _GOES_ON:
+            self._go_on(self._lines)
+
+    limits = _by("_ledger", LimitCalls.limits, "all")
+    held = _by("_ledger", LimitCalls.held)
+    history = _by("_history", History.history, "read")
+    history_kinds = _by("_history", History.history_kinds, "kinds")
+    keep_history = _by("_history", History.keep_history, "keep")
+    schedules = _by("_book", Schedules.schedules, "get")
+    list_schedules = _by("_book", Schedules.list_schedules, "page")
+
+    def wall(self) -> float:
+        self._check_open()
+        seconds, micros = map(int, self._lines.ask(b"TIME"))
+        return seconds + micros / MICRO + clock.server_ahead()
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        verb, args = pack_changes(changes)
+        return read_changed(self._call(verb, *args))
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        args = b"depart", new_id().encode(), where.encode(), b"1" if seal else b"0"
+        while True:
+            mark, goes_to, last, sealed = (part.decode() for part in self._call("transfer", *args))
+            if sealed == "1" or not seal:
+                return Departure(mark, goes_to, int(last), sealed == "1")
+
+    def stay(self) -> None:
+        self._call("transfer", b"stay")
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        args = pack_adopted(schedules)
+        args += [arg for record in records for arg in pack_record(record)]
+        head = departure.mark.encode(), b"%d" % departure.last, cursor.encode()
+        answer: bytes = self._call("transfer_in", *head, *args)
+        return [flag == _CHANGED for flag in answer]
+
+    def adopted(self, mark: str) -> str:
+        self._check_open()
+        return str(self._lines.call("transfer", b"adopted", mark.encode()).decode())
+
+
+def altered(rank: int | None, queue: str | None) -> bytes:
+    """The new rank and the new queue of ``alter``, as an argument."""
+    return b"%b %b" % (b"" if rank is None else b"%d" % rank, (queue or "").encode())
 
 
 def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:

@@ -34,7 +34,9 @@ class HistoryTable:
         self._lines = lines
         self.unfolded = 0  # rows that steps of this process have added since its last fold
 
-    def read(self, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+    def read(
+        self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+    ) -> list[HistoryRow]:
         """The rows of a time range, by period and name. Each call reads some periods."""
         rows: list[HistoryRow] = []
         until = max(0, min(until, 1 << 52))  # scores are doubles

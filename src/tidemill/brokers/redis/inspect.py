@@ -50,7 +50,7 @@ class Inspection:
             records += [read_record(one) if one else None for one in shown]
         return records
 
-    def find(self, what: Filter, limit: int, cursor: str) -> Page:
+    def find(self, what: Filter, limit: int = 100, cursor: str = "") -> Page:
         """Find jobs, newest first. The cursor is the number of the last job examined."""
         found: list[Record] = []
         states = "".join(str(STATES.index(state)) for state in what.states).encode()

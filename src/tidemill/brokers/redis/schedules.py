@@ -27,7 +27,7 @@ class Book:
             _opened(name, data) if data else None for name, data in zip(names, found, strict=True)
         ]
 
-    def page(self, after: str, limit: int) -> list[Schedule]:
+    def page(self, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, from the first name after ``after`` on."""
         found = self._lines.call("inspect", b"schedules_after", after.encode(), b"%d" % limit)
         return read_schedules(found)
