@@ -70,7 +70,6 @@ MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
     "brokers/lmdb": 52,
-    "brokers/postgres": 29,
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
     "client": 52,

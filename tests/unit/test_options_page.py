@@ -17,7 +17,7 @@ from tidemill.brokers.http import address as http
 from tidemill.brokers.lmdb import settings as lmdb
 from tidemill.brokers.postgres import settings as postgres
 from tidemill.brokers.rabbitmq import settings as rabbitmq
-from tidemill.brokers.redis import address as redis
+from tidemill.brokers.redis import settings as redis
 from tidemill.cli.server import server
 from tidemill.cli.worker import worker
 from tidemill.client.options import CALL_OPTIONS, PUBLISH_OPTIONS, PUT_OPTIONS, TASK_OPTIONS

@@ -205,17 +205,12 @@ class PostgresBroker:
     def wake(self, owner_id: str) -> None:
         self._owners.wake(owner_id)
 
-    def reap(self) -> int:
-        """Give back the leases of dead owners; return the number of dead owners."""
-        self._check_open()
-        return self._owners.reap()
-
     def tick(self) -> float:
         self._check_open()
         # Each waiting owner looks for dead owners as often as owners renew their leases.
         self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
         self._session.look_for_upgrade()
-        self.reap()
+        self._owners.reap()
         text = f'CALL "{self._address.schema}".tick(%s, %s::"{self._address.schema}".prefs, NULL)'
         while self._session.query(text, [_PRUNE_MOST, self._session.prefs()])[0][0]:
             pass

@@ -246,11 +246,6 @@ class RedisBroker:
     def wake(self, owner_id: str) -> None:
         self._owners.wake(owner_id)
 
-    def reap(self) -> int:
-        """Give back the leases of owners that are given up; return the number of these owners."""
-        self._check_open()
-        return self._owners.reap()
-
     def tick(self) -> float:
         self._check_open()
         self._tick(self._lines)

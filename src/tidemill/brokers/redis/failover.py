@@ -20,8 +20,8 @@ from redis.crc import key_slot
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from tidemill.brokers.redis.address import Address
 from tidemill.brokers.redis.errors import Away, is_broken, translate
+from tidemill.brokers.redis.settings import Address
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
 CONNECT_TIMEOUT = 2.0

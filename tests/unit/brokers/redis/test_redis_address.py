@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.brokers.redis.address import parse_address
+from tidemill.brokers.redis.settings import parse_address
 from tidemill.core.config import parse_url
 
 

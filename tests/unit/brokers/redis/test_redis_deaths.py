@@ -183,7 +183,7 @@ def test_an_owner_of_another_machine_is_left_to_its_lease(
     dying.hear()
     dying.kill()
     me(broker)
-    assert broker.reap() == 0
+    assert broker._owners.reap() == 0
     assert get(broker, "one").state is State.RUNNING
 
 
@@ -196,7 +196,7 @@ def test_an_owner_that_is_slow_is_not_dead(
     slow.hear()
     os.kill(slow.process.pid, signal.SIGSTOP)
     me(broker)
-    assert broker.reap() == 0
+    assert broker._owners.reap() == 0
     assert get(broker, "one").state is State.RUNNING
     os.kill(slow.process.pid, signal.SIGCONT)
 
@@ -239,7 +239,7 @@ def test_nothing_is_left_behind(broker: RedisBroker, mortal: Callable[..., Morta
     assert len(list(store.iterdir())) == 2
     dying.kill()
     os.mkfifo(store / "999999.fifo")  # of one that was killed before it was on the list
-    broker.reap()
+    broker._owners.reap()
     assert len(list(store.iterdir())) == 1
     broker.detach("me")
     assert list(store.iterdir()) == []

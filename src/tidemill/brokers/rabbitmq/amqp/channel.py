@@ -357,7 +357,7 @@ class ConsumerChannel(ConnectionListener):
             self._pauses[name] = min(2 * pause, _PAUSE_MOST)
         else:
             why = with_grant(why, self._thread.settings)
-            log.error("the queue %s cannot be used: %s", name, why)
+            log.error("the queue %s cannot be made: %s", name, why)
         self._unmade.add(name)
         again = functools.partial(self._declare, place, self._declared)
         self._thread.later(pause, functools.partial(self._hear, again, self.era))
