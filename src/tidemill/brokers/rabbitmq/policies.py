@@ -20,9 +20,8 @@ _PORT, _TLS_PORT = 15672, 15671
 _WITHIN = 3.0
 """Seconds within which the management plugin must answer."""
 
-_COLUMNS = "name,arguments,policy,operator_policy,effective_policy_definition"
+_COLUMNS = "name,policy,operator_policy,effective_policy_definition"
 
-_LENGTHS = ("max-length", "max-length-bytes")
 _TAKES_OUT = ("delivery-limit", "message-ttl")
 
 Rows = list[dict[str, Any]]
@@ -90,33 +89,25 @@ def of_policies(rows: Rows, names: Names) -> Iterator[Danger]:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         text = f"policy {policy!r} with {key} {does}: {places[0]}{more}"
         advice = f"take {key} out of the policy, or let its pattern leave out {names.prefix}."
-        if does in (_DROPS, _DROPS_OLDEST):
-            keeping = {  # settings that protect jobs in queues without these arguments
-                "overflow": "reject-publish",
-                "dead-letter-exchange": "",
-                "dead-letter-routing-key": names.failed.name,
-            }
-            advice = f"{advice}, or add to it: {json.dumps(keeping)}"
         yield Danger(text, advice)
 
 
 _DELETES = "deletes an unused queue with all that is in it"
-_DROPS = "drops jobs without a trace"
-_DROPS_OLDEST = "drops the oldest jobs without a trace"
 _FORGETS = "forgets failed jobs early"
 _FAILS = "makes delayed jobs fail"
 
 
 def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str, str]]:
-    """The harmful settings of a queue's policy, each with its harm."""
+    """The harmful settings of a queue's policy, each with its harm.
+
+    A queue of jobs refuses messages without room, and its other messages go to the failed jobs
+    (:func:`.layout.safe`). So a policy harms it only by ``expires``.
+    """
     policy: Mapping[str, Any] = row.get("effective_policy_definition") or {}
-    arguments: Mapping[str, Any] = row.get("arguments") or {}
     kind = name.partition(".")[0]
     if "expires" in policy:
         yield "expires", _DELETES
-    if kind in ("tasks", "messages"):
-        yield from _harm_to_jobs(policy, arguments)
-    elif kind == "failed":
+    if kind == "failed":
         ours = names.failed.arguments
         if "delivery-limit" in policy:  # each look at the failed jobs counts as a delivery
             yield "delivery-limit", _FORGETS
@@ -127,14 +118,3 @@ def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str
             yield "max-length-bytes", _FORGETS
     elif kind in ("timer", "timers"):
         yield from ((key, _FAILS) for key in _TAKES_OUT if key in policy)
-
-
-def _harm_to_jobs(
-    policy: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    if "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy:
-        return  # messages that the server takes out go to the failed jobs
-    yield from ((key, _DROPS) for key in _TAKES_OUT if key in policy)
-    overflow = arguments.get("x-overflow") or policy.get("overflow")
-    if overflow != "reject-publish":
-        yield from ((key, _DROPS_OLDEST) for key in _LENGTHS if key in policy)

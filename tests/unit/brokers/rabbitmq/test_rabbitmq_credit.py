@@ -12,8 +12,8 @@ from harness import eventually
 from rabbitmq_desk import LiveOwner, ids_of, job, message
 
 from tidemill.brokers.contract.exchange import Mode, Want
-from tidemill.brokers.rabbitmq import RabbitBroker
-from tidemill.brokers.rabbitmq.amqp import basic_get, credit, topology
+from tidemill.brokers.rabbitmq import RabbitBroker, claim
+from tidemill.brokers.rabbitmq.amqp import topology
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Delivery
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
@@ -27,7 +27,7 @@ QUEUE = ("default",)
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not wanted goes back soon."""
-    monkeypatch.setattr(credit, "UNWANTED", 0.05)
+    monkeypatch.setattr(claim, "UNWANTED", 0.05)
 
 
 def intake_of(broker: RabbitBroker, hand: LiveOwner) -> AttachedOwner:
@@ -324,7 +324,7 @@ def answers_late(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
         get(channel, state, heard)
 
     monkeypatch.setattr(ConsumerChannel, "get", ask)
-    monkeypatch.setattr(basic_get, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(claim, "ANSWER_WITHIN", 0.5)
     return late
 
 
