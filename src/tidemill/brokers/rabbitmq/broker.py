@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,7 +22,6 @@ from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.policies import ServerPolicies
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.claim import AttachedOwner, OwnerContext
@@ -30,7 +29,7 @@ from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
 from tidemill.brokers.rabbitmq.layout import Names, Place, TimerQueues
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.policies import examine
-from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_registry import Announcer, Registry
 from tidemill.brokers.rabbitmq.settings import Settings, check_url
 from tidemill.brokers.rabbitmq.timekeeper import Timekeeper
@@ -42,7 +41,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Placed, Put, State
 from tidemill.core.locks import Lock
-from tidemill.core.owner import Command, Owner
+from tidemill.core.owner import Owner
 
 _PUBLISHERS_BEAT = 600
 """Seconds between heartbeats of the connection that only publishes. Its process may run tasks,
@@ -71,6 +70,11 @@ def _refused(what: str, feature: Feature) -> Any:
         _refuse(what, feature)
 
     return call
+
+
+def _always(answer: Any) -> Any:
+    """A call of the contract that has the same answer at any time."""
+    return lambda self, *args, **options: answer
 
 
 def _check_job(job: Envelope) -> None:
@@ -125,7 +129,6 @@ class RabbitBroker:
         self._failed = DeadLetters(settings, self._writer, self._publish, self._make_known)
         self._registry = Registry(self._names_thread, declarer, self._names)
         self._announcer = Announcer(self._out, self._publisher, self._registry, self._served)
-        self._out.add(self._announcer)
         parts = self._in, declarer, self._publisher, self._names, self._writer
         next_token = itertools.count(1).__next__
         self._context = OwnerContext(*parts, next_token, self._announcer.entries)
@@ -225,8 +228,7 @@ class RabbitBroker:
         self._publisher.put(items, self._settings.patience, began=began)
         return [Put(job.id, Placed.CREATED) for job in jobs]
 
-    def wait_space(self, queue: str, timeout: float) -> bool:
-        return True
+    wait_space = _always(True)
 
     def _make_known(self, queues: Iterable[str], began: float = 0.0) -> None:
         self._announcer.make_known(queues, self._settings.patience, began or time.monotonic())
@@ -306,27 +308,20 @@ class RabbitBroker:
         if attached is not None:
             attached.wake_up.wake()
 
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        """Release nothing: the server returns a dead owner's messages when its connection ends."""
-        return 0
+    release = _always(0)  # the server returns a dead owner's messages when its connection ends
+    count_silence = _always(float("inf"))  # RabbitMQ has no remote owners
+    command = _always(False)
 
     def tick(self) -> float:
         self._check_open()
         return _TICK
 
-    def count_silence(self) -> float:
-        return float("inf")  # RabbitMQ has no remote owners
-
     def owners(self) -> list[Owner]:
         return [attached.owner for attached in list(self._owners.values())]
 
-    def command(self, owner_id: str, command: Command) -> bool:
-        return False
-
     # -- looking --------------------------------------------------------------------------------
 
-    def was_here(self, job_id: str) -> bool:
-        return False
+    was_here = _always(False)
 
     def stats(self) -> list[QueueStats]:
         """Ready jobs and consumers of each queue. The server knows no other counts."""

@@ -22,11 +22,10 @@ import msgspec
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, Place
 from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.settle import Settlement, goes_back
 from tidemill.brokers.rabbitmq.wakeup import WakeUp

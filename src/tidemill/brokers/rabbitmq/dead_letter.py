@@ -16,19 +16,17 @@ import msgspec
 import pika
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.short_connection import (
     ShortConnection,
     Unanswered,
     short_connection,
 )
 from tidemill.brokers.rabbitmq.message import Carried, Writer, death_of, read
+from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.brokers.rabbitmq.settings import Settings
 from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Record, State
-from tidemill.core.signals import raised_by_handler
 
 SHOWN_MOST = 10_000
 """The most jobs that a look shows: the jobs that failed first."""
@@ -146,21 +144,7 @@ class DeadLetters:
         instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
     ) -> list[bool]:
         """Replace some messages, and acknowledge each when the server has its replacements."""
-        wanted, begun = list(ids), list[bool]()
-        try:
-            return self._each_once(wanted, instead, begun)
-        except BrokerUnavailable as error:  # the queue may not be ready yet
-            # A call that has begun to change messages is not repeated.
-            if begun or raised_by_handler(error):
-                raise
-            return self._each_once(wanted, instead, begun)
-
-    def _each_once(
-        self,
-        wanted: Sequence[str],
-        instead: Callable[[pika.BasicProperties, bytes], list[Outgoing] | None],
-        begun: list[bool],
-    ) -> list[bool]:
+        wanted = list(ids)
         left, tags, items, size = set(wanted), list[int](), list[Outgoing](), 0
         if not left:
             return []
@@ -177,13 +161,11 @@ class DeadLetters:
                 items += made
                 size += sum(len(item.body) for item in made)
                 if not left or len(tags) >= PIECE_COUNT or size >= PIECE_BYTES:
-                    begun.append(True)
                     self._swap(server, tags, items)
                     tags, items, size = [], [], 0
                 if not left:
                     break
             if tags:
-                begun.append(True)
                 self._swap(server, tags, items)
         return [job_id not in left for job_id in wanted]
 

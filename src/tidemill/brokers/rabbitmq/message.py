@@ -25,7 +25,6 @@ import msgspec
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.layout import (
     HOME,
     LONGEST,
@@ -34,6 +33,7 @@ from tidemill.brokers.rabbitmq.layout import (
     TimerQueues,
     server_priority,
 )
+from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, decode_envelope, encode_envelope
 

@@ -23,10 +23,9 @@ from pika.channel import Channel
 
 from tidemill.brokers.rabbitmq.amqp.connection import encoded
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener, ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
-from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, Lock
 
@@ -53,20 +52,22 @@ class Registry(ConnectionListener):
 
     def entry(self, queue: str, mark: str = "") -> Outgoing:
         """The message that announces a name."""
-        home = self._names.registry
         properties = pika.BasicProperties(delivery_mode=2, message_id=mark or uuid.uuid4().hex)
-        return Outgoing(encoded(properties), queue.encode(), home)
+        return Outgoing(encoded(properties), queue.encode(), self._names.registry)
 
     def listen(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` with every known name and every name to come."""
+        self._join()
         with self._lock:
             self._listeners.append(heard)
-            known = sorted(self._heard)
+        for queue in self.known():
+            heard(queue)
+
+    def _join(self) -> None:
+        with self._lock:
             join, self._joined = not self._joined, True
         if join:
             self._thread.add(self)
-        for queue in known:
-            heard(queue)
 
     def unlisten(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` no more."""
@@ -100,15 +101,12 @@ class Registry(ConnectionListener):
             # Publish first: this makes the stream if it is missing. A read of a missing stream
             # closes the connection.
             publish(self.entry("", mark))
-            self.listen(_ignore)
-            here = seen.wait(patience)
+            self._join()
+            if not seen.wait(patience):
+                raise BrokerUnavailable(self._thread.silence())
         finally:
             self._marks.pop(mark, None)
-            self.unlisten(_ignore)
-        if not here:
-            raise BrokerUnavailable(self._thread.silence())
-        with self._lock:
-            return sorted(self._heard)
+        return self.known()
 
     # -- called by the connection thread --------------------------------------------------------
 
@@ -151,10 +149,6 @@ class Registry(ConnectionListener):
             mark.set()
 
 
-def _ignore(_: str) -> None:
-    pass
-
-
 _EVERY = 3600.0
 """Seconds after which the announcer writes the names again."""
 
@@ -162,7 +156,7 @@ _MOST = 10_000
 """Names that the announcer remembers. It forgets the names that were used first."""
 
 
-class Announcer(ConnectionListener):
+class Announcer:
     """The announcer of one process. ``served`` returns the queues that its owners take from."""
 
     def __init__(
@@ -177,7 +171,7 @@ class Announcer(ConnectionListener):
         self._registry = registry
         self._served = served
         self._used: dict[str, int] = {}  # by name: the connection over which it was written, or 0
-        self._timing = False
+        thread.do(self._wait)
 
     def make_known(self, queues: Iterable[str], patience: float, began: float) -> None:
         """Write the new names, and sleep until the server has them: see ``put``."""
@@ -202,14 +196,12 @@ class Announcer(ConnectionListener):
                 if len(self._used) > _MOST:
                     self._used.pop(next(iter(self._used)), None)
 
-    # -- called by the connection thread --------------------------------------------------------
+    # -- in the connection thread ---------------------------------------------------------------
 
-    def opened(self, connection: pika.SelectConnection) -> None:
-        if not self._timing:
-            self._timing = True
-            self._thread.later(_EVERY, self._repeat)
+    def _wait(self) -> None:
+        self._thread.later(_EVERY, self._repeat)
 
     def _repeat(self) -> None:
-        self._thread.later(_EVERY, self._repeat)
+        self._wait()
         names = dict.fromkeys([*self._used, *self._served()])
         self._publisher.send([self._registry.entry(name) for name in names], lambda: None)

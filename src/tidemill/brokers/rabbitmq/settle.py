@@ -16,11 +16,10 @@ import msgspec
 
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
-from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock

@@ -29,7 +29,6 @@ import pika
 from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
-from tidemill.brokers.rabbitmq.amqp.publish_channel import Outgoing
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import (
     HOME,
@@ -41,7 +40,7 @@ from tidemill.brokers.rabbitmq.layout import (
     most,
 )
 from tidemill.brokers.rabbitmq.message import Writer
-from tidemill.brokers.rabbitmq.put import Publisher
+from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point

@@ -70,13 +70,6 @@ def consumers_of(*given: tuple[int, int, Stage]) -> list[Consumer]:
     return made
 
 
-def test_missing_credit_begins_beside_the_credit_in_use() -> None:
-    full = consumers_of((4, 4, Stage.BEGUN), (8, 3, Stage.ENDED))
-    assert plan(full, 9) == ([], 2)
-    assert plan(full, 7) == ([], 0)
-    assert plan([], 4096) == ([], 4096)
-
-
 def test_a_consumer_with_too_much_credit_ends_before_another_begins() -> None:
     roomy, full = consumers_of((8, 1, Stage.BEGUN), (2, 2, Stage.BEGUN))
     assert plan([roomy, full], 4) == ([roomy], 0)
@@ -84,11 +77,6 @@ def test_a_consumer_with_too_much_credit_ends_before_another_begins() -> None:
     assert plan([roomy, full], 4) == ([], 0)
     roomy.stage = Stage.ENDED
     assert plan([roomy, full], 4) == ([], 1)
-
-
-def test_without_credit_all_end() -> None:
-    both = consumers_of((8, 1, Stage.BEGUN), (2, 2, Stage.BEGUN))
-    assert plan([*both, *consumers_of((1, 1, Stage.ENDING))], 0) == (both, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

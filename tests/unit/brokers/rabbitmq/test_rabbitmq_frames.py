@@ -19,6 +19,8 @@ from tidemill.brokers.rabbitmq.amqp.connection import (
     decoded,
     encoded,
     publication,
+    read_confirms,
+    read_deliveries,
 )
 from tidemill.brokers.rabbitmq.message import CONTENT_TYPE, plain_properties, plain_run
 
@@ -44,13 +46,13 @@ class Heard(Connection):
     def __init__(self) -> None:
         self._frame_buffer, self.is_quick = b"", True
         self.bytes_received = self.frames_received = 0
-        self._delivered, self._confirmed = {}, {}
+        self._listeners = {}
         self.told: list[Any] = []
         self._transport: Any = SimpleNamespace()
         self._channels = {n: SimpleNamespace(channel_number=n) for n in (1, CHANNEL, OTHER)}
         channels: Any = self._channels
-        self.hear_deliveries(channels[CHANNEL], self._deliveries)
-        self.hear_confirms(channels[OTHER], lambda found: self.told.extend(found))
+        self.hear(channels[CHANNEL], read_deliveries, self._deliveries)
+        self.hear(channels[OTHER], read_confirms, lambda found: self.told.extend(found))
 
     def _deliveries(self, found: list[Delivery]) -> None:
         for consumer, tag, again, properties, body in found:

@@ -27,7 +27,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_registry
 from tidemill.brokers.rabbitmq import put as put_module
 from tidemill.brokers.rabbitmq.amqp import connection_thread
-from tidemill.brokers.rabbitmq.amqp.publish_channel import REFUSED
+from tidemill.brokers.rabbitmq.put import REFUSED
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Outcome, State

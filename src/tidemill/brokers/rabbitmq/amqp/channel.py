@@ -20,7 +20,13 @@ import pika
 from pika.channel import Channel
 from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.amqp.connection import Connection, Delivery, Properties, part
+from tidemill.brokers.rabbitmq.amqp.connection import (
+    Connection,
+    Delivery,
+    Properties,
+    part,
+    read_deliveries,
+)
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener, ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.topology import SILENT, Declarer
 from tidemill.brokers.rabbitmq.errors import with_grant
@@ -29,8 +35,8 @@ from tidemill.brokers.rabbitmq.queue_state import Consumer, QueueState, Stage, i
 from tidemill.core.locks import Event, Lock
 
 _FEW, _STRAGGLE = 64, 0.02
-"""With more than ``_FEW`` messages in hand, a single acknowledgement waits ``_STRAGGLE`` seconds.
-In this time earlier jobs probably end, and then one frame acknowledges all their messages."""
+"""With more than ``_FEW`` messages in hand, single acknowledgements wait ``_STRAGGLE`` seconds at
+most. In this time earlier jobs probably end, and then one frame acknowledges all their messages."""
 
 
 class Acknowledgements:
@@ -48,14 +54,13 @@ class Acknowledgements:
         self.open: OrderedDict[int, Consumer] = OrderedDict()
         # Tags that wait to be acknowledged together with earlier tags.
         self._done: set[int] = set()
-        self._stragglers: set[int] = set()  # the tags in ``_done`` that wait for the timer
+        self._timing = False  # True while the timer runs
 
     def begin_anew(self, channel: Channel | None) -> None:
         """Begin on a new channel: the server has taken back the messages in hand."""
         self._channel = channel
         self.open.clear()
         self._done.clear()
-        self._stragglers.clear()
 
     def came(self, tag: int, consumer: Consumer) -> None:
         """Count a message that came."""
@@ -88,24 +93,20 @@ class Acknowledgements:
             self._done.difference_update(together)
         if len(self.open) <= _FEW:
             self.acknowledge_all()
-        elif self._done and not self._stragglers:
-            self._stragglers = set(self._done)
-            self._thread.later(_STRAGGLE, self._acknowledge_stragglers)
+        elif self._done and not self._timing:
+            self._timing = True
+            self._thread.later(_STRAGGLE, self._ring)
+
+    def _ring(self) -> None:
+        self._timing = False
+        self.acknowledge_all()
 
     def acknowledge_all(self) -> None:
         """Acknowledge at once all tags that wait for earlier tags."""
-        self._acknowledge_singly(self._done)
-
-    def _acknowledge_stragglers(self) -> None:
-        stragglers, self._stragglers = self._stragglers & self._done, set()
-        self._acknowledge_singly(stragglers)
-        self.acknowledge([])
-
-    def _acknowledge_singly(self, tags: set[int]) -> None:
         if self._channel is not None and self._channel.is_open:
-            for tag in sorted(tags):
+            for tag in sorted(self._done):
                 self._channel.basic_ack(tag)
-            self._done -= tags
+            self._done.clear()
 
 
 log = logging.getLogger("tidemill.rabbitmq")
@@ -118,7 +119,7 @@ BEGINS_WITHIN = 10.0
 """Seconds within which a consumer must begin."""
 
 _MADE_AGAIN = 0.5
-"""Seconds until a deleted queue is made again."""
+"""Seconds until a deleted queue is made again, and until a closed channel is opened again."""
 
 
 Arrival = tuple[QueueState, int, bool, Properties, bytes, bool]
@@ -153,7 +154,6 @@ class ConsumerChannel(ConnectionListener):
         self._pauses: dict[str, float] = {}  # seconds before the next try of a silent place
         self._whose: dict[bytes, tuple[QueueState, Consumer]] = {}  # by the tag of the consumer
         self._syncing: list[Callable[[bool], None]] = []
-        self._opened_at = 0.0
         self._closed = False
         self._lock = Lock()
         self._acks: list[int] = []
@@ -279,8 +279,8 @@ class ConsumerChannel(ConnectionListener):
         # pika would call a callback for one consumer at the first answer for any consumer.
         channel.add_callback(heard(self._begun), [Basic.ConsumeOk], one_shot=False)
         channel.add_callback(heard(self._ended), [Basic.CancelOk], one_shot=False)
-        cast(Connection, channel.connection).hear_deliveries(channel, self._delivered)
-        self._channel, self._opened_at = channel, time.monotonic()
+        cast(Connection, channel.connection).hear(channel, read_deliveries, self._delivered)
+        self._channel = channel
         self._acknowledgements.begin_anew(channel)
         self._adjust()
         if self._asked:
@@ -301,8 +301,7 @@ class ConsumerChannel(ConnectionListener):
         log.error("rabbitmq took back our messages: %s", why)
         self.lost()
         self._declarer.forget_all()  # a queue may have gone
-        soon = time.monotonic() - self._opened_at > _MADE_AGAIN
-        self._thread.later(0.0 if soon else _MADE_AGAIN, functools.partial(self._reopen, channel))
+        self._thread.later(_MADE_AGAIN, functools.partial(self._reopen, channel))
 
     def _reopen(self, old: Channel) -> None:
         connection = old.connection

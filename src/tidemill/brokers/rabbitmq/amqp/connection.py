@@ -139,9 +139,8 @@ _RECEIVE = 1 << 16
 _AROUND = 8
 """Bytes of a frame before and after its body."""
 
-Delivered = Callable[[list[Delivery]], None]
-Confirmed = Callable[[list[Confirm]], None]
-
+Read = Callable[[bytes, int, int], tuple[list[Any], int]]
+"""Reads frames of one kind from bytes: ``read_deliveries`` or ``read_confirms``."""
 
 _NEEDED = ("_adapter_emit_data", "_channels", "_frame_buffer", "_process_frame")
 
@@ -164,22 +163,13 @@ class Connection(pika.SelectConnection):
         self.is_quick = False
         super().__init__(*args, **options)
         self.is_quick = all(part(self, name) is not None for name in _NEEDED)
-        self._delivered: dict[int, tuple[Channel, Delivered]] = {}
-        self._confirmed: dict[int, tuple[Channel, Confirmed]] = {}
+        self._listeners: dict[int, tuple[Channel, Read, Callable[[Any], None]]] = {}
 
-    def hear_deliveries(self, channel: Channel, heard: Delivered) -> None:
-        """Pass the deliveries of a channel to ``heard`` as long as the channel lives."""
-        self._begin_to_hear()
-        self._delivered[channel.channel_number] = channel, heard
-
-    def hear_confirms(self, channel: Channel, heard: Confirmed) -> None:
-        """Pass the confirms of a channel to ``heard`` as long as the channel lives."""
-        self._begin_to_hear()
-        self._confirmed[channel.channel_number] = channel, heard
-
-    def _begin_to_hear(self) -> None:
+    def hear(self, channel: Channel, read: Read, heard: Callable[[Any], None]) -> None:
+        """Pass what ``read`` finds to ``heard``, many at a time, as long as the channel lives."""
         if (transport := part(self, "_transport")) is not None:
             transport._MAX_RECV_BYTES = _RECEIVE
+        self._listeners[channel.channel_number] = channel, read, heard
 
     def write(self, data: bytes, frames: int) -> None:
         """Send frames, in one piece."""
@@ -216,19 +206,12 @@ class Connection(pika.SelectConnection):
 
     def _hand_over(self, data: bytes, at: int, number: int) -> int:
         """Pass the frames from ``at`` on to the listener of a channel. Return their end."""
-        here = part(self, "_channels").get(number)
-        channel, delivered = self._delivered.get(number, (None, None))
-        if delivered is not None and here is channel:
-            deliveries, end = read_deliveries(data, at, number)
-            if deliveries:
-                self.frames_received += 3 * len(deliveries)
-                delivered(deliveries)
-            return end
-        channel, confirmed = self._confirmed.get(number, (None, None))
-        if confirmed is not None and here is channel:
-            confirms, end = read_confirms(data, at, number)
-            if confirms:
-                self.frames_received += len(confirms)
-                confirmed(confirms)
-            return end
-        return at
+        listener = self._listeners.get(number)
+        if listener is None or part(self, "_channels").get(number) is not listener[0]:
+            return at
+        _, read, heard = listener
+        found, end = read(data, at, number)
+        if found:
+            self.frames_received += len(found) * (3 if read is read_deliveries else 1)
+            heard(found)
+        return end
