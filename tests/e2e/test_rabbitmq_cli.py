@@ -135,13 +135,6 @@ def test_the_doctor_tells_no_lies(place: Place) -> None:
     )
 
 
-def test_a_call_from_the_shell_is_run(place: Place) -> None:
-    job_id = run(place, "enqueue", "--queue", "default", place.task("mends"), "7").strip()
-    assert job_id
-    place.worker().wait_ready()
-    place.wait_notes("ran 7")
-
-
 def test_looking_at_the_failed_keeps_them_and_their_order(place: Place) -> None:
     jobs = fail_some(place, 12)
     shown = listed(place, jobs[::-1])

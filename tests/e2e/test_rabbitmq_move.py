@@ -77,26 +77,6 @@ def test_jobs_that_rabbitmq_can_hold_move_in_order(places: tuple[Place, Place]) 
     assert json.loads(again.stdout)["moved"] == 0
 
 
-def test_jobs_that_rabbitmq_cannot_hold_are_refused_before_anything_moves(
-    places: tuple[Place, Place],
-) -> None:
-    store, rabbit = places
-    store.enqueue("work", 1)
-    store.enqueue("work", 2, key="k")
-    store.enqueue("work", 3, limit="1/s")
-    done = run(store.url, rabbit.url)
-    assert done.returncode == 2
-    assert "1 jobs with a key, 1 jobs with a limit" in done.stderr
-    store.enqueue("work", 4)  # it was not left
-    done = run(store.url, rabbit.url, "--leave")
-    assert done.returncode == 0, done.stderr
-    assert "2 jobs moved" in done.stdout
-    assert "left behind in" in done.stdout
-    assert "1 jobs with a key, 1 jobs with a limit" in done.stdout
-    rabbit.worker("--burst").wait()
-    assert sorted(ran(rabbit, 2)) == [1, 4]
-
-
 @pytest.mark.parametrize("where", ["move.putting:2", "move.put:2"])
 def test_killed_in_between_it_goes_on(places: tuple[Place, Place], where: str) -> None:
     store, rabbit = places

@@ -346,14 +346,6 @@ def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
     place.wait_notes("end", 307)
 
 
-def test_burst_ends_when_all_is_done(place: Place) -> None:
-    place.enqueue_many("short", [(n,) for n in range(200)], queue="a")
-    place.enqueue_many("short", [(n,) for n in range(200, 400)], queue="b")
-    assert place.worker("--burst", processes=2).wait() == 0
-    ran = sorted(int(line.split()[1]) for line in place.notes() if line.startswith("short"))
-    assert ran == list(range(400))
-
-
 @pytest.mark.everyday
 def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
     place.worker().wait_ready()

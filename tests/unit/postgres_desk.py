@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from harness import eventually
 
 from tidemill.brokers.contract.broker import Broker
@@ -76,3 +77,20 @@ def start(
         process_group=0,
         env={**os.environ, **({"TMPDIR": str(temp)} if temp else {})},
     )
+
+
+def lose_replies(monkeypatch: pytest.MonkeyPatch, word: bytes) -> list[bytes]:
+    """The next call of that name is done, and its reply lost with the connection."""
+    execute = psycopg.Connection.execute
+    lost: list[bytes] = []
+
+    def lose(self: psycopg.Connection, query: bytes, *args: object, **options: object) -> object:
+        cursor = execute(self, query, *args, **options)  # type: ignore[arg-type]
+        if isinstance(query, bytes) and word in query and not lost:
+            lost.append(query)
+            self.close()
+            raise psycopg.OperationalError("the reply is lost")
+        return cursor
+
+    monkeypatch.setattr(psycopg.Connection, "execute", lose)
+    return lost

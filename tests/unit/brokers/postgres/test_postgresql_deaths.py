@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ sys.stdin.readline()
 def url(request: pytest.FixtureRequest) -> str:
     lease = getattr(request, "param", LEASE)
     return f"{postgres_url()}?schema=t{new_id()}&migrate=1&owner_lease={lease:g}"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 class Mortal:
@@ -147,7 +139,7 @@ def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_p
         mortal.say()
         assert mortal.hear() == "[]"
         mortal.kill()
-        assert broker.reap() == 0 or time.monotonic() > asked + LEASE
+        assert broker._owners.reap() == 0 or time.monotonic() > asked + LEASE
         took = sleeps_until(broker, lambda: broker.get("one").state is State.READY)
         assert took < 15
         assert time.monotonic() - asked > 0.75 * LEASE
@@ -174,9 +166,9 @@ def test_a_far_owner_that_was_cut_off_has_its_lease_to_come_back(
         os.kill(mortal.process.pid, signal.SIGSTOP)
         await_stop(mortal.process.pid)
         _cut(url)
-        assert broker.reap() == 0
+        assert broker._owners.reap() == 0
         deadline = time.monotonic() + 20
-        while not broker.reap():
+        while not broker._owners.reap():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.kill(mortal.process.pid, signal.SIGCONT)
@@ -197,11 +189,11 @@ def test_a_server_that_was_silent_leaves_owners_a_lease_to_come_back(
     try:
         time.sleep(4.5)
         # when the server answers again
-        assert broker.reap() == 0
+        assert broker._owners.reap() == 0
         # then the owner has the time to renew its lease
         mortal.say()
         assert mortal.hear() == "[]"
-        assert broker.reap() == 0
+        assert broker._owners.reap() == 0
     finally:
         mortal.close()
 

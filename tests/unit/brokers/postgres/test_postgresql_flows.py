@@ -15,7 +15,6 @@ from servers import Postgres
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound
@@ -37,13 +36,6 @@ def server() -> Iterator[Postgres]:
 @pytest.fixture
 def url(server: Postgres) -> str:
     return f"{server.url()}?schema=t{new_id()}&migrate=1"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 def job(job_id: str, *behind: str, waits: str = "", **fields: Any) -> Envelope:

@@ -17,7 +17,7 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
-from tidemill.core.clock import clock, new_id
+from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Verdict
 from tidemill.core.limit_settings import LimitSettings
@@ -32,11 +32,6 @@ def server() -> Iterator[Postgres]:
     with contextlib.closing(Postgres("fsync=off")) as server:
         server.run('CREATE ROLE "the ""app""" LOGIN')
         yield server
-
-
-@pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
 
 
 @pytest.fixture
@@ -55,13 +50,6 @@ def url(owned: str) -> str:
     with connect(owned, autocommit=True) as conn:
         conn.execute(printed.stdout.encode())
     return owned.replace("tidemill@", "the%20%22app%22@") + "&patience=20"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 def grants(url: str) -> tuple[str, str]:

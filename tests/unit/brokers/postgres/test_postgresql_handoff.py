@@ -26,19 +26,6 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
-
-
-@pytest.fixture
-def broker(schema: str) -> Iterator[PostgresBroker]:
-    broker = open_broker(f"{postgres_url()}?schema={schema}&migrate=1")
-    assert isinstance(broker, PostgresBroker)
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
 def count(schema: str) -> Iterator[Callable[[], int]]:
     """Steps that the server has done for the owner "w"."""
     text = (

@@ -8,22 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_desk import connect
-from servers import postgres_url
 
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared import folded_history
-from tidemill.core.clock import clock, new_id
+from tidemill.core.clock import clock
 from tidemill.core.owner import Owner
 
 NOW = int(clock.wall()) // HOUR * HOUR
-
-
-@pytest.fixture
-def url() -> str:
-    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
 
 
 @pytest.fixture

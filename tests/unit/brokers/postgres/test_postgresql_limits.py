@@ -16,7 +16,6 @@ from servers import Postgres
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
@@ -35,11 +34,6 @@ def server() -> Iterator[Postgres]:
     server = Postgres("deadlock_timeout=20ms")
     yield server
     server.close()
-
-
-@pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
 
 
 @pytest.fixture
@@ -407,19 +401,3 @@ def test_nothing_is_left_of_lanes_that_nobody_uses(
         for table in ("gate", "parked", "stand", "inbox", "said"):
             [(left,)] = conn.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchall()
             assert left == 0, table
-
-
-def test_jobs_that_wait_for_a_limit_are_found_counted_and_purged(broker: PostgresBroker) -> None:
-    one = LimitSettings(concurrency=1)
-    put(broker, 3, "a", limit=JobLimit("api", "a", 1.0, one), created=5.0)
-    put(broker, 2, "b", queue="q", limit=JobLimit("api", "b", 1.0, one))
-    assert sorted(names(take(broker, "one", 9))) == ["a0000", "b0000"]
-    ready = frozenset({State.READY})
-    found = {r.envelope.id for r in broker.find(Filter(states=ready)).records}
-    assert found == {"a0001", "a0002", "b0001"}
-    row = next(row for row in broker.stats() if row.name == "default")
-    assert row.ready == 2
-    assert row.oldest == 5.0
-    assert delete_waiting(broker, "default") == 2
-    assert take(broker, "one", 9) == []
-    assert {r.envelope.id for r in broker.find(Filter(states=ready)).records} == {"b0001"}

@@ -16,7 +16,6 @@ from servers import PgBouncer, Postgres
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import migrate_store, open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Verdict
 from tidemill.core.owner import Owner
@@ -42,21 +41,9 @@ def pooler(server: Postgres) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
-
-
-@pytest.fixture
 def url(server: Postgres, schema: str) -> str:
     migrate_store(f"{server.url()}?schema={schema}")
     return f"{server.url()}?schema={schema}&patience=2"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 @contextlib.contextmanager

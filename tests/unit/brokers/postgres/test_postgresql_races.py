@@ -15,7 +15,6 @@ from servers import Postgres
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.generic.purges import delete_waiting
-from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Conflict, Outcome, State, Verdict
@@ -30,21 +29,13 @@ def server() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
-
-
-@pytest.fixture
 def url(server: Postgres, schema: str) -> str:
     return f"{server.url()}?schema={schema}&migrate=1"
 
 
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
+@pytest.fixture(autouse=True)
+def worker(broker: Broker) -> None:
     broker.attach(Owner(id="w", name="w"))
-    yield broker
-    broker.close()
 
 
 def job(job_id: str, *behind: str, waits: str = "", **fields: Any) -> Envelope:

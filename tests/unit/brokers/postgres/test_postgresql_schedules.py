@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
-import psycopg
 import pytest
 from moved_clock import MovedClock
-from postgres_desk import ids, job
-from servers import postgres_url
+from postgres_desk import ids, job, lose_replies
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import clock, new_id
+from tidemill.core.clock import clock
 from tidemill.core.owner import Owner
 
 
-@pytest.fixture
-def url() -> str:
-    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
+@pytest.fixture(autouse=True)
+def worker(broker: Broker) -> None:
     broker.attach(Owner(id="w", name="w"))
-    yield broker
-    broker.close()
-
-
-def lose_replies(monkeypatch: pytest.MonkeyPatch, word: bytes) -> list[bytes]:
-    """The next call of that name is done, and its reply lost with the connection."""
-    execute = psycopg.Connection.execute
-    lost: list[bytes] = []
-
-    def lose(self: psycopg.Connection, query: bytes, *args: object, **options: object) -> object:
-        cursor = execute(self, query, *args, **options)  # type: ignore[arg-type]
-        if isinstance(query, bytes) and word in query and not lost:
-            lost.append(query)
-            self.close()
-            raise psycopg.OperationalError("the reply is lost")
-        return cursor
-
-    monkeypatch.setattr(psycopg.Connection, "execute", lose)
-    return lost
 
 
 def test_a_change_whose_reply_was_lost_is_made_once(

@@ -7,34 +7,18 @@ from contextlib import contextmanager
 
 import pytest
 from postgres_desk import connect, ids, job, take
-from servers import postgres_url
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
-from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
 
 
-@pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
-
-
-@pytest.fixture
-def url(schema: str) -> str:
-    return f"{postgres_url()}?schema={schema}&migrate=1"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
+@pytest.fixture(autouse=True)
+def worker(broker: Broker) -> None:
     broker.attach(Owner(id="w", name="w"))
-    yield broker
-    broker.close()
 
 
 @contextmanager

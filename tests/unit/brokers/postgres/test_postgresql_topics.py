@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from postgres_desk import connect
-from servers import postgres_url
 
 from tidemill import QueueFull, Tidemill, Unroutable
-from tidemill.core.clock import new_id
-
-
-@pytest.fixture
-def url() -> str:
-    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
 
 
 @pytest.fixture
@@ -63,30 +55,3 @@ def test_a_refused_publish_leaves_the_transaction_usable(
     assert len(mill.publish("x", 2, txn=conn)) == 1
     conn.commit()
     assert bodies(mill, "a") == [2]
-
-
-def test_bindings_change_while_a_transaction_with_a_publish_is_open(
-    mill: Tidemill, conn: psycopg.Connection[Any]
-) -> None:
-    mill.queue("a").bind("x")
-    mill.publish("x", 1, txn=conn)
-    mill.queue("b").bind("x")  # does not wait for the transaction
-    mill.publish("x", 2, txn=conn)
-    conn.commit()
-    assert (bodies(mill, "a"), bodies(mill, "b")) == ([1, 2], [2])
-
-
-def test_an_async_transaction_publishes(mill: Tidemill, url: str) -> None:
-    asyncpg = pytest.importorskip("asyncpg")
-    mill.queue("a").bind("x")
-
-    async def main() -> None:
-        conn = await asyncpg.connect(url.partition("?")[0])
-        async with conn.transaction():
-            assert len(await mill.apublish("x", 1, txn=conn)) == 1
-            assert await mill.apublish("y", 1, txn=conn) == []
-            assert bodies(mill, "a") == []
-        await conn.close()
-
-    asyncio.run(main())
-    assert bodies(mill, "a") == [1]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from postgres_desk import connect, ids, job, take
+from postgres_desk import connect, ids, job, lose_replies, take
 from servers import Postgres, free_port
 
 from tidemill.brokers.contract.broker import Broker
@@ -39,13 +39,6 @@ def server() -> Iterator[Postgres]:
 def url(server: Postgres) -> str:
     server.run("DROP SCHEMA IF EXISTS tidemill CASCADE")
     return f"{server.url()}?migrate=1&patience=120"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -178,7 +171,7 @@ def test_sessions_that_are_ended_lose_nothing(server: Postgres, broker: Broker) 
         cut(server)
         broker.put([job(id=f"more{n}")])
         cut(server)
-        assert broker.reap() == 0
+        assert broker._owners.reap() == 0
         assert broker.get("j0").state is State.RUNNING
     cut(server)
     assert broker.exchange(Step("o", verdicts=[Verdict(lease.token, 0)])).settled == [True]
@@ -243,7 +236,7 @@ def test_a_server_that_is_killed_loses_nothing(server: Postgres, broker: Broker)
     # then: the owner has kept its jobs, nobody was given up
     reply = _exchange(broker, Step("o", verdicts=[Verdict(lease.token, 0) for lease in leases]))
     assert reply.settled == [True] * 5
-    assert broker.reap() == 0
+    assert broker._owners.reap() == 0
     left = _exchange(broker, Step("o", want=Want(100))).leases
     assert len({lease.open().id for lease in left}) == 55
 
@@ -270,23 +263,6 @@ def test_an_exchange_says_soon_that_the_server_is_away(server: Postgres, broker:
     finally:
         server.start()
     assert _exchange(broker, Step("o")).settled == []
-
-
-def lose_replies(monkeypatch: pytest.MonkeyPatch, word: bytes) -> list[bytes]:
-    """The next call of that name is done, and its reply lost with the connection."""
-    execute = psycopg.Connection.execute
-    lost: list[bytes] = []
-
-    def lose(self: psycopg.Connection, query: bytes, *args: object, **options: object) -> object:
-        cursor = execute(self, query, *args, **options)  # type: ignore[arg-type]
-        if isinstance(query, bytes) and word in query and not lost:
-            lost.append(query)
-            self.close()
-            raise psycopg.OperationalError("the reply is lost")
-        return cursor
-
-    monkeypatch.setattr(psycopg.Connection, "execute", lose)
-    return lost
 
 
 def test_a_put_whose_reply_was_lost_is_answered_and_not_done_again(

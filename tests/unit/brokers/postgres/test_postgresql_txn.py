@@ -13,13 +13,10 @@ import pytest
 from moved_clock import MovedClock
 from postgres_desk import connect, ids, job, take, until_blocked
 from psycopg.rows import class_row, dict_row, scalar_row
-from servers import postgres_url
 
 from tidemill import Tidemill, chain, group
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.errors import (
     DuplicateJob,
     InvalidOption,
@@ -29,18 +26,6 @@ from tidemill.core.errors import (
 )
 from tidemill.core.job import Placed
 from tidemill.core.owner import Owner
-
-
-@pytest.fixture
-def url() -> str:
-    return f"{postgres_url()}?schema=t{new_id()}&migrate=1"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    broker = open_broker(url)
-    yield broker
-    broker.close()
 
 
 @pytest.fixture

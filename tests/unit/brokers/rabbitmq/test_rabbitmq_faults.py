@@ -145,23 +145,6 @@ def test_going_and_coming_are_told_once_and_cost_nothing(
     assert [line.endswith(" is back") for line in told].count(True) == 1, told
 
 
-def test_a_delay_goes_on_over_a_kill(server: RabbitMQ, open_one: Open) -> None:
-    # law 1, law 9
-    broker = open_one()
-    broker.put([job(delay=0.02)])  # so that what it goes through is known
-    server.sync()
-    due = time.monotonic() + 1.5
-    late = job(delay=1.5)
-    broker.put([late])
-    server.sync()
-    server.kill()
-    server.start()
-    worker = LiveOwner(broker)
-    leases = worker.await_all(2, limit=60)
-    assert late.id in {lease.open().id for lease in leases}
-    assert time.monotonic() >= due
-
-
 def test_a_queue_that_somebody_deletes_is_made_again(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:

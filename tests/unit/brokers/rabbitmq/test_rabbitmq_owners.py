@@ -23,7 +23,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
-from tidemill.core.job import Outcome, State
+from tidemill.core.job import State
 
 Open = Callable[..., RabbitBroker]
 
@@ -42,16 +42,6 @@ def test_a_worker_hears_of_a_new_queue_at_once(open_one: Open) -> None:
     for queue in ("new", "newer"):
         other.put([job(queue)])
         assert worker.await_all(1)[0].open().queue == queue
-
-
-def test_two_brokers_of_one_process_share_the_work(open_one: Open) -> None:
-    one, two = open_one(), open_one()
-    hands = LiveOwner(one), LiveOwner(two, "w2")
-    jobs = [job() for _ in range(20)]
-    one.put(jobs[:10])
-    two.put(jobs[10:])
-    taken = [lease.open().id for hand in hands for lease in hand.await_all(10)]
-    assert sorted(taken) == sorted(ids_of(jobs))
 
 
 def test_an_unreadable_message_is_put_aside_with_the_reason(
@@ -127,20 +117,6 @@ def test_a_purge_right_after_a_get_deletes_all_that_was_not_handed_out(
         assert queue.purge() == 7
         queue.put("later")
         assert queue.get(timeout=60).body == "later"
-
-
-def test_a_failed_job_is_kept_with_its_error(
-    open_one: Open, prefix: str, channel: BlockingChannel
-) -> None:
-    # law 16
-    broker = open_one()
-    given = job(retries=0)
-    broker.put([given])
-    worker = LiveOwner(broker)
-    assert worker.settle(worker.await_all(1)[0], Outcome.RETRY, error="KeyError: 'x'")
-    found = put_aside(broker, prefix, channel)
-    assert (found[1].message_id, found[1].headers["error"]) == (given.id, "KeyError: 'x'")
-    assert found[1].headers["attempt"] == 1
 
 
 def test_classic_queues_have_priorities(open_one: Open) -> None:

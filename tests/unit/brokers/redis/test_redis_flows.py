@@ -11,7 +11,6 @@ from servers import Redis, redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
@@ -169,36 +168,21 @@ def test_a_store_is_sealed_when_nothing_is_left_to_count_down(broker: RedisBroke
 
 
 def test_an_act_whose_reply_was_lost_tells_what_it_did_and_is_gone_on_with(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, lose_replies: Callable[[int], None]
 ) -> None:
     # law 4
     put_chain(broker)
-    lose_a_reply(monkeypatch)
+    lose_replies(1)
     assert broker.cancel([name(0)]) == [True]
     assert counts(broker) == (0, MANY)
 
 
 def test_a_lease_whose_reply_was_lost_brings_its_inputs(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, lose_replies: Callable[[int], None]
 ) -> None:
     # law 4, case C1
     broker.put([job("b", waits="success", inputs=["a"]), job("a", "b")])
     settle(broker, Outcome.SUCCESS, result=b"one")
-    lose_a_reply(monkeypatch)
+    lose_replies(1)
     [lease] = broker.exchange(Step("w", want=Want(1))).leases
     assert [(i.id, i.state, i.result) for i in lease.inputs] == [("a", "succeeded", b"one")]
-
-
-def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next answer does not arrive."""
-    real, lost = ServerConnection._send, []
-
-    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
-        answer = real(line, command)
-        if not lost and command[0] == b"FCALL":
-            lost.append(command)
-            line.close()
-            raise ConnectionError("cut")
-        return answer
-
-    monkeypatch.setattr(ServerConnection, "_send", send)

@@ -11,7 +11,6 @@ from servers import Redis
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, Verdict
@@ -90,39 +89,24 @@ def test_a_server_that_was_killed_knows_its_limits(start: Callable[..., Opened])
 
 
 def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
-    start: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Opened], lose_replies: Callable[[int], None]
 ) -> None:
     # laws 4, 13
     _, broker = start()
     broker.set_limit("a", LimitSettings(rate=(1, 3600), burst=3), queue=True)
     put(broker, 5, queue="a")
     take(broker, 0)  # its line is open
-    lose_a_reply(monkeypatch)
+    lose_replies(1)
     assert len(take(broker, 2)) == 2
     assert len(take(broker, 2)) == 1
 
 
 def test_a_limit_whose_change_was_lost_on_the_way_back_is_changed_once(
-    start: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Opened], lose_replies: Callable[[int], None]
 ) -> None:
     # law 4
     _, broker = start()
-    lose_a_reply(monkeypatch)
+    lose_replies(1)
     broker.set_limit("api", LimitSettings(rate=(2, 7), window=(3, 5.5), breaker=(4, 1.5)))
     [row] = broker.limits()
     assert row.terms == LimitSettings(rate=(2, 7), window=(3, 5.5), breaker=(4, 1.5))
-
-
-def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next answer does not arrive."""
-    real, lost = ServerConnection._send, []
-
-    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
-        answer = real(line, command)
-        if not lost and command[0] == b"FCALL":
-            lost.append(command)
-            line.close()
-            raise ConnectionError("cut")
-        return answer
-
-    monkeypatch.setattr(ServerConnection, "_send", send)

@@ -13,7 +13,6 @@ from servers import Redis
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import CLAIM, Change
-from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
@@ -35,32 +34,17 @@ def open_on() -> Iterator[Callable[[Redis], Broker]]:
         yield open_one
 
 
-def lose_replies(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The next answers do not arrive."""
-    real, lost = ServerConnection._send, []
-
-    def send(line: ServerConnection, command: tuple[Any, ...]) -> Any:
-        answer = real(line, command)
-        if len(lost) < count and command[0] == b"FCALL":
-            lost.append(command)
-            line.close()
-            raise ConnectionError("cut")
-        return answer
-
-    monkeypatch.setattr(ServerConnection, "_send", send)
-
-
 def job(**fields: Any) -> Envelope:
     return Envelope(**{"id": "j", "task": "t", **fields})
 
 
 def test_a_change_whose_reply_was_lost_is_made_once(
-    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch
+    open_on: Callable[[Redis], Broker], lose_replies: Callable[[int], None]
 ) -> None:
     # law 4, case C7
     broker = open_on(Redis())
     [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
-    lose_replies(monkeypatch, 1)
+    lose_replies(1)
     [fired] = broker.change_schedules([Change("s", made.version, 0.0, b"", jobs=(job(),))])
     assert (fired.done, fired.left_out) == (True, ())
     [record] = broker.schedules(["s"])
@@ -70,13 +54,13 @@ def test_a_change_whose_reply_was_lost_is_made_once(
 
 
 def test_a_schedule_handed_out_with_a_lost_reply_comes_again(
-    open_on: Callable[[Redis], Broker], monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
+    open_on: Callable[[Redis], Broker], lose_replies: Callable[[int], None], moved_clock: MovedClock
 ) -> None:
     # case C7: when its claim is over
     broker = open_on(Redis())
     broker.exchange(Step("w"))  # its line is open
     broker.change_schedules([Change("s", 0, clock.wall() - 1)])
-    lose_replies(monkeypatch, 2)  # it is tried twice before it is given up for now
+    lose_replies(2)  # it is tried twice before it is given up for now
     with pytest.raises(BrokerUnavailable):
         broker.exchange(Step("w", fires=5))
     reply = broker.exchange(Step("w", fires=5))
