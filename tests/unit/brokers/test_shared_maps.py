@@ -33,7 +33,7 @@ class Growing(list[int]):
         return super().__iter__()
 
 
-@pytest.mark.parametrize(("kind", "field"), [(LmdbOwners, "_owners"), (RedisOwners, "_by_id")])
+@pytest.mark.parametrize(("kind", "field"), [(LmdbOwners, "_by_id"), (RedisOwners, "_by_id")])
 def test_owners_may_attach_while_others_choose_neighbours(kind: Any, field: str) -> None:
     # Given two owners of this process.
     members, heard = kind.__new__(kind), []

@@ -44,7 +44,7 @@ def number_of(owner_id: str) -> int:
     return int.from_bytes(hashlib.sha256(owner_id.encode()).digest()[:7])
 
 
-class AttachedOwner(shared.AttachedOwner):
+class AttachedOwner(shared.ConnectedOwner):
     """An owner attached in this process."""
 
     def __init__(

@@ -128,7 +128,7 @@ class LmdbBroker:
         """Prepare for this process, which may be a fork of the process that opened the broker."""
         store = self._store
         self._pid = os.getpid()
-        self._owners = Owners(store, self._commit)
+        self._owners = Owners(store, self._commit, lambda: self._time.micros()[0])
         self.waits = Waits(store, self._commit)
         store.brokers.add(self)
         self._time = StoreTime(store)
@@ -327,7 +327,7 @@ class LmdbBroker:
 
     def count_silence(self) -> float:
         self._check_open()
-        return self._owners.count_silence(self._time.micros()[0])
+        return self._owners.count_silence()
 
     # -- waiting for jobs -----------------------------------------------------------------------
 

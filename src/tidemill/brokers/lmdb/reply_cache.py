@@ -110,19 +110,21 @@ def open_lease(commit: Transitions, number: int, token: int) -> Lease:
     return Lease(token, *counts, *times, stored.envelope, inputs_of(commit, stored))
 
 
-def heard(txn: lmdb.Transaction[bytes], tables: Tables, now: int) -> dict[int, SignOfLife]:
-    """The last signs of life of remote owners, by number, for the count of their silence.
+def heard(
+    txn: lmdb.Transaction[bytes], tables: Tables, now: int
+) -> dict[tuple[str, int], SignOfLife]:
+    """The last signs of life of remote owners, by id and number, for the count of their silence.
 
     The silence of a consumer does not count while the ttr (time to run) of one of its messages
     lasts.
     """
-    words: dict[int, SignOfLife] = {}
+    words: dict[tuple[str, int], SignOfLife] = {}
     for number, owner in owner_rows(txn, tables):
         if owner.lease:
             word: object = txn.get(_OWNERS + NUMBER.pack(number), db=tables.said)
             if owner.kind == "consumer" and _holds(txn, tables, number, now):
                 word = now
-            words[number] = SignOfLife(owner.lease, word)
+            words[owner.id, number] = SignOfLife(owner.lease, word)
     return words
 
 

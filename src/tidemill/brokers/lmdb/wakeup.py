@@ -27,7 +27,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder
 from tidemill.core.scoreboard import allocate
@@ -77,12 +76,11 @@ NOTHING = SleeperWant(0, 0, ())
 class Sleeper:
     """One place to sleep: a slot and the FIFO that belongs to it."""
 
-    __slots__ = ("asleep", "fd", "slot")
+    __slots__ = ("fd", "slot")
 
     def __init__(self, slot: int, fd: int) -> None:
         self.slot = slot
         self.fd = fd
-        self.asleep = Asleep()
 
     def drain(self) -> None:
         """Take all hints off the FIFO."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
 
-class AttachedOwner(shared.AttachedOwner):
+class AttachedOwner(shared.ConnectedOwner):
     """An owner whose calls this process makes."""
 
     def __init__(self, session: Session, owner: Owner, number: int) -> None:

@@ -47,7 +47,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
-class AttachedOwner(shared.AttachedOwner):
+class AttachedOwner(shared.ConnectedOwner):
     """An owner whose calls this process makes, on a connection of its own."""
 
     def __init__(self, owners: Owners, owner: Owner, number: int) -> None:

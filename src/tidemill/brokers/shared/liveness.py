@@ -7,10 +7,9 @@ the reader at once, whatever its cause, in every container that shares the direc
 thread and no repeated checks. Children forked by user code would keep the FIFO open, so they close
 their copy at once (:meth:`Liveness.after_fork_child`).
 
-FIFOs are made and removed only under the store's write lock. An owner's FIFO is made in the commit
-that lists the owner. So the FIFO of a number that is not on the list may be removed: its owner
-left, was given up, or died before it was listed. Numbers are never reused, so a name never belongs
-to another owner.
+An owner's FIFO is made before the owner is listed. So a FIFO that nobody holds may be removed if
+its number is not on the list: its owner left, was given up, or died before it was listed. Numbers
+are never reused, so a name never belongs to another owner.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ class Liveness:
         return os.path.join(self._folder.path, _name_of(number))
 
     def hold(self, number: int) -> None:
-        """Hold the FIFO of an owner. Called under the write lock of the store; never blocks.
-
-        Idempotent, since a commit may be replayed.
-        """
+        """Hold the FIFO of an owner, before the owner is listed. Never blocks."""
         with self._holding:
             if number not in self._held:
                 self._hold(number)
@@ -155,11 +151,13 @@ class Liveness:
     # -- sweeping -------------------------------------------------------------------------------
 
     def sweep(self, listed: Collection[int]) -> None:
-        """Remove the FIFOs of unlisted owners. Called under the write lock."""
+        """Remove the files of owners that are neither listed nor alive: they died in between."""
         for name in self.names():
-            if _number_in(name) not in listed:
-                with contextlib.suppress(OSError):  # fails for a file of another user
-                    self._folder.remove(name)
+            number = _number_in(name)
+            if number in listed or name.endswith(".new") or self.alive(number):
+                continue
+            with contextlib.suppress(OSError):  # fails for a file of another user
+                self._folder.remove(name)
 
     def names(self) -> list[str]:
         """The files of the folder; none when the folder was cleared away."""

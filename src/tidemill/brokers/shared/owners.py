@@ -35,11 +35,11 @@ from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.lost_jobs import log_failed
-from tidemill.brokers.shared.remote_owners import SignOfLife, Silence
+from tidemill.brokers.shared.remote_owners import SignOfLife, Silence, Turns
 from tidemill.brokers.shared.wait_places import Asleep
 from tidemill.core.crash_points import point
-from tidemill.core.errors import BrokerUnavailable, StoreMoved, TidemillError
-from tidemill.core.files import private_folder
+from tidemill.core.errors import BrokerUnavailable, StoreGone, StoreMoved, TidemillError
+from tidemill.core.files import Folder, private_folder
 from tidemill.core.job import Record
 from tidemill.core.locks import Lock, LongLock
 from tidemill.core.owner import Owner
@@ -67,17 +67,47 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class AttachedOwner(abc.ABC):
-    """An owner whose calls this process makes: its exchanges, and its place to sleep."""
+    """An owner whose calls this process makes, and its place to sleep."""
 
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
         self.number = number
         self.near = False  # its caller is in this process, so its steps need no serials
-        self.renewed = time.monotonic()  # when it last exchanged
         self.asleep = Asleep()
         self.seen: object = None  # the state of the list when the owner chose its neighbours
         self.watched: list[int] = []
         self.watched_fds: list[int] = []
+
+    def goes_on(self, owner: Owner) -> None:
+        """Go on after the remote owner attached again."""
+        self.owner = owner
+
+    @abc.abstractmethod
+    def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], Ended]:
+        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
+
+        Return the readable descriptors, and True when a watched owner has died.
+        """
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """End the owner's sleep, from any thread."""
+
+    def close(self) -> None:
+        """Close the place to sleep, after all threads have left it."""
+        self.asleep.end(self.wake)
+
+    @abc.abstractmethod
+    def after_fork_child(self) -> None:
+        """Close the copies in a forked child, where no thread sleeps."""
+
+
+class ConnectedOwner(AttachedOwner):
+    """An owner whose steps go over a connection, and are repeated when a reply is lost."""
+
+    def __init__(self, owner: Owner, number: int) -> None:
+        super().__init__(owner, number)
+        self.renewed = time.monotonic()  # when it last exchanged
         self._pipe = WakePipe()
         self._calls = RepeatedCalls(self.send)
         self._alone = LongLock()
@@ -96,31 +126,20 @@ class AttachedOwner(abc.ABC):
         with self._alone:
             return self.send(step, step.serial)
 
-    def goes_on(self, owner: Owner) -> None:
-        """Go on after the remote owner attached again."""
-        self.owner = owner
-
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], Ended]:
-        """Wait for a hint, a wake, a death, a readable descriptor or the timeout.
-
-        Return the readable descriptors, and True when a watched owner has died.
-        """
         ready = set((yield Until(timeout, [self._pipe.fd, *fds], self.watched_fds)))
         if self._pipe.fd in ready:
             self._pipe.drain()
         return [fd for fd in fds if fd in ready], not ready.isdisjoint(self.watched_fds)
 
     def wake(self) -> None:
-        """End the owner's sleep, from any thread."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the place to sleep, after all threads have left it."""
-        self.asleep.end(self.wake)
+        super().close()
         self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """Close the copies in a forked child, where no thread sleeps."""
         self._pipe.after_fork_child()
 
 
@@ -140,7 +159,7 @@ class Owners(abc.ABC, Generic[A]):
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._by_id: dict[str, A] = {}
-        self._watching, self._joining = Lock(), LongLock()
+        self._watching, self._turns = Lock(), Turns()
         self._silence: Silence[tuple[str, int]] = Silence()
         self._changes = 0  # of the list, as far as this process knows
 
@@ -188,6 +207,10 @@ class Owners(abc.ABC, Generic[A]):
         """Read jobs."""
         raise NotImplementedError
 
+    def _board_folder(self) -> Folder | None:
+        """The folder of all scoreboards, if the store has one."""
+        return None
+
     def _state(self, attached: A) -> object:
         """The state of the list: owners choose their neighbours again when it has changed."""
         return self._changes
@@ -231,7 +254,7 @@ class Owners(abc.ABC, Generic[A]):
         """List an owner. A local owner lives with its process, a remote owner by signs of life."""
         here = self._by_id.get(owner.id)
         if owner.lease:
-            with self._joining:
+            with self._turns.of(owner.id):
                 if here is not None and not here.owner.lease:
                     self.detach(owner.id)
                 self._enter(owner, self._join(owner))
@@ -251,7 +274,7 @@ class Owners(abc.ABC, Generic[A]):
             self._liveness.let_go(number)
             raise
         self._by_id[owner.id] = attached
-        self.reap()
+        self._reap_soon()
 
     def _enter(self, owner: Owner, number: int) -> A:
         """Make the calls of a remote owner from now on."""
@@ -266,7 +289,7 @@ class Owners(abc.ABC, Generic[A]):
 
     def _go_on(self, owner_id: str, stale: A | None = None) -> A | None:
         """Take over the calls of a remote owner, unless the list has only its ``stale`` number."""
-        with self._joining:
+        with self._turns.of(owner_id):
             here = self._by_id.get(owner_id)
             if here is not None and here is not stale:  # another thread was faster
                 return here
@@ -352,7 +375,7 @@ class Owners(abc.ABC, Generic[A]):
             if not attached.asleep.end_if_empty():
                 attached.wake()
                 continue
-            with self._joining:
+            with self._turns.of(attached.owner.id):
                 if self._by_id.get(attached.owner.id) is attached:
                     self._drop(attached)
 
@@ -360,15 +383,15 @@ class Owners(abc.ABC, Generic[A]):
 
     def parked(self, attached: A, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as an owner, and give back the leases of neighbours that die meanwhile."""
-        if attached.seen != self._state(attached):
-            self._watch(attached)
+        if attached.seen != self._state(attached) and self._watch(attached):
+            timeout = 0.0  # the owner may take the jobs of a dead neighbour
         with attached.asleep.inside() as may:
             if not may:
                 return []  # the owner was given up or attached again a moment ago
             ready, died = yield from attached.parked(timeout, fds)
         if died:
             attached.seen = None
-            self.reap()
+            self._reap_soon()
         return ready
 
     def wake(self, owner_id: str) -> None:
@@ -384,42 +407,53 @@ class Owners(abc.ABC, Generic[A]):
 
     # -- deaths ---------------------------------------------------------------------------------
 
-    def _watch(self, attached: A) -> None:
-        """End the owner's sleep when one of its neighbours on this machine dies."""
+    def _watch(self, attached: A) -> bool:
+        """Watch the owner's neighbours on this machine; True when one is dead already."""
         attached.seen = self._state(attached)
         if not attached.number:
-            return
-        rows = [r for r in self._rows() if r.owner.host == attached.owner.host]
-        ring = [(r.number, r.owner.kind == "worker") for r in rows if not r.owner.lease]
-        near = neighbours(attached.number, sorted(ring))
+            return False
+        rows = [row for row in self._rows() if not row.owner.lease]
+        here = [row for row in rows if self._liveness.is_here(row.number)]
+        ring = sorted((row.number, row.owner.kind == "worker") for row in here)
+        near = neighbours(attached.number, ring)
         with self._watching:
-            near = [number for number in near if number and self._liveness.is_here(number)]
             attached.watched_fds, gone = self._liveness.watch(near)
             attached.watched = near
             self._unwatch()
         if gone:  # a neighbour died before it could be watched
-            self.reap()
+            attached.seen = None
+            self._reap_soon()
+        return gone
 
     def _unwatch(self) -> None:
         owners = list(self._by_id.values())
         self._liveness.unwatch({number for attached in owners for number in attached.watched})
 
+    def _reap_soon(self) -> None:
+        """Reap now. If the store is away, the next look finds the same deaths."""
+        try:
+            self.reap()
+        except StoreGone:
+            raise
+        except BrokerUnavailable as error:
+            _LOG.debug("dead owners are handled later: %s", error)
+
     def reap(self) -> int:
         """Give back the leases of dead owners; return the number of dead owners."""
         self._liveness.keep()
         rows = self._rows()
-        dead = [row for row in rows if row.owner.id not in self._by_id and self._is_dead(row, rows)]
+        dead = [row for row in rows if self._is_dead(row, rows)]
         for row in dead:
             self._bury(row)
-        self._sweep({row.number for row in rows} - {row.number for row in dead})
+        self._liveness.sweep({row.number for row in rows})
         point("store.reaped")
         return len(dead)
 
     def _is_dead(self, row: Row, rows: Sequence[Row]) -> bool:
         """Whether an owner is dead, by the table above."""
-        owner = row.owner
-        if owner.lease:
-            return False  # its silence is counted
+        owner, ours = row.owner, self._by_id.get(row.owner.id)
+        if owner.lease or (ours is not None and ours.number == row.number):
+            return False  # the silence of a remote owner is counted
         if self._liveness.is_here(row.number):
             return not self._liveness.alive(row.number)
         if row.late <= 0 or not self._trusts():
@@ -437,7 +471,8 @@ class Owners(abc.ABC, Generic[A]):
         """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard."""
         owner = row.owner
         board = owner.board if self._is_near(row) and owner.kind == "worker" else ""
-        running = read_scoreboard(board, owner.id) if board else None
+        folder = self._board_folder() if board else None
+        running = read_scoreboard(board, owner.id, folder) if board else None
         causes = None
         if running is not None:
             causes = dict.fromkeys(running, f"worker {owner.name} died with its processes")
@@ -445,16 +480,8 @@ class Owners(abc.ABC, Generic[A]):
         self.release(owner.id, causes, row, brisk=True)
         self._liveness.remove(row.number)
         if board:
-            remove_scoreboard(board, owner.id)
+            remove_scoreboard(board, owner.id, folder)
         _LOG.warning("%s %s died; its jobs go back", owner.kind, owner.name or owner.id)
-
-    def _sweep(self, listed: Collection[int]) -> None:
-        """Remove the FIFOs of owners that died before they were listed."""
-        for name in self._liveness.names():
-            number, _, kind = name.partition(".")
-            is_known = kind != "fifo" or int(number) in listed
-            if not is_known and not self._liveness.alive(int(number)):
-                self._liveness.remove(int(number))
 
     def after_fork_child(self) -> None:
         """Leave the owners to the parent, in a forked child, and close the copies at once.

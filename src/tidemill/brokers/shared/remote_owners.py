@@ -9,12 +9,11 @@ later than planned, because the process was stopped or its machine slept.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from tidemill.core.clock import clock
-from tidemill.core.locks import Lock
+from tidemill.core.locks import Lock, LongLock
 
 K = TypeVar("K")
 _SELDOM = 10.0  # the most seconds between checks, so that a sign of life counts soon
@@ -29,9 +28,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._locks = [LongLock() for _ in range(_LOCKS)]
 
-    def of(self, owner_id: str) -> threading.Lock:
+    def of(self, owner_id: str) -> LongLock:
         """The lock of an owner."""
         return self._locks[hash(owner_id) % _LOCKS]
 

@@ -82,7 +82,7 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         )  # promised within one second; the disk may stall, and nobody looks so often
         assert len(broker.owners()) == 13
     record = broker.get("m")
-    assert (record.attempt, record.attempts[0].error) == (1, "dead died")
+    assert (record.attempt, record.attempts[0].error) == (1, "its consumer died")
 
 
 def die(broker: LmdbBroker) -> None:

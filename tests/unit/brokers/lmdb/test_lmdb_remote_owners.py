@@ -173,7 +173,7 @@ def test_a_sleeping_owner_is_woken_before_it_is_forgotten(broker: LmdbBroker) ->
     broker.exchange(Step("a", serial=1, want=Want(1)))
     other = open_broker(broker.url)
     member = broker._owners["a"]
-    with member.sleeper.asleep.inside():  # a thread that the bell has not woken yet
+    with member.asleep.inside():  # a thread that the bell has not woken yet
         other.release("a", None)
         other.close()
         member.sleeper.drain()
