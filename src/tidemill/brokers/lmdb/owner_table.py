@@ -19,16 +19,10 @@ def owner_rows(txn: lmdb.Transaction[bytes], tables: Tables) -> list[tuple[int, 
     return [(NUMBER.unpack(key)[0], _OWNER.decode(row)) for key, row in txn.cursor(tables.owner)]
 
 
-def owner_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> Owner | None:
-    """The owner on the list with this number, or None."""
-    data = txn.get(NUMBER.pack(number), db=tables.owner)
-    return _OWNER.decode(data) if data else None
-
-
 def name_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> str:
     """The name of an owner for the trails of jobs (their attempts); empty if not listed."""
-    owner = owner_of(txn, tables, number)
-    return owner.name if owner else ""
+    data = txn.get(NUMBER.pack(number), db=tables.owner)
+    return _OWNER.decode(data).name if data else ""
 
 
 def is_listed(commit: Transitions, number: int) -> bool:

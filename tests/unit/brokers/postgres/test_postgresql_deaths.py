@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from servers import postgres_url
 from servers.base import await_stop
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Step
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import ENDLESS
@@ -196,6 +197,23 @@ def test_a_server_that_was_silent_leaves_owners_a_lease_to_come_back(
         assert broker._owners.reap() == 0
     finally:
         mortal.close()
+
+
+def test_the_server_that_makes_a_remote_owners_step_gets_its_hints(
+    broker: PostgresBroker, url: str
+) -> None:
+    # law 9
+    broker.attach(Owner(id="far", name="far", lease=60.0))
+    broker.exchange(Step("far", serial=1, want=Want(1)))
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, PostgresBroker)
+        # when
+        other.exchange(Step("far", serial=2, want=Want(1)))
+        # then
+        session = other._session
+        text = f'SELECT channel FROM "{session.address.schema}".owner'
+        assert session.query(text) == [(session.listen(),)]
+        assert session.listen() != broker._session.listen()
 
 
 def test_a_forked_child_keeps_nobody_alive(broker: Broker, url: str) -> None:
