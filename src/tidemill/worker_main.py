@@ -16,8 +16,8 @@ from tidemill.core.log_output import LogSettings, log_output
 from tidemill.runtime import Runtime
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.event_loop import ProcessEvents
 from tidemill.worker.forked_children import handle_signal
-from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.verdicts import describe
 
 

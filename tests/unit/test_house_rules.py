@@ -76,7 +76,7 @@ CROWDED_ROOMS = {
     "core": 42,
     "dashboard": 45,
     "server/http": 38,
-    "worker": 49,
+    "worker": 46,
 }
 """The rooms that hold too many files. A number here may only fall, and rooms may only leave."""
 

@@ -26,7 +26,7 @@ from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
 from tidemill.django.settings import Settings, database_of, read_settings
 from tidemill.runtime import Runtime
-from tidemill.worker.execute import run_awaitable
+from tidemill.worker.event_loop import run_awaitable
 
 if TYPE_CHECKING:
     from tidemill.client.batch import OpenBatch

@@ -32,18 +32,16 @@ from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
 from tidemill.worker.counting import Counting
-from tidemill.worker.event_loop import Loop
+from tidemill.worker.event_loop import Loop, ProcessEvents
 from tidemill.worker.execute import ProcessExecutor, WaitingJob, run_sync
 from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
 from tidemill.worker.outbox import Outbox
-from tidemill.worker.process_events import ProcessEvents
-from tidemill.worker.run_log import RunLog
 from tidemill.worker.safe_logging import SafeLog
-from tidemill.worker.sampling import Sampler
 from tidemill.worker.slots import TICK, PoolThread, Slots
-from tidemill.worker.stacks import own_stacks
+from tidemill.worker.stacks import Sampler, own_stacks
 from tidemill.worker.starvation import Waits
 from tidemill.worker.timeouts import Timeouts
+from tidemill.worker.verdicts import RunLog
 from tidemill.worker.zombie_reaper import is_orphan
 
 if TYPE_CHECKING:

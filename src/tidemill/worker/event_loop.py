@@ -1,4 +1,6 @@
-"""Async jobs: one event loop runs them all, each as an asyncio task with its own context.
+"""The event loop of a worker process, for its async jobs and for the app's start and stop.
+
+One loop runs all async jobs, each as an asyncio task with its own context.
 
 A task can end the loop by ``sys.exit`` in a subtask or a callback. The worker then runs the same
 loop again, so that the other jobs go on. When a task has stopped or closed the loop, the worker
@@ -8,20 +10,25 @@ process ends (:meth:`Child.give_up`).
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
+import inspect
 import threading
 from asyncio import Task as AsyncioTask
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import running_job
+from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.worker.forked_children import end_child, is_child
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.verdicts import describe
 
 if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
     from tidemill.worker.child import Child
     from tidemill.worker.execute import Run, WaitingJob
 
@@ -200,3 +207,75 @@ def _job_of(error: BaseException) -> Any:
             return context.get(running_job) if context is not None else None
         trace = trace.tb_next
     return None
+
+
+class ProcessEvents:
+    """The app's functions at the start and the stop of a worker process: ``mill.on(…)``.
+
+    Async functions run on the event loop that later runs the async jobs, so a connection pool that
+    a function opens there serves the jobs. Sync functions run in the main thread. ``runner`` exists
+    once an async function has run.
+    """
+
+    def __init__(self, mill: Runtime) -> None:
+        self._handlers = mill.event_handlers
+        self.runner: asyncio.Runner | None = None
+
+    def start(self) -> None:
+        """Call the functions for the start, in the order of their declaration.
+
+        Raises:
+            TidemillError: a function has raised; the text has its traceback.
+        """
+        for function in self._handlers["process_start"]:
+            try:
+                awaitable = function()
+                if inspect.isawaitable(awaitable):
+                    self._run(awaitable)
+            except BaseException as error:
+                _, trace = describe(error)
+                kind = BrokerUnavailable if isinstance(error, BrokerUnavailable) else TidemillError
+                raise kind(
+                    f"{_name(function)}, called at process_start, raised:\n{trace}"
+                ) from error
+
+    def _run(self, awaitable: Awaitable[Any]) -> None:
+        """Run an awaitable on the loop of the process, which has no thread yet.
+
+        The calling thread may have a running loop of its own, so another thread runs the awaitable.
+        """
+        self.runner = self.runner or new_runner()
+        with ThreadPoolExecutor(1, "tidemill-start") as pool:
+            pool.submit(self.runner.run, _await(awaitable)).result()
+
+    def stop(self, loop: Loop) -> None:
+        """Call the functions for the stop, in the opposite order; exceptions are logged."""
+        for function in reversed(self._handlers["process_stop"]):
+            try:
+                awaitable = function()
+                if inspect.isawaitable(awaitable):
+                    asyncio.run_coroutine_threadsafe(_await(awaitable), loop.begun()).result()
+            except BaseException:
+                log.exception("%s, called at process_stop, raised", _name(function))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def run_awaitable(
+    awaitable: Awaitable[Any],
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+) -> Any:
+    """Await something from sync code. ``run_coroutine`` runs it where no event loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_coroutine(_await(awaitable))
+    # A thread cannot run two event loops, so another thread runs the awaitable.
+    with ThreadPoolExecutor(1, "tidemill-inline") as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, _await(awaitable)).result()
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -17,7 +17,6 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from tidemill.core.retry import Fail, JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.signatures import hands_on, sign_handed_on
 from tidemill.core.verdicts import given_back
 from tidemill.worker import verdicts
+from tidemill.worker.event_loop import run_awaitable
 from tidemill.worker.forked_children import end_if_child, perform
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.timeouts import cancellation_reason, raise_if_interrupted
@@ -437,21 +437,3 @@ async def _through_async(
 ) -> Any:
     value = compose(layers, call, context, awaits=True)
     return await value if inspect.isawaitable(value) else value
-
-
-def run_awaitable(
-    awaitable: Awaitable[Any],
-    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
-) -> Any:
-    """Await something from sync code. ``run_coroutine`` runs it where no event loop runs."""
-
-    async def run() -> Any:
-        return await awaitable
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run_coroutine(run())
-    # A thread cannot run two event loops, so another thread runs the awaitable.
-    with ThreadPoolExecutor(1, "tidemill-inline") as pool:
-        return pool.submit(copy_context().run, asyncio.run, run()).result()

@@ -27,7 +27,8 @@ from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.job import GROUP, Lease, Note, Outcome, Placed, Record, RunOn, State, Verdict
 from tidemill.core.progress import whole_progress
 from tidemill.core.retry import Fail, Skip
-from tidemill.worker.execute import Executor, Run, WaitingJob, run_awaitable, run_sync
+from tidemill.worker.event_loop import run_awaitable
+from tidemill.worker.execute import Executor, Run, WaitingJob, run_sync
 from tidemill.worker.verdicts import describe
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, check_with_first

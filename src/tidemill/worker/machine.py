@@ -23,8 +23,8 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.event_loop import ProcessEvents
 from tidemill.worker.guard_process import GuardProcess
-from tidemill.worker.process_events import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
 from tidemill.worker.watchdog import Watchdog
 from tidemill.worker.zombie_reaper import reap_orphans

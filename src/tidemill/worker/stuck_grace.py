@@ -12,10 +12,36 @@ from collections.abc import Iterable
 
 from tidemill.client.log_attributes import job_name
 from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.worker.heartbeat import Heartbeat
 
 LAST_ATTEMPT = 3600.0
 """Seconds that neighbours may run on when one of them has no attempt left."""
+
+
+SILENT = 5.0
+"""Seconds without a heartbeat after which a process with a stuck job counts as blocked."""
+
+
+class Heartbeat:
+    """The last heartbeat of one process, as its supervisor sees it. Times are machine time.
+
+    While jobs run, the process writes the machine time into its share of the scoreboard every 50
+    milliseconds. A task that keeps the interpreter lock stops the heartbeat. A task that blocks the
+    event loop stops the heartbeat if all running jobs use this loop. Without a heartbeat no job of
+    the process can finish.
+    """
+
+    def __init__(self) -> None:
+        self._beat = -1.0
+        self._seen = 0.0
+
+    def note(self, beat: float, now: float) -> None:
+        """Note the time that the scoreboard shows. Only a new time counts as a heartbeat."""
+        if beat != self._beat or not self._seen:
+            self._beat, self._seen = beat, now
+
+    def is_silent(self, now: float) -> bool:
+        """True when the process has shown no heartbeat for ``SILENT`` seconds."""
+        return now - self._seen >= SILENT
 
 
 class StuckJobs:

@@ -18,7 +18,7 @@ from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Retries, Retry
 from tidemill.worker import verdicts
 from tidemill.worker.execute import Run
-from tidemill.worker.run_log import LINES_MOST, RunLog
+from tidemill.worker.verdicts import LINES_MOST, RunLog
 
 END = Callable[..., None]
 
