@@ -9,7 +9,7 @@ import pytest
 from harness import ON_SERVERS, Place
 
 from tidemill.core.job import Outcome, State
-from tidemill.core.stopping import Stopping
+from tidemill.core.locks import Stopping
 
 APP = """
 from tidemill import WorkerStopping

@@ -73,7 +73,7 @@ CROWDED_ROOMS = {
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
     "client": 52,
-    "core": 42,
+    "core": 36,
     "dashboard": 45,
     "server/http": 38,
     "worker": 46,

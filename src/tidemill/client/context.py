@@ -17,8 +17,8 @@ from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError
 from tidemill.core.job import Note
+from tidemill.core.locks import NEVER, Stopping
 from tidemill.core.priority import priority_of
-from tidemill.core.stopping import NEVER, Stopping
 
 
 class Waits(Protocol):

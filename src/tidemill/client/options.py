@@ -22,12 +22,17 @@ from tidemill.core.config import (
     check_seconds,
 )
 from tidemill.core.envelope import Envelope, Unique
-from tidemill.core.error_types import ErrorType, ErrorTypes, check_error_types
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Conflict
 from tidemill.core.priority import rank_of
-from tidemill.core.retry import Retries
-from tidemill.core.retry_rule import RetryRule, check_retry_rule
+from tidemill.core.retry import (
+    ErrorType,
+    ErrorTypes,
+    Retries,
+    RetryRule,
+    check_error_types,
+    check_retry_rule,
+)
 from tidemill.limits.declare import FunctionOfArguments, Limit, check_limit
 
 Key = str | FunctionOfArguments[str]

@@ -30,7 +30,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.config import check_name, main_module
 from tidemill.core.errors import InvalidOption
-from tidemill.core.foreign_names import our_option
+from tidemill.core.suggest import our_option
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

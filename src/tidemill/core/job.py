@@ -14,6 +14,7 @@ envelope to an owner. A :class:`Verdict` is the result of the lease.
 from __future__ import annotations
 
 import enum
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -21,10 +22,7 @@ import msgspec
 from tidemill.core.attempts import Attempt, latest_error, was_held
 from tidemill.core.backoff import backoff
 from tidemill.core.codec import unpack
-from tidemill.core.envelope import (
-    Envelope,
-    decode_envelope,
-)
+from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.errors import InvalidOption
 from tidemill.core.priority import priority_of
 
@@ -224,6 +222,11 @@ class Note(msgspec.Struct, array_like=True, gc=False):
     line: str = ""
     time: float = 0.0
     text: str = ""
+
+
+def whole_progress(done: float, total: float) -> tuple[int, int]:
+    """(done, total) of a report. Fractions are cut off; NaN and infinity become 0."""
+    return (int(done) if isfinite(done) else 0, int(total) if isfinite(total) else 0)
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -5,11 +5,23 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.error_types import ErrorTypes
 from tidemill.core.errors import InvalidOption
+
+ErrorType = type[BaseException] | str
+"""A class of exceptions, or the dotted name of one.
+
+A name such as ``"requests.Timeout"`` is imported when it is first needed. So the program that
+declares a task need not import the library. No job stores the name of a type.
+"""
+ErrorTypes = ErrorType | tuple[ErrorType, ...]
 
 
 class Retries(RetryPolicy, frozen=True, gc=True):
@@ -41,6 +53,79 @@ class Retries(RetryPolicy, frozen=True, gc=True):
     def policy(self) -> RetryPolicy:
         """Only the numbers."""
         return RetryPolicy(*(getattr(self, name) for name in RetryPolicy.__struct_fields__))
+
+
+def check_error_types(field: str, value: object) -> tuple[ErrorType, ...]:
+    """Exception types as a tuple; the value may be a single type.
+
+    Raises:
+        InvalidOption: a value is neither a class of exceptions nor a dotted name.
+    """
+    types: tuple[Any, ...] = (value,)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        types = tuple(value)
+    for each in types:
+        is_class = isinstance(each, type) and issubclass(each, BaseException)
+        parts = each.split(".") if isinstance(each, str) else []
+        if not is_class and (len(parts) < 2 or not all(part.isidentifier() for part in parts)):
+            raise InvalidOption(
+                f"{field} must be exception classes, or dotted names such as 'requests.Timeout', "
+                f"not {each!r}"
+            )
+    return types
+
+
+def is_one_of(error: BaseException, types: tuple[ErrorType, ...]) -> bool:
+    """True when the error has one of the types, or a subclass of one.
+
+    Raises:
+        ImportError, AttributeError: a dotted name names nothing.
+        TypeError: a dotted name names no class.
+    """
+    return any(
+        isinstance(error, pkgutil.resolve_name(each) if isinstance(each, str) else each)
+        for each in types
+    )
+
+
+class RetryRule(msgspec.Struct, frozen=True):
+    """The rule by which a task retries some exceptions: ``on``, ``never`` and ``when``, checked.
+
+    The rule belongs to the declaration of a task, in the code of the worker. A job stores only the
+    numbers of its retries (``RetryPolicy``), because a store cannot hold functions and types.
+    """
+
+    on: tuple[ErrorType, ...] = ()
+    never: tuple[ErrorType, ...] = ()
+    when: Callable[[BaseException], object] | None = None
+
+    def refusal(self, error: BaseException) -> str:
+        """The reason not to retry the error; empty for a retry. ``when`` may raise an exception."""
+        if is_one_of(error, self.never):
+            return "the task's never= names the error"
+        if self.on and not is_one_of(error, self.on):
+            return "the task's on= does not name the error"
+        if self.when is not None and not self.when(error):
+            return "the task's when= refused the error"
+        return ""
+
+
+def check_retry_rule(value: object) -> RetryRule | None:
+    """The rule of an option ``retries``; None when it has no rule.
+
+    Raises:
+        InvalidOption: ``on``, ``never`` or ``when`` cannot be used.
+    """
+    if not isinstance(value, Retries):
+        return None
+    when = value.when
+    if when is not None and (not callable(when) or inspect.iscoroutinefunction(when)):
+        raise InvalidOption(
+            f"when of retries must be a plain function that takes the error, not {when!r}"
+        )
+    on = check_error_types("on of retries", value.on)
+    never = check_error_types("never of retries", value.never)
+    return RetryRule(on, never, when) if on or never or when is not None else None
 
 
 DELAY_MOST = 100 * 365 * 86400.0

@@ -1,4 +1,7 @@
-"""The hint in an error about a wrong name: the nearest name, or the names that exist."""
+"""The hint in an error about a wrong name: the nearest name, or the names that exist.
+
+For the name of an option of another task queue, the hint is the tidemill option.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,47 @@ from collections.abc import Iterable
 _LISTED = 20
 _LONGEST = 200
 """Characters of a wrong name that are compared."""
+
+# The options of other task queues, by the tidemill option for the same thing. They do not work. The
+# pages ``docs/how-to/from-*.md`` translate all other names.
+_OURS = {
+    "delay=": "countdown defer_by enqueue_in",
+    "at=": "eta run_at run_after scheduled_at defer_until run_date",
+    "retries=": "max_retries max_attempts retry max_tries",
+    "retries=Retries(3, delay=5, cap=3600)": "retry_backoff retry_delay default_retry_delay "
+    "min_backoff max_backoff retry_backoff_max retry_jitter retry_kwargs",
+    "retries=Retries(3, on=…, never=…, when=…)": "autoretry_for retry_on dont_autoretry_for "
+    "discard_on retry_when",
+    "expects=": "throws",
+    "timeout=": "time_limit soft_time_limit task_time_limit job_timeout default_timeout "
+    "max_runtime",
+    "id=": "task_id job_id message_id",
+    "queue=": "queue_name routing_key channel exchange cluster",
+    "expires=": "max_age ttl misfire_grace_time",
+    "result_ttl=": "result_expires result_ttl_ms keep_result cached ignore_result store_results",
+    "key=": "queueing_lock unique lock dedup_key max_instances",
+    "unique_for=": "unique_ttl dedup_ttl unique_period throttle",
+    "key=…, on_conflict='replace', delay=": "debounce deduplication",
+    "name=": "actor_name task_name",
+    'limit="10/s", or limit=Limit(concurrency=5)': "rate_limit rate_limits concurrency_limit "
+    "max_concurrency limits",
+    'limit=Limit("10/s", key=lambda x: x)': "rate_key limit_key fair_key",
+    'schedule="0 3 * * *", or schedule=60': "cron periodic cron_string",
+    "zone=": "tz timezone time_zone",
+    "every=timedelta(…)": "minutes hours days weeks seconds",
+    "start=": "next_run start_date",
+    "end=": "end_date",
+    "tags=": "shadow description group",
+    "headers=": "meta",
+    "priority=10": "at_front",
+    "call.on_success(other.call())": "link on_success",
+    "call.on_failure(other.call())": "link_error on_failure on_stopped on_retry_exhausted",
+    "chain(first.call(), task)": "depends_on",
+    "this_job() inside the task": "bind context pass_context",
+    "Tidemill('redis://…'), for jobs and results": "broker broker_url backend result_backend",
+}
+
+_BY_NAME = {name: ours for ours, names in _OURS.items() for name in names.split()}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -21,3 +65,8 @@ def hint(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     more = ", …" if len(names) > _LISTED else ""
     return did_you_mean(name, names) or f"known are {', '.join(names[:_LISTED]) or 'none'}{more}"
+
+
+def our_option(name: str) -> str:
+    """The tidemill option for an option of another queue; empty if unknown."""
+    return _BY_NAME.get(name, "")

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
+from tidemill.core.locks import Stopping
 from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.core.stopping import Stopping
 from tidemill.worker import verdicts
 from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
 from tidemill.worker.counting import Counting

@@ -24,8 +24,18 @@ from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack, unpack
 from tidemill.core.envelope import Envelope, Ref
-from tidemill.core.job import GROUP, Lease, Note, Outcome, Placed, Record, RunOn, State, Verdict
-from tidemill.core.progress import whole_progress
+from tidemill.core.job import (
+    GROUP,
+    Lease,
+    Note,
+    Outcome,
+    Placed,
+    Record,
+    RunOn,
+    State,
+    Verdict,
+    whole_progress,
+)
 from tidemill.core.retry import Fail, Skip
 from tidemill.worker.event_loop import run_awaitable
 from tidemill.worker.execute import Executor, Run, WaitingJob, run_sync

@@ -17,10 +17,18 @@ from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
-from tidemill.core.error_types import is_one_of
 from tidemill.core.errors import JobCancelled
 from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.core.retry import Fail, JobTerminated, JobTimeout, Retry, Skip, Snooze, WorkerStopping
+from tidemill.core.retry import (
+    Fail,
+    JobTerminated,
+    JobTimeout,
+    Retry,
+    Skip,
+    Snooze,
+    WorkerStopping,
+    is_one_of,
+)
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.safe_logging import SafeLog
 

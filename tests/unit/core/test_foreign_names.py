@@ -8,7 +8,7 @@ import pytest
 
 from tidemill import InvalidOption, Tidemill
 from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
-from tidemill.core.foreign_names import _BY_NAME
+from tidemill.core.suggest import _BY_NAME
 
 
 @pytest.fixture

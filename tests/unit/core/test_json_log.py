@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.core.json_log import JsonFormatter
+from tidemill.core.log_output import JsonFormatter
 
 
 def line_of(**given: Any) -> dict[str, Any]:

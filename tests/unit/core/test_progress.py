@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tidemill.core.progress import whole_progress
+from tidemill.core.job import whole_progress
 
 
 def test_fractions_are_cut_off_and_no_number_counts_as_none() -> None:

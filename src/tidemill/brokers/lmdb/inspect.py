@@ -50,8 +50,7 @@ from tidemill.brokers.lmdb.transfer import departure_in
 from tidemill.brokers.lmdb.workflows import counts_of
 from tidemill.core.envelope import decode_envelope, decode_listed
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Record, State
-from tidemill.core.progress import whole_progress
+from tidemill.core.job import Record, State, whole_progress
 from tidemill.limits.arithmetic import Held, LimitStats, first_closed
 
 _SCAN = 2000

@@ -22,8 +22,7 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
 from tidemill.core.attempts import Attempt, run_of
 from tidemill.core.envelope import decode_envelope, decode_listed
-from tidemill.core.job import Outcome, Record, State
-from tidemill.core.progress import whole_progress
+from tidemill.core.job import Outcome, Record, State, whole_progress
 
 _STATES = tuple(State)
 _SCAN = 2000

@@ -11,8 +11,16 @@ from tidemill.brokers.rules.put import follow
 from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.brokers.shared.lost_jobs import lost_line
 from tidemill.core.attempts import Attempt, run_of, was_held
-from tidemill.core.job import CONSUMER_DIED, NOT_STARTED, Note, Outcome, State, Verdict, delay_of
-from tidemill.core.progress import whole_progress
+from tidemill.core.job import (
+    CONSUMER_DIED,
+    NOT_STARTED,
+    Note,
+    Outcome,
+    State,
+    Verdict,
+    delay_of,
+    whole_progress,
+)
 from tidemill.core.verdicts import COUNTED, MAY_NOT_HAVE_RUN, end_of, outcome_of
 
 _LOG_MOST = 100
