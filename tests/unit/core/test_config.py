@@ -164,6 +164,13 @@ def test_urls_are_taken_apart() -> None:
         parse_url("lmdb://x?keep")
 
 
+@pytest.mark.parametrize("scheme", ["postgres", "POSTGRES", "postgresql"])
+def test_both_schemes_of_postgresql_name_the_same_broker(scheme: str) -> None:
+    url = parse_url(f"{scheme}://me@db/shop?schema=s")
+    assert (url.scheme, url.path) == ("postgresql", "me@db/shop")
+    assert url.options == {"schema": "s"}
+
+
 @pytest.mark.parametrize("driver", ["redis", "hiredis"])
 def test_unknown_schemes_and_missing_drivers_are_named(
     monkeypatch: pytest.MonkeyPatch, driver: str

@@ -77,68 +77,30 @@ def test_no_interrupted_put_keeps_the_lead(
     assert at > 100
 
 
-class Presser:
-    """Sends signals to the main thread once that waits, each until it is noticed.
-
-    A signal that comes just before the thread blocks is seen by Python only after the next one.
-    """
-
-    def __init__(self, broker: LmdbBroker, number: int, times: int) -> None:
-        self.noticed = [threading.Event() for _ in range(times)]
-        self._pending = broker._store.commits.pending
-        self._number = number
-        self.thread = threading.Thread(target=self._press)
-        self.thread.start()
-
-    def _press(self) -> None:
-        while not self._pending:
-            os.sched_yield()
-        for noticed in self.noticed:
-            signal.pthread_kill(threading.main_thread().ident or 0, self._number)
-            while not noticed.wait(0.5):
-                signal.pthread_kill(threading.main_thread().ident or 0, self._number)
-
-    def notice(self) -> int:
-        """In the handler: the number of the signal that is noticed; 0 for one sent once more."""
-        left = [event for event in self.noticed if not event.is_set()]
-        if left:
-            left[0].set()
-        return len(left) and len(self.noticed) - len(left) + 1
-
-
 def test_a_wait_for_others_is_interrupted_at_once(broker: LmdbBroker, handlers: list[Any]) -> None:
-    gate = Gate(broker._store)
-    presser = Presser(broker, signal.SIGTERM, 1)
+    gate, noticed = Gate(broker._store), threading.Event()
 
     def raising(number: int, frame: FrameType | None) -> None:
-        if presser.notice():
+        if not noticed.is_set():
+            noticed.set()
             raise Stopped
 
+    def press() -> None:
+        while not broker._store.commits.pending:
+            os.sched_yield()
+        # Python sees a signal that comes just before the thread blocks only after the next one.
+        while not noticed.wait(0.5):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
     signal.signal(signal.SIGTERM, raising)
+    presser = threading.Thread(target=press)
+    presser.start()
     with pytest.raises(Stopped):
         broker.put([job(id="gone")])  # the gate is closed all the while
-    presser.thread.join(10)
+    presser.join(10)
     gate.release_when(0)
     assert ids(broker) == set()
     assert broker.put([job(id="kept")])
-
-
-def test_a_handler_that_raises_nothing_does_not_end_the_wait(
-    broker: LmdbBroker, handlers: list[Any]
-) -> None:
-    gate = Gate(broker._store)
-    presser = Presser(broker, signal.SIGTERM, 2)
-
-    def noted(number: int, frame: FrameType | None) -> None:
-        if presser.notice() == 2:
-            gate.open.set()
-
-    signal.signal(signal.SIGTERM, noted)
-    assert broker.put([job(id="kept")])
-    presser.thread.join(10)
-    gate.thread.join(10)
-    assert all(event.is_set() for event in presser.noticed)
-    assert signal.getsignal(signal.SIGTERM) is noted
 
 
 def test_all_signals_that_came_before_a_wait_are_handled_in_it(handlers: list[Any]) -> None:

@@ -1,24 +1,38 @@
-"""No exception for a job lands inside a shielded stretch, whoever is faster (law 8)."""
+"""No exception for a job lands inside a shielded stretch, whoever is faster (law 8).
+
+An interruption that finds a shield up lands when that shield ends.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import pytest
+from harness import eventually
+from lmdb_desk import Gate, ids, job
 
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
 from tidemill.client.context import JobContext
+from tidemill.core import signals
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease
-from tidemill.core.retry import JobTimeout
+from tidemill.core.retry import JobTimeout, WorkerStopping
 from tidemill.core.shield import aim, lower_shield, raise_shield, take_off
 from tidemill.worker import timeouts as module
 from tidemill.worker.execute import Run
 from tidemill.worker.timeouts import Timeouts
 
+PATIENCE = 0.4
 LEASE = Lease(1, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"")
 
 
@@ -76,7 +90,7 @@ def test_a_step_does_not_begin_between_the_look_and_the_shot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The timekeeper sees no shield; a store step begins before the exception is sent."""
-    step, landed, timeouts = threading.Event(), [], Timeouts(patience=0.4)
+    step, landed, timeouts = threading.Event(), [], Timeouts(PATIENCE)
     ready, inside = threading.Event(), threading.Event()
     send = module._set_async_exc
 
@@ -143,7 +157,7 @@ def fast_switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fast_switching")
 def test_a_hundred_shots_hit_nothing_shielded() -> None:
-    timeouts = Timeouts(patience=0.4)
+    timeouts = Timeouts(PATIENCE)
     wrong: list[BaseException] = []
 
     def job() -> None:
@@ -170,3 +184,223 @@ def test_a_hundred_shots_hit_nothing_shielded() -> None:
         assert may_interrupt(run.ident)
         timeouts.finished(run)
     assert wrong == []
+
+
+# -- an interruption that finds a shield up lands when that shield ends ----------------------------
+
+
+class Timekeeper:
+    """The timekeeper of a worker process: it looks when it is rung for, and when a look is due."""
+
+    def __init__(self) -> None:
+        self.timeouts = Timeouts(PATIENCE, self.ring)
+        self.stuck: list[Run] = []
+        self.looks = 0
+        self.alarms = 0
+        self._bell = threading.Lock()
+        self._over = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def ring(self) -> None:
+        """In one call: an interruption inside an ``Event`` would leave its lock taken for ever."""
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    def _serve(self) -> None:
+        while not self._over:
+            at = self.timeouts.next_deadline()
+            wait = 5.0 if at is None else min(0.05, max(0.001, at - time.monotonic()))
+            self._bell.acquire(timeout=wait)
+            self.looks += 1
+            self.stuck += self.timeouts.look(time.monotonic())
+
+    def close(self) -> None:
+        self._over = True
+        self.ring()
+        self._thread.join()
+
+
+@pytest.fixture
+def timekeeper() -> Iterator[Timekeeper]:
+    timekeeper = Timekeeper()
+    yield timekeeper
+    timekeeper.close()
+
+
+def run_job(
+    timekeeper: Timekeeper, function: Callable[[], None], timeout: float
+) -> BaseException | None:
+    """Run a function as a job with a timeout in this thread; what it raised."""
+    run = run_here()
+    run.deadline = time.monotonic() + timeout
+    timekeeper.ring()
+    try:
+        timekeeper.timeouts.guarded(run, function)
+    except BaseException as error:
+        return error
+    finally:
+        timekeeper.timeouts.finished(run)
+    return None
+
+
+def in_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive()
+
+
+def shielded_step(seconds: float) -> None:
+    raise_shield()
+    try:
+        time.sleep(seconds)
+    finally:
+        lower_shield()
+
+
+def step_until_stuck(timekeeper: Timekeeper) -> None:
+    """A step that goes on after the timekeeper has given its job up as stuck."""
+    raise_shield()
+    try:
+        eventually(lambda: timekeeper.stuck, "a stuck job")
+        time.sleep(PATIENCE)
+    finally:
+        lower_shield()
+
+
+class FanOut:
+    """A job that is in the store all the time.
+
+    Attributes:
+        aimed_at: the number of its steps right after each aim of the timekeeper.
+    """
+
+    def __init__(self, timekeeper: Timekeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        timekeeper.timeouts.patience = 60.0  # a busy machine makes no job stuck
+        self.steps = 0
+        self.aimed_at: list[int] = []
+        monkeypatch.setattr(module, "aim", self._aim)
+
+    def _aim(self, ident: int, tell: Callable[[], None]) -> bool:
+        is_free = aim(ident, tell)
+        self.aimed_at.append(self.steps)
+        return is_free
+
+    def __call__(self) -> None:
+        while True:
+            shielded_step(0.01)
+            self.steps += 1
+
+    def check(self, error: BaseException | None) -> None:
+        """The job was interrupted at the end of the step in which the timekeeper aimed at it."""
+        assert isinstance(error, JobTimeout)
+        assert self.steps <= self.aimed_at[0] + 1
+
+
+@pytest.fixture
+def fan_out(timekeeper: Timekeeper, monkeypatch: pytest.MonkeyPatch) -> FanOut:
+    return FanOut(timekeeper, monkeypatch)
+
+
+def test_a_job_that_is_always_in_a_store_step_is_interrupted(
+    fan_out: FanOut, timekeeper: Timekeeper
+) -> None:
+    errors: list[BaseException | None] = []
+    in_thread(lambda: errors.append(run_job(timekeeper, fan_out, 0.05)))
+    fan_out.check(errors[0])
+    assert timekeeper.stuck == []
+
+
+@pytest.fixture
+def alarm(timekeeper: Timekeeper) -> Iterator[None]:
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        timekeeper.alarms += 1
+        timekeeper.timeouts.on_alarm(number, frame)
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    timekeeper.timeouts.main = threading.get_ident()
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_such_a_job_is_interrupted_in_the_main_thread_too(
+    fan_out: FanOut, timekeeper: Timekeeper
+) -> None:
+    fan_out.check(run_job(timekeeper, fan_out, 0.05))
+    assert timekeeper.stuck == []
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_long_step_in_the_main_thread_does_not_stop_the_thread_for_good(
+    timekeeper: Timekeeper,
+) -> None:
+    error = run_job(timekeeper, lambda: step_until_stuck(timekeeper), 0.05)
+    assert isinstance(error, JobTimeout)
+    assert len(timekeeper.stuck) == 1
+    shielded_step(0.0)  # hangs while an aim is left on this thread
+
+
+def test_a_step_that_outlasts_the_patience_is_stuck_and_ends_with_its_shield(
+    timekeeper: Timekeeper,
+) -> None:
+    errors: list[BaseException | None] = []
+    late: list[float] = []
+
+    def job() -> None:
+        step_until_stuck(timekeeper)
+        late.append(time.monotonic())  # nothing of the job runs on behind the shield
+        time.sleep(1.0)
+        late.append(time.monotonic())
+
+    in_thread(lambda: errors.append(run_job(timekeeper, job, 0.05)))
+    assert [run.token for run in timekeeper.stuck] == [LEASE.token]
+    assert isinstance(errors[0], JobTimeout)
+    assert late == []
+    assert timekeeper.looks < 40  # the shield is not polled
+
+
+def test_an_aim_does_not_outlive_its_job(timekeeper: Timekeeper) -> None:
+    def jobs() -> None:
+        for _ in range(300):
+            run_job(timekeeper, lambda: shielded_step(0.001), 0.002)
+        shielded_step(0.0)
+
+    in_thread(jobs)
+    assert aim(0)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_notice_during_a_wait_for_a_commit_lands_when_the_commit_is_made(
+    timekeeper: Timekeeper, tmp_path: Path
+) -> None:
+    # given a job in the main thread whose put waits for a leader
+    broker = open_broker(f"lmdb://{tmp_path}/store")
+    assert isinstance(broker, LmdbBroker)
+    gate = Gate(broker._store)
+    steps: list[str] = []
+
+    def put() -> None:
+        broker.put([job()])
+        steps.append("after the put")
+
+    def notify() -> None:
+        while not signals._waiting[0]:
+            os.sched_yield()
+        timekeeper.timeouts.stop_at = time.monotonic()
+        timekeeper.ring()
+        while timekeeper.alarms < 2:
+            os.sched_yield()
+        gate.release_when(1)
+
+    notifier = threading.Thread(target=notify)
+    notifier.start()
+    # when the notice comes in that wait
+    error = run_job(timekeeper, put, 3600)  # hangs while an aim is left on this thread
+    notifier.join(30)
+    # then
+    assert isinstance(error, WorkerStopping)
+    assert steps == []
+    assert len(ids(broker)) == 1
+    broker.close()

@@ -1,11 +1,14 @@
-"""Errors about wrong names suggest a name that exists."""
+"""Errors about wrong names suggest a name that exists, also for an option of another queue."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tidemill.core.config import parse_url
-from tidemill.core.suggest import did_you_mean, hint
+from tidemill import InvalidOption, Tidemill
+from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
+from tidemill.core.suggest import _BY_NAME, did_you_mean, hint
 
 
 def test_the_nearest_name_is_suggested() -> None:
@@ -20,8 +23,53 @@ def test_without_a_near_name_the_first_known_names_are_listed() -> None:
     assert many.endswith("q18, q19, …")
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "POSTGRES", "postgresql"])
-def test_both_schemes_of_postgresql_name_the_same_broker(scheme: str) -> None:
-    url = parse_url(f"{scheme}://me@db/shop?schema=s")
-    assert (url.scheme, url.path) == ("postgresql", "me@db/shop")
-    assert url.options == {"schema": "s"}
+@pytest.fixture
+def mill() -> Tidemill:
+    return Tidemill("memory://")
+
+
+def send(to: str, *, subject: str = "") -> str:
+    return to
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("countdown", "delay="),
+        ("eta", "at="),
+        ("max_retries", "retries="),
+        ("autoretry_for", r"retries=Retries\(3, on="),
+        ("throws", "expects="),
+        ("time_limit", "timeout="),
+        ("task_id", "id="),
+        ("bind", r"this_job\(\)"),
+    ],
+)
+def test_an_option_of_another_queue_names_ours(mill: Tidemill, name: str, here: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"unknown option '{name}' .*; write {here}"):
+        mill.task(send).using(**{name: 5})
+
+
+def test_the_url_stands_for_broker_and_backend() -> None:
+    given: Any = {"result_backend": "redis://localhost"}
+    with pytest.raises(InvalidOption, match=r"of Tidemill; write Tidemill\('redis://…'\)"):
+        Tidemill(**given)
+
+
+def test_an_option_among_the_arguments_is_shown_its_place(mill: Tidemill) -> None:
+    task: Any = mill.task(send)
+    for name, here in (("delay", "delay"), ("countdown", "delay"), ("eta", "at")):
+        with pytest.raises(TypeError, match=rf"'{name}'; .*send\.using\({here}=…\)\.enqueue"):
+            task.enqueue("a", **{name: 5})
+    with pytest.raises(TypeError, match=r"'nonsense'; task .*send takes \(to, \*, subject=''\)$"):
+        task.enqueue("a", nonsense=5)
+
+
+def test_a_task_is_not_enqueued_by_the_app(mill: Tidemill) -> None:
+    task: Any = mill.task(send)
+    with pytest.raises(InvalidOption, match=r"write send\.enqueue\("):
+        mill.enqueue(task, "a")
+
+
+def test_no_option_of_ours_counts_as_foreign() -> None:
+    assert not _BY_NAME.keys() & {*TASK_OPTIONS, *CALL_OPTIONS, "name"}

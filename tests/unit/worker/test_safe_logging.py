@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 
@@ -32,12 +31,3 @@ def test_a_record_has_the_file_and_the_line_of_the_caller(
     line = CALLS[name].__code__.co_firstlineno
     assert (record.message, record.pathname, record.lineno) == ("a line", __file__, line)
     assert record.funcName == "<lambda>"
-
-
-def test_a_failure_has_the_line_of_the_call_and_not_of_the_function(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    frame = inspect.currentframe()
-    assert frame is not None
-    LOG.failure(logging.WARNING, "%s", "a line")
-    assert caplog.records[0].lineno == frame.f_lineno - 1
