@@ -120,10 +120,6 @@ class Scoreboard:
         _REST.pack_into(self._map, at + 8, thread, started, deadline)
         _TOKEN.pack_into(self._map, at, token)
 
-    def end(self, slot: int) -> None:
-        """Record that the slot is idle."""
-        _TOKEN.pack_into(self._map, _at(slot), 0)
-
     def running(self, first: int, count: int, tokens: Iterable[int]) -> list[Running]:
         """The rows of these tokens, among the ``count`` rows that begin with row ``first``."""
         data = self._map[_at(first) : _at(first + count)]

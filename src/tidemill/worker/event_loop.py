@@ -55,9 +55,8 @@ class Loop:
         self._lock = threading.Lock()
         self._asked = 0.0  # machine time at which the loop was asked to run ``_answer``
         self._answered = True
-        self._open: set[int] = set()  # tokens of jobs that have no verdict yet
-        # Kept here, since the loop has only weak references.
-        self._tasks: set[asyncio.Task[None]] = set()
+        # The tasks of jobs that have no verdict yet, by token. The loop has only weak references.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def launch(self, jobs: list[WaitingJob]) -> None:
         """Start jobs, from any thread."""
@@ -159,20 +158,18 @@ class Loop:
     def _start(self, jobs: list[WaitingJob]) -> None:
         assert self._loop is not None
         for job in jobs:
-            self._open.add(job.token)
             # Not ``create_task``: the app's task factory is for the tasks of the app.
             task = AsyncioTask(self._run(job), loop=self._loop, context=Context())
-            self._tasks.add(task)
+            self._tasks[job.token] = task
             task.add_done_callback(functools.partial(self._check, job))
 
     async def _run(self, job: WaitingJob) -> None:
         await self._child.executor.execute(job)
-        self._open.discard(job.token)
+        del self._tasks[job.token]
         self._start(self._child.async_job_ended())
 
     def _never_began(self, job: WaitingJob) -> None:
         """Free the slot of a job that never began; the loop then starts jobs that get a slot."""
-        self._open.discard(job.token)
         jobs = self._child.async_job_ended()
         if jobs and self._loop is not None:
             self._loop.call_soon(self._start, jobs)
@@ -183,8 +180,7 @@ class Loop:
         A task that was cancelled before its start gives its job back. Any other end is an error of
         the worker, which ends the process.
         """
-        self._tasks.discard(task)
-        if job.token not in self._open:
+        if self._tasks.pop(job.token, None) is None:
             return
         if task.cancelled():
             self._child.out.returned.append(job.token)

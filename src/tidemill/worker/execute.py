@@ -27,12 +27,12 @@ from tidemill.client.context import JobContext, running_job
 from tidemill.client.log_attributes import logged_as
 from tidemill.client.middleware import Layer, compose
 from tidemill.core.clock import clock
-from tidemill.core.codec import unpack, unpack_pickle, verify
+from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.errors import CodecError
+from tidemill.core.errors import BadSignature, CodecError
 from tidemill.core.job import Lease, Note, Verdict
 from tidemill.core.retry import Fail, JobTerminated, JobTimeout, WorkerStopping
-from tidemill.core.signatures import hands_on, sign_handed_on
+from tidemill.core.signatures import hands_on, sign_handed_on, trusted
 from tidemill.core.verdicts import given_back
 from tidemill.worker import verdicts
 from tidemill.worker.event_loop import run_awaitable
@@ -184,13 +184,11 @@ class Executor:
 
     def verify(self, envelope: Envelope) -> None:
         """Check the signature of a job, and that this app may open its body."""
-        if self.mill.keys:
+        if self.mill.keys or envelope.pickled:
             try:
-                verify(envelope, self.mill.keys)
-            except CodecError as error:
+                trusted(envelope, self.mill.keys)
+            except BadSignature as error:
                 raise Refused(str(error)) from error
-        elif envelope.pickled:
-            raise Refused("bad signature: a pickled body is only opened when it is signed")
         if envelope.pickled and not self.mill.pickles:
             raise Refused("the body is pickled and this app does not use serializer='pickle'")
 

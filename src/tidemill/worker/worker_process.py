@@ -154,7 +154,7 @@ class WorkerProcess:
         """Take stuck jobs off the scoreboard."""
         for row in self.rows(tokens):
             assert self.board is not None
-            self.board.end(row.slot)
+            self.board.clear(row.slot, 1)
 
     def overdue(self, now: float) -> list[Running]:
         """The rows of overdue jobs that the process itself should already have reported."""

@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> str:
 ALL = {5, 6, 7, 8, 42, 2**63}
 
 
-def test_a_running_job_is_listed_until_its_end(path: str) -> None:
+def test_a_running_job_is_listed_until_its_row_is_cleared(path: str) -> None:
     # law 6
     board = Scoreboard(path, 3)
     assert board.running(0, 3, ALL) == []
@@ -37,8 +37,7 @@ def test_a_running_job_is_listed_until_its_end(path: str) -> None:
     assert board.running(0, 3, {8}) == [Running(2, 8, 2, 11.0, 99.5)]
     assert board.running(1, 1, ALL) == []
     assert board.running(2, 1, ALL) == [Running(2, 8, 2, 11.0, 99.5)]
-    board.end(0)
-    board.end(0)
+    board.clear(0, 1)
     assert [r.slot for r in board.running(0, 3, ALL)] == [2]
     board.clear(1, 2)
     assert board.running(0, 3, ALL) == []
@@ -51,7 +50,7 @@ def test_another_reader_sees_running_jobs_at_once(path: str) -> None:
     writer.start(1, 2**63, 4, 1.5, 2.5)
     assert reader.running(0, 2, ALL) == [Running(1, 2**63, 4, 1.5, 2.5)]
     assert read_scoreboard(path, "o") == {2**63: 1.5}
-    writer.end(1)
+    writer.clear(1, 1)
     assert reader.running(0, 2, ALL) == []
     assert read_scoreboard(path, "o") == {}
 
