@@ -150,7 +150,7 @@ class DjangoMill(Tidemill):
     runtime: DjangoRuntime
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self._settings = settings
         super().__init__(
             settings.url,
             middleware=[fresh_connections, *settings.layers()],
@@ -158,7 +158,7 @@ class DjangoMill(Tidemill):
         )
 
     def _make_runtime(self, **given: Any) -> DjangoRuntime:
-        return DjangoRuntime(self.settings, **given)
+        return DjangoRuntime(self._settings, **given)
 
 
 def _module_of(name: str) -> str:

@@ -106,7 +106,9 @@ class _Backend:
     @functools.cached_property
     def _features(self) -> frozenset[Feature]:
         """The features of the store, if its URL tells them; else all features."""
-        known = features_of(self.mill.settings.url) if self.mill.settings.url else None
+        known = (
+            features_of(self.mill.runtime.settings.url) if self.mill.runtime.settings.url else None
+        )
         return frozenset(Feature) if known is None else known
 
     @functools.cached_property
@@ -116,7 +118,7 @@ class _Backend:
         if Feature.RESULTS not in self._features:
             del ours["result_ttl"]
         own = read_settings(self.options, self._where).tasks if self.options else {}
-        return {**ours, **self.mill.settings.tasks, **own}
+        return {**ours, **self.mill.runtime.settings.tasks, **own}
 
     @property
     def supports_defer(self) -> bool:

@@ -97,7 +97,7 @@ class _Attempt:
     def _add_history(self, result: Any) -> None:
         """Add the earlier attempts from the store."""
         try:
-            record = self._backend.mill.job_store.get(self._job.id)
+            record = self._backend.mill.runtime.job_store.get(self._job.id)
         except TidemillError:
             return  # the store cannot be read, and the task runs without the earlier attempts
         if record is not None:

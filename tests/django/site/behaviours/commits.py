@@ -42,9 +42,9 @@ class Case(TidemillTestMixin, TransactionTestCase):
         return [job.id for job in mill.jobs()]
 
     def set_robust(self):
-        before = mill.settings
-        mill.settings = msgspec.structs.replace(before, robust=True)
-        self.addCleanup(setattr, mill, "settings", before)
+        before = mill.runtime.settings
+        mill.runtime.settings = msgspec.structs.replace(before, robust=True)
+        self.addCleanup(setattr, mill.runtime, "settings", before)
 
 
 def in_batch():

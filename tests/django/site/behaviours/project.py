@@ -98,7 +98,7 @@ class Settings(SimpleTestCase):
             (app.runtime.defaults.retries.max_attempts, app.runtime.defaults.timeout), (8, 5)
         )
         self.assertEqual(app.url, "memory://")  # while tests run
-        self.assertEqual(app.settings.url, "lmdb://./y")
+        self.assertEqual(app.runtime.settings.url, "lmdb://./y")
 
 
 class Tasks(TidemillTestCase):
@@ -148,7 +148,7 @@ class Tasks(TidemillTestCase):
 
     def test_an_instance_is_read_by_one_query(self):
         order = Order.objects.create(note="x")
-        argument = tasks.note_of.bind([{"pk": order.pk, "using": "default"}], {})[0][0]
+        argument = tasks.note_of.arguments.bind([{"pk": order.pk, "using": "default"}], {})[0][0]
         self.assertIs(type(argument), Order)
         self.assertEqual(argument, order)
         with self.assertNumQueries(1):
