@@ -16,8 +16,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,6 @@ from tidemill.core.signatures import refusal, trusted
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
-T = TypeVar("T")
 log = logging.getLogger("tidemill")
 
 FOREVER = 1e9
@@ -353,7 +352,7 @@ class Consumers:
                 log.error("a message cannot be used: %s", error)
                 refused.append(refusal(lease, error))
             else:
-                messages.append(Message(self, owner, lease, envelope))
+                messages.append(Message(self.mill, owner, lease, envelope))
         if refused:
             self.exchange(Step(owner, refused))
         return messages
@@ -369,10 +368,6 @@ class Consumers:
     def let_go(self, message: Message) -> None:
         """Forget a message that this process does not hold any more."""
         self._session.held.discard(message)
-
-    async def threaded(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a thread of the app."""
-        return await self.mill.threaded(function, *args)
 
     def exchange(self, step: Step) -> Reply:
         """Make one exchange of an owner of this process."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tidemill.client.history_numbers import (
     TaskNumbers,
 )
 from tidemill.client.queue_history import queue_numbers
+from tidemill.client.threads import in_thread
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import InvalidOption
@@ -168,29 +169,12 @@ class History:
 
     # -- asyncio --------------------------------------------------------------------------------
 
-    async def atasks(self, since: Seconds = 3600, **what: Any) -> list[TaskNumbers]:
-        """As :meth:`tasks`, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.tasks(since, **what))
-
-    async def atotals(self) -> list[TaskNumbers]:
-        """As :meth:`totals`, without blocking the event loop."""
-        return await self._mill.threaded(self.totals)
-
-    async def aseries(self, since: Seconds = 3600, **what: Any) -> Series:
-        """As :meth:`series`, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.series(since, **what))
-
-    async def aqueues(self, since: Seconds = 3600, *, queue: str = "") -> list[QueueNumbers]:
-        """As :meth:`queues`, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.queues(since, queue=queue))
-
-    async def afailures(self, since: Seconds = 3600, **what: Any) -> list[FailureNumbers]:
-        """As :meth:`failures`, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.failures(since, **what))
-
-    async def adeploys(self, since: Seconds = 90 * DAY) -> list[Deploy]:
-        """As :meth:`deploys`, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.deploys(since))
+    atasks = in_thread(tasks)
+    atotals = in_thread(totals)
+    aseries = in_thread(series)
+    aqueues = in_thread(queues)
+    afailures = in_thread(failures)
+    adeploys = in_thread(deploys)
 
     # -- rows -----------------------------------------------------------------------------------
 

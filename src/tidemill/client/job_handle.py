@@ -27,7 +27,7 @@ from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
 from tidemill.client.notebook import html_table, job_facts
 from tidemill.client.results import group_results
-from tidemill.client.threads import is_in_event_loop
+from tidemill.client.threads import in_thread, is_in_event_loop
 from tidemill.client.trail import Event, trail_of
 from tidemill.core.attempts import Attempt
 from tidemill.core.clock import new_id
@@ -336,9 +336,7 @@ class Job(Generic[R]):
 
     # -- the same for asyncio -------------------------------------------------------------------
 
-    async def arefresh(self) -> Record:
-        """As ``refresh``."""
-        return await self._mill.threaded(self.refresh)
+    arefresh = in_thread(refresh)
 
     async def await_state(self, timeout: Seconds | None = None) -> State:
         """As ``wait``, without blocking the event loop. (``await`` is a reserved word.)"""
@@ -375,21 +373,10 @@ class Job(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         return self.aresult().__await__()
 
-    async def acancel(self, terminate: bool = False) -> bool:
-        """As ``cancel``."""
-        return await self._mill.threaded(self.cancel, terminate)
-
-    async def aretry(self, force: bool = False) -> bool:
-        """As ``retry``."""
-        return await self._mill.threaded(self.retry, force)
-
-    async def aalter(self, *, priority: float | None = None, queue: str | None = None) -> bool:
-        """As ``alter``."""
-        return await self._mill.threaded(lambda: self.alter(priority=priority, queue=queue))
-
-    async def adelete(self) -> bool:
-        """As ``delete``."""
-        return await self._mill.threaded(self.delete)
+    acancel = in_thread(cancel)
+    aretry = in_thread(retry)
+    aalter = in_thread(alter)
+    adelete = in_thread(delete)
 
     async def astate(self) -> State:
         """As ``state``."""

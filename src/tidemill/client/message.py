@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.exchange import Step
+from tidemill.client.threads import in_thread
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import Seconds, check_seconds, storable
@@ -15,23 +16,8 @@ from tidemill.core.errors import CodecError, LeaseLost
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.priority import priority_of
 
-T = TypeVar("T")
-
-
-class Source(Protocol):
-    """The source of a message, which also settles it."""
-
-    def exchange(self, step: Step) -> Reply:
-        """Send verdicts and touches to the store."""
-        ...
-
-    def let_go(self, message: Message) -> None:
-        """Forget a message that is settled, or whose lease was lost."""
-        ...
-
-    async def threaded(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call in a thread of the app."""
-        ...
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
 
 
 class Message:
@@ -50,11 +36,11 @@ class Message:
     __slots__ = (
         *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
         *("_body", "_garbled", "_leased", "_owner", "_pickled", "_put_ttr", "_rank", "_settled"),
-        *("_source", "_token", "_until"),
+        *("_mill", "_token", "_until"),
     )
 
-    def __init__(self, source: Source, owner: str, lease: Lease, envelope: Envelope) -> None:
-        self._source = source
+    def __init__(self, mill: Runtime, owner: str, lease: Lease, envelope: Envelope) -> None:
+        self._mill = mill
         self._owner = owner
         self._token = lease.token
         self.id = envelope.id
@@ -132,29 +118,18 @@ class Message:
         """Restart the ttr, with a new value if given. False when the lease was lost."""
         seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
         step = Step(self._owner, touch=[(self._token, seconds)])
-        touched = self._source.exchange(step).touched[0]
+        touched = self._mill.consumers.exchange(step).touched[0]
         if not touched:
-            self._source.let_go(self)
+            self._mill.consumers.let_go(self)
             return False
         self.ttr = seconds or self._put_ttr
         self._until = time.monotonic() + self.ttr
         return True
 
-    async def aack(self) -> bool:
-        """As ``ack``."""
-        return await self._source.threaded(self.ack)
-
-    async def arelease(self, delay: Seconds = 0) -> bool:
-        """As ``release``."""
-        return await self._source.threaded(self.release, delay)
-
-    async def abury(self, reason: str = "buried") -> bool:
-        """As ``bury``."""
-        return await self._source.threaded(self.bury, reason)
-
-    async def atouch(self, ttr: Seconds | None = None) -> bool:
-        """As ``touch``."""
-        return await self._source.threaded(self.touch, ttr)
+    aack = in_thread(ack)
+    arelease = in_thread(release)
+    abury = in_thread(bury)
+    atouch = in_thread(touch)
 
     def _settle(self, outcome: Outcome, *, delay: float = 0.0, error: str = "") -> bool:
         return bool(settle_together([self], outcome, delay=delay, error=error))
@@ -187,7 +162,7 @@ class Message:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        await self._source.threaded(self.__exit__, kind, error, trace)
+        await self._mill.threaded(self.__exit__, kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempt}>"
@@ -203,10 +178,10 @@ def settle_together(
         Verdict(m._token, outcome, delay=delay, error=shown, started=m._leased, ended=now)
         for m in messages
     ]
-    answers = first._source.exchange(Step(first._owner, verdicts)).settled
+    answers = first._mill.consumers.exchange(Step(first._owner, verdicts)).settled
     settled = []
     for message, done in zip(messages, answers, strict=True):
-        message._source.let_go(message)
+        message._mill.consumers.let_go(message)
         if done:
             message._settled = True
             settled.append(message)

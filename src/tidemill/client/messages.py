@@ -18,6 +18,7 @@ from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.purges import PurgedQueue
 from tidemill.client.queue_bindings import BoundQueue
 from tidemill.client.queue_deletion import delete_queue
+from tidemill.client.threads import in_thread
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.config import (
@@ -233,21 +234,10 @@ class Queue(PurgedQueue, BoundQueue):
         if not act(self._mill.consumers.held(self.name, message_id), *args):
             raise not_held(self.name, message_id)
 
-    async def aack(self, message_id: str) -> None:
-        """As ``ack``."""
-        await self._mill.threaded(self.ack, message_id)
-
-    async def arelease(self, message_id: str, delay: Seconds = 0) -> None:
-        """As ``release``."""
-        await self._mill.threaded(self.release, message_id, delay)
-
-    async def abury(self, message_id: str, reason: str = "buried") -> None:
-        """As ``bury``."""
-        await self._mill.threaded(self.bury, message_id, reason)
-
-    async def atouch(self, message_id: str, ttr: Seconds | None = None) -> None:
-        """As ``touch``."""
-        await self._mill.threaded(self.touch, message_id, ttr)
+    aack = in_thread(ack)
+    arelease = in_thread(release)
+    abury = in_thread(bury)
+    atouch = in_thread(touch)
 
     # -- managing -------------------------------------------------------------------------------
 
@@ -256,9 +246,7 @@ class Queue(PurgedQueue, BoundQueue):
         self._mill.features.need(Feature.INSPECT, "size()")
         return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
 
-    async def asize(self) -> int:
-        """As ``size``, without blocking the event loop."""
-        return await self._mill.threaded(self.size)
+    asize = in_thread(size)
 
     def pause(self) -> None:
         """Start no job and deliver no message until ``resume``. Puts are still accepted."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic import topics
+from tidemill.client.threads import in_thread
 from tidemill.core.topics import check_pattern
 
 if TYPE_CHECKING:
@@ -36,17 +37,9 @@ class BoundQueue:
         table = topics.bindings(self._store("bindings()")).table
         return [one.pattern for one in table if one.queue == self.name]
 
-    async def abind(self, pattern: str) -> bool:
-        """As ``bind``, without blocking the event loop."""
-        return await self._mill.threaded(self.bind, pattern)
-
-    async def aunbind(self, pattern: str) -> bool:
-        """As ``unbind``, without blocking the event loop."""
-        return await self._mill.threaded(self.unbind, pattern)
-
-    async def abindings(self) -> list[str]:
-        """As ``bindings``, without blocking the event loop."""
-        return await self._mill.threaded(self.bindings)
+    abind = in_thread(bind)
+    aunbind = in_thread(unbind)
+    abindings = in_thread(bindings)
 
     def _store(self, what: str) -> Store:
         self._mill.features.need(Feature.TOPICS, what)

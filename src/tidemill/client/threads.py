@@ -11,15 +11,18 @@ import asyncio
 import collections
 import contextlib
 import contextvars
+import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.locks import Condition
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 ACTING, WAITING = 64, 256
@@ -145,6 +148,28 @@ class Threads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(patience)
+
+
+def in_thread(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """The async twin of a method, which makes the call in a thread of the app.
+
+    ``acancel = in_thread(cancel)`` stands below ``cancel``. The class has its runtime in ``_mill``.
+    The twin of a subclass calls the method of the subclass.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def twin(self: Any, /, *args: Any, **kwargs: Any) -> T:
+        call: Callable[[], T] = functools.partial(getattr(self, name), *args, **kwargs)
+        answer: T = await self._mill.threaded(call)
+        return answer
+
+    twin.__name__ = f"a{name}"
+    twin.__qualname__ = method.__qualname__.removesuffix(name) + twin.__name__
+    twin.__doc__ = f"As ``{name}``, without blocking the event loop."
+    return twin
 
 
 def is_in_event_loop() -> bool:

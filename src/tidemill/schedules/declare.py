@@ -20,6 +20,7 @@ from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.schedules import Schedule as Record
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
+from tidemill.client.threads import in_thread
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, Planned
@@ -287,44 +288,18 @@ class Schedules:
 
     # -- asyncio --------------------------------------------------------------------------------
 
-    async def aadd(
-        self,
-        name: str,
-        call: Call[Any],
-        when: Timing | None = None,
-        /,
-        **options: Unpack[ScheduleOptions],
-    ) -> Schedule:
-        """As ``add``, without blocking the event loop."""
-        return await self._mill.threaded(lambda: self.add(name, call, when, **options))
+    aadd = in_thread(add)
 
     async def alist(self) -> list[Schedule]:
         """All schedules, by name, without blocking the event loop."""
         return await self._mill.threaded(lambda: [*self])
 
-    async def aget(self, name: str) -> Schedule:
-        """As ``get``, without blocking the event loop."""
-        return await self._mill.threaded(self.get, name)
-
-    async def apause(self, name: str) -> Schedule:
-        """As ``pause``, without blocking the event loop."""
-        return await self._mill.threaded(self.pause, name)
-
-    async def aresume(self, name: str) -> Schedule:
-        """As ``resume``, without blocking the event loop."""
-        return await self._mill.threaded(self.resume, name)
-
-    async def aretime(self, name: str, when: Timing) -> Schedule:
-        """As ``retime``, without blocking the event loop."""
-        return await self._mill.threaded(self.retime, name, when)
-
-    async def aremove(self, name: str) -> None:
-        """As ``remove``, without blocking the event loop."""
-        await self._mill.threaded(self.remove, name)
-
-    async def arun(self, name: str) -> Job[Any]:
-        """As ``run``, without blocking the event loop."""
-        return await self._mill.threaded(self.run, name)
+    aget = in_thread(get)
+    apause = in_thread(pause)
+    aresume = in_thread(resume)
+    aretime = in_thread(retime)
+    aremove = in_thread(remove)
+    arun = in_thread(run)
 
     # -- records --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.notebook import html_table
 from tidemill.client.progress_bar import Bar, open_bar
 from tidemill.client.results import member_id, member_ids, members_of, size_of
+from tidemill.client.threads import in_thread
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
@@ -318,29 +319,16 @@ class JobGroup(Generic[R]):
         async for member in completed:
             yield member
 
-    async def acount(self, *, failures: bool = False) -> int:
-        """As ``count``."""
-        return await self._mill.threaded(lambda: self.count(failures=failures))
+    acount = in_thread(count)
 
     async def aprogress(self) -> tuple[int, int]:
         """As ``progress``."""
         return await self._mill.threaded(lambda: self.progress)
 
-    async def acancel(self, terminate: bool = False) -> int:
-        """As ``cancel``."""
-        return await self._mill.threaded(self.cancel, terminate)
-
-    async def aretry(self) -> int:
-        """As ``retry``."""
-        return await self._mill.threaded(self.retry)
-
-    async def aalter(self, *, priority: float | None = None, queue: str | None = None) -> int:
-        """As ``alter``."""
-        return await self._mill.threaded(lambda: self.alter(priority=priority, queue=queue))
-
-    async def adelete(self) -> bool:
-        """As ``delete``."""
-        return await self._mill.threaded(self.delete)
+    acancel = in_thread(cancel)
+    aretry = in_thread(retry)
+    aalter = in_thread(alter)
+    adelete = in_thread(delete)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobGroup) and other.id == self.id
