@@ -146,7 +146,7 @@ for number in range(int(os.environ["BENCH_TASKS"])):
 WORKER = """
 import sys
 from tidemill.cli import main
-from tidemill.client.queue_history import QueueSnapshots
+from tidemill.client.history import QueueSnapshots
 from tidemill.worker.supervisor import Supervisor
 
 if sys.argv.pop(1) == "without":

@@ -120,7 +120,7 @@ BREAKS = (
     ),
     Break(
         "A step of a chain takes a result that nobody signed.",
-        "client/results.py",
+        "client/compositions.py",
         "            verify_result(end.id, end.result, keys)\n",
         "            pass\n",
         "tests/conformance/test_compositions.py -k 'signed and (memory or lmdb)'",

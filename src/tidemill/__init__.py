@@ -3,15 +3,14 @@
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.as_completed import Completed
-from tidemill.client.call import Call, PartialCall
-from tidemill.client.callbacks import Ended
+from tidemill.client.call import Call, Ended, PartialCall
 from tidemill.client.context import JobContext, current_job, this_job
 from tidemill.client.events import NewJob
 from tidemill.client.job_handle import Job
-from tidemill.client.message import Message
-from tidemill.client.messages import Queue
+from tidemill.client.messages import Message
 from tidemill.client.middleware import Middleware
 from tidemill.client.options import CallOptions, PublishOptions, PutOptions, TaskOptions
+from tidemill.client.queues import Queue
 from tidemill.client.search import Found
 from tidemill.client.task import AsyncTask, Task
 from tidemill.core.converters import register_converter

@@ -11,16 +11,16 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
 from tidemill.brokers.contract.store import Store
-from tidemill.client.batch import Batch
 from tidemill.client.call import Call
 from tidemill.client.events import EnqueueHandler, Event, ProcessHandler, handler_of
 from tidemill.client.history import History
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.job_handle import Job
-from tidemill.client.message import Message
-from tidemill.client.messages import Queue
+from tidemill.client.messages import Message
 from tidemill.client.middleware import Middleware, check_middleware
 from tidemill.client.options import TASK_OPTIONS, PublishOptions, TaskOptions
+from tidemill.client.puts import Batch
+from tidemill.client.queues import Queue
 from tidemill.client.search import Found, SearchOptions, find_shown, users_queues
 from tidemill.client.task import AsyncTask, Declare, Task, call_by_name
 from tidemill.core.config import Seconds, check_known, check_name

@@ -23,7 +23,7 @@ import msgspec
 from tidemill import Tidemill, __version__
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.history_numbers import TaskNumbers, Times
+from tidemill.client.history import TaskNumbers, Times
 from tidemill.core.clock import clock
 from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 

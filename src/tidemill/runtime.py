@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import check_url, instrumented, open_broker
 from tidemill.client.call import Call
-from tidemill.client.consumers import Consumers
 from tidemill.client.context import is_importing
 from tidemill.client.declarations import Declarations
-from tidemill.client.envelopes import envelope_of, seal
 from tidemill.client.events import no_handlers
-from tidemill.client.features import Features
 from tidemill.client.inline_jobs import InlineJobs, JobStore
 from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.limits import Limits
+from tidemill.client.messages import Consumers
 from tidemill.client.middleware import Layer, check_middleware
-from tidemill.client.options import TASK_OPTIONS, Options
-from tidemill.client.put_batching import PutBatching
+from tidemill.client.options import TASK_OPTIONS, Features, Options
+from tidemill.client.puts import PutBatching, Topics, envelope_of, seal
 from tidemill.client.task import (
     Configured,
     NoSuchTask,
@@ -40,7 +38,6 @@ from tidemill.client.task import (
     task_name,
 )
 from tidemill.client.threads import ACTING, WAITING, Threads
-from tidemill.client.topics import Topics
 from tidemill.core.config import check_app, check_known, default_url, url_from_environment
 from tidemill.core.errors import InvalidOption
 from tidemill.core.forks import after_fork, check_fork
@@ -51,8 +48,7 @@ from tidemill.workflows.enqueue import enqueue_composed, enqueue_many, is_compos
 
 if TYPE_CHECKING:
     from tidemill.brokers.contract.store import Store
-    from tidemill.client.batch import Batch, OpenBatch
-    from tidemill.client.pending_puts import PendingPuts
+    from tidemill.client.puts import Batch, OpenBatch, PendingPuts
     from tidemill.core.envelope import Envelope, Links
 
 T = TypeVar("T")

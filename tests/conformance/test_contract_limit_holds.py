@@ -16,8 +16,8 @@ from tidemill import LeaseLost, Limit, LimitTimeout, State, Tidemill, TidemillEr
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
-from tidemill.client.consumers import Stop
-from tidemill.client.limit_hold import LimitHold
+from tidemill.client.limits import LimitHold
+from tidemill.client.messages import Stop
 from tidemill.core.owner import Owner
 from tidemill.testing import worker
 

@@ -77,7 +77,7 @@ def test_an_expired_lease_is_not_put_once_more(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a consumer that takes so long that the message is another's by then
-    monkeypatch.setattr("tidemill.client.consumers.YOUNG_LEASE", 0.0)
+    monkeypatch.setattr("tidemill.client.messages.YOUNG_LEASE", 0.0)
     mill.queue("q").put(1, ttr=0)
     interrupt_acknowledgement(mill, monkeypatch, done=True)
     with pytest.raises(Interrupt):

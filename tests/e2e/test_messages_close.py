@@ -48,7 +48,7 @@ def test_a_loop_over_messages_ends_when_the_app_is_closed(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a loop that has got a message and waits for the next
-    monkeypatch.setattr("tidemill.client.consumers.PATIENCE", 60.0)
+    monkeypatch.setattr("tidemill.client.messages.PATIENCE", 60.0)
     got: list[Any] = []
 
     def consume() -> str:

@@ -45,7 +45,7 @@ def test_the_messages_behind_a_poison_message_are_handed_out(
 ) -> None:
     # given the policy of messages, whose delay does not end while the test runs
     slow = msgspec.structs.replace(MESSAGE, delay=300.0)
-    monkeypatch.setattr("tidemill.client.messages.MESSAGE", slow)
+    monkeypatch.setattr("tidemill.client.queues.MESSAGE", slow)
     orders = mill.queue("q")
     poison = orders.put("poison")
     orders.put_many([f"good {n}" for n in range(5)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import PHONE, Visit, open_browser, open_visits
 
-from tidemill.client.flame_graph import flame_graph
+from tidemill.client.worker_reports import flame_graph
 
 DEEP = ["walk (shop.py:16)"] * 40
 STACKS = {

@@ -72,7 +72,6 @@ CROWDED_ROOMS = {
     "brokers/lmdb": 52,
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
-    "client": 52,
     "core": 36,
     "dashboard": 45,
     "server/http": 38,

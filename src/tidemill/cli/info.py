@@ -14,7 +14,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import public, queues_table
-from tidemill.client.history_numbers import TaskNumbers
+from tidemill.client.history import TaskNumbers
 from tidemill.core.clock import clock
 from tidemill.core.config import lmdb_url
 from tidemill.core.errors import TidemillError

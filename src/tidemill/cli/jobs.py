@@ -13,10 +13,10 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.console import clean
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
+from tidemill.client.compositions import size_of
 from tidemill.client.explain import explain as explain_record
 from tidemill.client.explain import explain_in, serving
-from tidemill.client.queue_deletion import no_such_queue
-from tidemill.client.results import size_of
+from tidemill.client.queues import no_such_queue
 from tidemill.client.trail import Event, attempt_text, trail_of
 from tidemill.core.clock import short_id
 from tidemill.core.envelope import Planned

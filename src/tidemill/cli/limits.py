@@ -8,7 +8,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
-from tidemill.client.queue_deletion import no_such_queue
+from tidemill.client.queues import no_such_queue
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit

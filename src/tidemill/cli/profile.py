@@ -8,13 +8,15 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import json_option, store_options
-from tidemill.client.flame_graph import collapsed, flame_graph, top_functions
 from tidemill.client.worker_reports import (
     LONGEST,
     MOST_HERTZ,
     Report,
     ask_worker,
+    collapsed,
     find_worker,
+    flame_graph,
+    top_functions,
 )
 from tidemill.core.errors import TidemillError
 

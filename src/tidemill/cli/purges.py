@@ -11,7 +11,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic import purges as kept
 from tidemill.cli.connect import json_option, store_options
-from tidemill.client.queue_deletion import no_such_queue
+from tidemill.client.queues import no_such_queue
 
 
 @click.command()

@@ -11,7 +11,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.generic.topics import bindings
 from tidemill.cli.connect import json_option, store_options
-from tidemill.client.queue_deletion import no_such_queue
+from tidemill.client.queues import no_such_queue
 from tidemill.core.config import check_name
 from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tidemill.client.compositions import PAGE
 from tidemill.client.context import waiting_for
+from tidemill.client.display import open_bar
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
-from tidemill.client.progress_bar import open_bar
-from tidemill.client.results import PAGE
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import Record, State

@@ -1,38 +1,516 @@
-"""Reading the history of a store: ``mill.history``.
+"""The history of a store: ``mill.history``, and the snapshots of queues.
 
 A period that begins at most a day ago is read from rows by minute. A longer period is read from
 rows by hour. A period begins at the start of a minute or hour. By default it ends now.
+
+A worker that has acted in a minute stores a snapshot of the queues' totals soon after the minute
+ends, and a server does so in every minute. The first of them stores the snapshot; the others find
+that the minute has one. An idle worker stores no snapshot. If two processes store one minute at the
+same moment, the last writer's rows stay. Sums over several minutes are exact all the same.
+
+A snapshot stores the queues that have changed since the previous snapshot. For such a queue it
+stores a row by minute, a row by hour, and a row without a period. The row without a period has the
+latest numbers, followed by their minute. The next snapshot compares its numbers with these rows.
+
+If the queue did not change in the previous minute, the snapshot also stores the old numbers as a
+row of that minute. A reader starts from the numbers of the first row that it finds. So a reader
+needs no older row, and an idle queue costs no rows.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
-from tidemill.brokers.generic.notes import Notes
-from tidemill.client.history_numbers import (
-    Deploy,
-    FailureNumbers,
-    QueueNumbers,
-    Series,
-    TaskNumbers,
+from tidemill.brokers.contract.history_rows import (
+    ALWAYS,
+    HOUR,
+    MINUTE,
+    HistoryRow,
+    join_name,
+    split_name,
 )
-from tidemill.client.queue_history import queue_numbers
+from tidemill.brokers.contract.inspection import QueueStats, is_own
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.notes import Notes
 from tidemill.client.threads import in_thread
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_seconds
-from tidemill.core.errors import InvalidOption
+from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.fingerprint import FailureSample
-from tidemill.core.rollup import FAILED, RETRIED, WIDTH
+from tidemill.core.rollup import (
+    CANCELLED,
+    FAILED,
+    GIVEN_BACK,
+    QUEUE_STATES,
+    QUEUE_TOTALS,
+    RETRIED,
+    RUN_SUM,
+    RUNS,
+    SUCCEEDED,
+    WAIT_SUM,
+    WAITS,
+    WIDTH,
+    percentile,
+)
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
+
+
+class Times(msgspec.Struct, frozen=True):
+    """How long some runs took, or waited, in seconds.
+
+    Attributes:
+        count: the number of times.
+        sum: their sum.
+        buckets: bucket ``n`` counts times from ``2 ** (n - 1)`` to ``2 ** n`` ms, bucket 0 times
+            below 1 ms.
+        p50, p95, p99: percentiles, right within a factor of two; None without a time.
+    """
+
+    count: int
+    sum: float
+    buckets: tuple[int, ...]
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, total: int, buckets: Sequence[int]) -> Times:
+        """Make the times from the counts of the buckets and the sum in milliseconds."""
+        parts = [percentile(buckets, part) for part in (0.5, 0.95, 0.99)]
+        return cls(sum(buckets), total / 1000, tuple(buckets), *parts)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None without a time."""
+        return self.sum / self.count if self.count else None
+
+
+class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of a task.
+
+    Attributes:
+        queue, task, release: the names that all the runs share; empty if the runs may differ.
+        succeeded: runs that succeeded.
+        failed: runs after which the job failed for good.
+        retried: failed runs that another attempt follows.
+        cancelled: runs that somebody cancelled.
+        given_back: runs that counted no attempt: snoozed, or interrupted by the end of a worker.
+        wait: the times from when jobs were due until their first attempts started. Jobs that waited
+            for other jobs are left out.
+        run: how long attempts ran.
+        seconds: the length of the period in which the runs ended.
+    """
+
+    queue: str = ""
+    task: str = ""
+    release: str = ""
+    succeeded: int
+    failed: int
+    retried: int
+    cancelled: int
+    given_back: int
+    wait: Times
+    run: Times
+    seconds: float
+
+    @classmethod
+    def of(cls, names: Sequence[str], row: Sequence[int], seconds: float) -> TaskNumbers:
+        """The numbers of a row of kind ``task``; ``names`` are queue, task and release."""
+        queue, task, release = names
+        return cls(
+            queue=queue,
+            task=task,
+            release=release,
+            succeeded=row[SUCCEEDED],
+            failed=row[FAILED],
+            retried=row[RETRIED],
+            cancelled=row[CANCELLED],
+            given_back=row[GIVEN_BACK],
+            wait=Times.of(row[WAIT_SUM], row[WAITS]),
+            run=Times.of(row[RUN_SUM], row[RUNS]),
+            seconds=seconds,
+        )
+
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        ended = self.succeeded + self.failed + self.retried
+        return ended + self.cancelled + self.given_back
+
+    @property
+    def rate(self) -> float:
+        """Runs per second."""
+        return self.runs / self.seconds
+
+    @property
+    def failure_rate(self) -> float:
+        """The part of attempts that failed, 0 to 1; 0 without an attempt."""
+        bad = self.failed + self.retried
+        return bad / (bad + self.succeeded) if bad else 0.0
+
+
+class FailureNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure of the code: all failed attempts with one fingerprint, of one task.
+
+    Attributes:
+        fingerprint: a hash of class, place and message without values. A worker tells 200 failures
+            apart in an hour. All further failures have the fingerprint ``"other"``.
+        task: the task that failed.
+        error: the class of the exception; empty without an exception.
+        message: the first line of the latest message.
+        place: ``file:function`` of the innermost frame of your code.
+        failed, retried: attempts after which the job failed for good, or was tried again.
+        first: the wall time of the first failure in the period, in whole minutes or hours.
+        last: the wall time of the latest failure.
+        releases: the releases of the workers.
+        hosts: the machines of the workers.
+        sample: the latest failure, with its job, its worker and the end of its traceback.
+    """
+
+    fingerprint: str
+    task: str
+    error: str
+    message: str
+    place: str
+    failed: int
+    retried: int
+    first: float
+    last: float
+    releases: tuple[str, ...]
+    hosts: tuple[str, ...]
+    sample: FailureSample
+
+    @property
+    def count(self) -> int:
+        """The number of failed attempts."""
+        return self.failed + self.retried
+
+
+class QueuePoint(msgspec.Struct, frozen=True):
+    """A minute or hour of a queue.
+
+    Attributes:
+        at: the wall time at which the minute or hour began.
+        accepted: jobs that were put.
+        succeeded, failed, cancelled, expired, purged: jobs that ended this way.
+        retried: failed attempts that another attempt follows.
+        waiting, scheduled, ready, running: jobs in this state at the end of the minute or hour.
+        oldest: the age in seconds of the oldest ready job at the end of the minute or hour.
+    """
+
+    at: int
+    accepted: int
+    succeeded: int
+    failed: int
+    retried: int
+    cancelled: int
+    expired: int
+    purged: int
+    waiting: int
+    scheduled: int
+    ready: int
+    running: int
+    oldest: int
+
+
+class QueueNumbers(msgspec.Struct, frozen=True):
+    """The history of a queue.
+
+    Attributes:
+        queue: the name of the queue; empty for all queues together.
+        span: the length of a point in seconds.
+        points: one point for each minute or hour, oldest first. The last point is the current
+            minute or hour.
+    """
+
+    queue: str
+    span: int
+    points: list[QueuePoint]
+
+    def total(self, name: str) -> int:
+        """The sum over all points of a number, such as ``"succeeded"``."""
+        return sum([getattr(point, name) for point in self.points])
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of runs by minute or hour, for charts. All lists have the length of ``at``.
+
+    Attributes:
+        span: the length of a period in seconds.
+        at: the wall times at which the periods began.
+        succeeded, failed, retried, cancelled, given_back: see :class:`TaskNumbers`.
+        wait_p50, wait_p95, wait_p99, run_p50, run_p95, run_p99: seconds, or None.
+    """
+
+    span: int
+    at: list[int]
+    succeeded: list[int]
+    failed: list[int]
+    retried: list[int]
+    cancelled: list[int]
+    given_back: list[int]
+    wait_p50: list[float | None]
+    wait_p95: list[float | None]
+    wait_p99: list[float | None]
+    run_p50: list[float | None]
+    run_p95: list[float | None]
+    run_p99: list[float | None]
+
+    @classmethod
+    def of(cls, at: list[int], span: int, rows: Sequence[Sequence[int]]) -> Series:
+        """The numbers of rows of kind ``task``."""
+        all_ = [TaskNumbers.of(("", "", ""), row, span) for row in rows]
+        return cls(
+            span=span,
+            at=at,
+            succeeded=[one.succeeded for one in all_],
+            failed=[one.failed for one in all_],
+            retried=[one.retried for one in all_],
+            cancelled=[one.cancelled for one in all_],
+            given_back=[one.given_back for one in all_],
+            wait_p50=[one.wait.p50 for one in all_],
+            wait_p95=[one.wait.p95 for one in all_],
+            wait_p99=[one.wait.p99 for one in all_],
+            run_p50=[one.run.p50 for one in all_],
+            run_p95=[one.run.p95 for one in all_],
+            run_p99=[one.run.p99 for one in all_],
+        )
+
+
+class Deploy(msgspec.Struct, frozen=True):
+    """The first time that a worker of a release started.
+
+    Attributes:
+        release: the name of the release.
+        at: the wall time.
+    """
+
+    release: str
+    at: int
+
+
+log = logging.getLogger("tidemill")
+
+Counts = tuple[int, ...]
+"""The totals, the states, and the time since which the oldest job is ready (0 without one)."""
+
+TOTALS = len(QUEUE_TOTALS)
+"""The number of totals, which come first."""
+
+NOTHING: Counts = (0,) * (TOTALS + len(QUEUE_STATES) + 1)
+"""The numbers of a queue that does not exist."""
+
+ALL_QUEUES = join_name("", "")
+"""The name of a row without counts, which has the minute of the latest snapshot. No queue has this
+name."""
+
+_RAN = slice(1, 4)  # succeeded, failed, retried
+
+_LATE = 0.05
+"""A snapshot is due this many seconds after its minute, because clocks differ a little."""
+
+_NEEDS = {Feature.HISTORY, Feature.INSPECT}
+
+Read = Callable[[str, int, int, int], list[HistoryRow]]
+"""Reads the rows of a kind and a span between two times."""
+
+ReadQueues = Callable[[], Sequence[QueueStats]]
+"""Reads the queues as they are now."""
+
+
+class Latest(NamedTuple):
+    """The numbers of a queue in the latest snapshot with a row of the queue, and the minute."""
+
+    counts: Counts
+    at: int
+
+
+def counts_of(stats: Iterable[QueueStats]) -> dict[str, Counts]:
+    """The numbers of each queue as it is now."""
+    names: Sequence[str] = (*QUEUE_TOTALS, *QUEUE_STATES)
+    return {
+        one.name: (*(getattr(one, name) for name in names), int(one.oldest))
+        for one in stats
+        if not is_own(one.name)
+    }
+
+
+def before_history(counts: Counts) -> Counts:
+    """The numbers of a queue before the first snapshot of a store.
+
+    If no job of the queue has run yet, all numbers before it were 0. Otherwise a move brought jobs
+    that had ended. Then the result is the present numbers, so that the first snapshot adds nothing.
+    """
+    return counts if any(counts[_RAN]) else NOTHING
+
+
+def latest_of(rows: Iterable[HistoryRow]) -> dict[str, Latest]:
+    """The latest numbers by queue, from the rows without a period."""
+    return {row.name: Latest(row.counts[:-1], row.counts[-1]) for row in rows}
+
+
+def changed_rows(
+    latest: Mapping[str, Latest], counts: Mapping[str, Counts], minute: int
+) -> list[HistoryRow]:
+    """The rows of queues that have changed; ``counts`` are the numbers at the end of a minute."""
+    changed: list[HistoryRow] = []
+    for name in counts.keys() | (latest.keys() - {ALL_QUEUES}):
+        now, known = counts.get(name), latest.get(name)
+        if now is None or known is None or now != known.counts:
+            changed += _rows(name, now, known, minute, begins=not latest)
+    return changed
+
+
+def _rows(
+    name: str, now: Counts | None, known: Latest | None, minute: int, *, begins: bool
+) -> Iterator[HistoryRow]:
+    counts = now or NOTHING
+    before = known or Latest(before_history(counts) if begins else NOTHING, 0)
+    for span in (MINUTE, HOUR):
+        at = minute - minute % span
+        if before.at - before.at % span < at - span:
+            yield HistoryRow("queue", name, span, at - span, before.counts)
+        yield HistoryRow("queue", name, span, at, counts)
+    # A row without counts deletes the stored row, because the queue no longer exists.
+    yield HistoryRow("queue", name, ALWAYS, 0, () if now is None else (*counts, minute))
+
+
+# -- storing ---------------------------------------------------------------------------------------
+
+
+class QueueSnapshots:
+    """The snapshots that one process stores."""
+
+    def __init__(self) -> None:
+        self._due = 0.0  # wall time; at once, since later snapshots are compared with the first
+
+    def acted(self) -> None:
+        """Record that this process did something with jobs in this minute."""
+        self._due = min(self._due, _minute_of(clock.wall()) + MINUTE + _LATE)
+
+    def due_in(self) -> float:
+        """Seconds until the next snapshot is due; infinity until the process acts."""
+        return max(0.0, self._due - clock.wall())
+
+    def keep(self, broker: Store, *, ending: bool = False) -> None:
+        """Store the snapshot that is due, if any: the totals at the end of the minute before now.
+
+        Give ``ending`` when the process ends: then the snapshot of this minute is stored early.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached. The next try comes a minute later.
+        """
+        now = clock.wall()
+        if now < self._due and not (ending and self._due < float("inf")):
+            return
+        self._due = now + MINUTE
+        if broker.features.issuperset(_NEEDS):
+            try:
+                _store(broker, now, ending)
+            except BrokerUnavailable:
+                raise
+            except TidemillError as error:
+                log.warning("the totals of queues are not kept for this minute: %s", error)
+        self._due = float("inf")
+
+
+def _store(broker: Store, now: float, ending: bool) -> None:
+    minute = _minute_of(now) - (0 if ending else MINUTE)
+    history = with_history(broker, "a snapshot of the queues")
+    latest = latest_of(history.history("queue", ALWAYS, 0, 1))
+    if not ending and ALL_QUEUES in latest and latest[ALL_QUEUES].at >= minute:
+        return  # another process has stored it
+    rows = changed_rows(latest, counts_of(broker.stats()), minute)
+    if not ending and (rows or not latest):  # after ``ending``, others store this minute again
+        rows.append(HistoryRow("queue", ALL_QUEUES, ALWAYS, 0, (minute,)))
+    if rows:
+        history.keep_history(rows)
+
+
+def _minute_of(now: float) -> int:
+    return int(now) - int(now) % MINUTE
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def queue_numbers(
+    read: Read, stats: ReadQueues | None, since: int, span: int, now: float
+) -> list[QueueNumbers]:
+    """The numbers of all queues together, then of each, from ``since`` up to now.
+
+    ``stats`` is None when the broker cannot read its queues. The newest numbers are read last. So
+    no number of a period is newer than the numbers of the next period.
+    """
+    latest = latest_of(read("queue", ALWAYS, 0, 1))
+    current = int(now) - int(now) % span
+    found: dict[str, dict[int, Counts]] = {}
+    for row in read("queue", span, since - span, current + span):
+        found.setdefault(row.name, {})[row.at] = row.counts
+    names = (found.keys() | latest.keys()) - {ALL_QUEUES}
+    first = {name: _first(found.get(name, {}), latest.get(name)) for name in names}
+    if stats is not None:
+        queues = counts_of(stats())
+        for name in first.keys() | queues.keys():
+            counts = queues.get(name, NOTHING)
+            if name not in first:
+                first[name] = NOTHING if latest else before_history(counts)
+            found.setdefault(name, {})[current] = counts
+    ends = [(at, min(at + span, int(now))) for at in range(since, current + span, span)]
+    lines = {name: _points(ends, found.get(name, {}), first[name]) for name in sorted(first)}
+    return [
+        QueueNumbers(name, span, points)
+        for name, points in (("", _sum(ends, lines.values())), *lines.items())
+    ]
+
+
+def _first(rows: Mapping[int, Counts], latest: Latest | None) -> Counts:
+    """The first known numbers of a queue, to compare later numbers with."""
+    if rows:
+        return rows[min(rows)]
+    assert latest is not None  # a queue without a row in this time has not changed
+    return latest.counts
+
+
+def _points(
+    ends: Sequence[tuple[int, int]], rows: Mapping[int, Counts], last: Counts
+) -> list[QueuePoint]:
+    """A point for each period. A period without a row adds nothing and keeps the last states.
+
+    A total may fall, because a queue was deleted and made again. Then the point adds nothing.
+    """
+    points = []
+    for at, end in ends:
+        counts = rows.get(at, last)
+        added = [max(0, now - then) for now, then in zip(counts, last[:TOTALS], strict=False)]
+        *states, oldest = counts[TOTALS:]
+        numbers = at, *added, *states, max(1, end - oldest) if oldest else 0
+        points.append(QueuePoint(*numbers))
+        last = counts
+    return points
+
+
+def _sum(
+    ends: Sequence[tuple[int, int]], lines: Iterable[Sequence[QueuePoint]]
+) -> list[QueuePoint]:
+    """The sums of the points of all queues, and the age of the oldest job in all queues."""
+    sums = []
+    for (at, _), *points in zip(ends, *lines, strict=True):
+        columns = [*zip(NOTHING, *[astuple(point)[1:] for point in points], strict=True)]
+        numbers = [*map(sum, columns[:-1]), max(columns[-1])]
+        sums.append(QueuePoint(at, *numbers))
+    return sums
+
 
 DAY = 24 * 3600
 

@@ -20,13 +20,13 @@ from tidemill.client.compositions import (
     cause_of,
     cause_text,
     delete_jobs,
+    group_results,
     retry_job,
 )
 from tidemill.client.context import LIBRARIES, users_frames, waiting_for
+from tidemill.client.display import html_table, job_facts
 from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
-from tidemill.client.notebook import html_table, job_facts
-from tidemill.client.results import group_results
 from tidemill.client.threads import in_thread, is_in_event_loop
 from tidemill.client.trail import Event, trail_of
 from tidemill.core.attempts import Attempt

@@ -1,18 +1,45 @@
-"""``mill.limits``: list the limits of a store, and change them at run time."""
+"""``mill.limits``: list the limits of a store, change them at run time, and hold their places.
+
+``with mill.limits.hold("db"):`` holds a place of a limit in any code. The place is the lease of a
+message that has the limit. So stores count the place of a hold as they count the place of a job.
+When the process of the hold dies, its place becomes free. Each hold has an owner to itself, and
+puts its message into a queue that is named after this owner. So each hold takes its own message. At
+the end, the message is acknowledged and the queue is deleted. A killed process may leave its queue
+behind. The first hold of each process deletes the queues of owners that are gone.
+
+=============================  =====================================================
+killed                         what is left
+=============================  =====================================================
+before the put                 nothing
+between the put and the lease  a ready message that nobody takes; it holds no place
+while it holds the place       a failed message, once the death is noticed
+after the acknowledgement      an empty queue
+=============================  =====================================================
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import logging
+import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.client.limit_hold import Holds, LimitHold
+from tidemill.client.messages import FOREVER, Message, Session, Stop
+from tidemill.client.queues import Queue, delete_queue
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
+from tidemill.core.crash_points import point
 from tidemill.core.envelope import Ref
-from tidemill.core.errors import InvalidOption
+from tidemill.core.errors import InvalidOption, LeaseLost, LimitTimeout, TidemillError
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.locks import Condition, Lock
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import (
     LIMIT_TERMS,
@@ -25,6 +52,216 @@ from tidemill.limits.declare import (
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
+
+
+log = logging.getLogger("tidemill")
+
+LEASE = 60.0
+"""Seconds that a lease lasts after each renewal. When the process stops, the lease runs out."""
+
+
+class LeaseRenewal:
+    """A thread that renews leases of messages three times in :data:`LEASE` seconds.
+
+    The thread starts with the first lease. When no lease is left, the thread ends.
+    """
+
+    def __init__(self, every: float = LEASE / 3) -> None:
+        self._every = every
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._changed = Condition()
+        self._leases: dict[str, Message] = {}
+        self._running = False
+
+    def add(self, message: Message) -> None:
+        """Renew the lease of a message from now on."""
+        if self._pid != os.getpid():  # a forked child has neither the thread nor the leases
+            self._reset()
+        with self._changed:
+            self._leases[message.id] = message
+            if not self._running:
+                threading.Thread(target=self._run, name="tidemill-renewal", daemon=True).start()
+                self._running = True
+
+    def remove(self, message: Message) -> bool:
+        """Stop renewing the lease of a message; False for a lease that was not renewed."""
+        with self._changed:
+            return self._leases.pop(message.id, None) is not None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(self._every)
+                messages = list(self._leases.values())
+                if not messages:
+                    self._running = False
+                    return
+            for message in messages:
+                self._renew(message)
+
+    def _renew(self, message: Message) -> None:
+        try:
+            renewed = message.touch()
+        except TidemillError as error:
+            log.warning("%s cannot be renewed now: %s", message, error)
+            return
+        if not renewed and self.remove(message):
+            log.error("%s was lost: its process did not run for %g s", message, LEASE)
+
+
+class Holds:
+    """The places that one app holds in this process.
+
+    Attributes:
+        active: the holds that have their place.
+        renewal: renews the leases of their messages.
+    """
+
+    def __init__(self, mill: Runtime) -> None:
+        self._mill = mill
+        self._pid = 0
+        self.active: set[LimitHold] = set()
+        self.renewal = LeaseRenewal()
+
+    def tidy(self) -> None:
+        """Delete queues that killed processes left behind: once in each process."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        broker = self._mill.broker
+        # Read the queues before the owners: an owner is attached before its queue is made.
+        queues = [row.name for row in broker.stats() if row.name.startswith(HOLDS)]
+        owners = {owner.id for owner in broker.owners()} if queues else set()
+        for queue in queues:
+            if queue.removeprefix(HOLDS) not in owners:
+                with contextlib.suppress(TidemillError):  # another process may have deleted it
+                    delete_queue(self._mill, queue, force=True)
+
+    def close(self) -> None:
+        """Free all places: the app is closed."""
+        for hold in list(self.active):
+            with contextlib.suppress(TidemillError):  # the end of the lease also frees the place
+                hold.release()
+
+
+class LimitHold:
+    """A place of a limit for the length of a block, sync or async. Each block needs its own hold.
+
+    Raises:
+        LimitTimeout: no place was free in time.
+        LeaseLost: the process stood still for so long that it lost the place inside the block.
+    """
+
+    def __init__(self, mill: Runtime, holds: Holds, limit: Limit, timeout: float | None) -> None:
+        self._mill = mill
+        self._holds = holds
+        self._limit = limit
+        self._timeout = timeout
+        self._lock = Lock()
+        self._place: tuple[Session, str, Message] | None = None
+
+    def __enter__(self) -> LimitHold:
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self.release() and kind is None:
+            raise LeaseLost(
+                f"the place of the limit {self._limit.name!r} was lost inside the block: the "
+                f"process stood still for {LEASE:g} s, and others may have taken the place"
+            )
+
+    async def __aenter__(self) -> LimitHold:
+        stop = Stop(self._mill)
+        call = self._mill.waiters.begin(self._begin, stop)
+        try:
+            await asyncio.shield(call)
+        except asyncio.CancelledError:
+            stop.stop()
+            call.add_done_callback(self._release_later)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Without the shield, a cancellation could drop this call before it begins.
+        await asyncio.shield(self._mill.threads.begin(self.__exit__, kind))
+
+    def _release_later(self, call: asyncio.Future[None]) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._mill.threads.start(self.release)
+
+    def _begin(self, stop: Stop | None = None) -> None:
+        """Wait for a place and take it."""
+        mill = self._mill
+        if mill.sync:
+            return
+        self._holds.tidy()
+        session: Session = mill.consumers.session
+        owner = session.lend(mill)
+        try:
+            message = self._take(session, owner, stop)
+        except BaseException:
+            session.take_back(owner)
+            raise
+        self._place = session, owner, message
+        self._holds.active.add(self)
+        self._holds.renewal.add(message)
+        point("hold.begun")
+
+    def _take(self, session: Session, owner: str, stop: Stop | None) -> Message:
+        """Put a message and take it; delete the message if that fails."""
+        mill, queue = self._mill, HOLDS + owner
+        deadline = time.monotonic() + (FOREVER if self._timeout is None else self._timeout)
+        text = f"a place of the limit {self._limit.name!r}"
+        # No retries: if the lease is lost, nobody may take the message.
+        envelope = Queue(mill, queue).envelope(text, limit=self._limit, ttr=LEASE, retries=0)
+        with session.waits(owner):
+            try:
+                mill.broker.put([envelope])  # stored now, even inside a batch
+                point("hold.put")
+                taken = mill.consumers.receive(session, owner, (queue,), deadline, stop)
+                if not taken:
+                    raise self._not_taken(session)
+                return taken[0]
+            except BaseException:
+                with contextlib.suppress(TidemillError):  # another process tidies up later
+                    mill.broker.delete([envelope.id])
+                    mill.broker.forget_queue(queue)
+                raise
+
+    def _not_taken(self, session: Session) -> TidemillError:
+        if session.over:
+            return TidemillError(
+                f"the app was closed before a place of the limit {self._limit.name!r} was free"
+            )
+        # Without a timeout only a cancellation leads here, and nobody reads this error.
+        seconds = self._timeout or 0.0
+        return LimitTimeout(
+            f"no place of the limit {self._limit.name!r} was free within {seconds:g} s"
+        )
+
+    def release(self) -> bool:
+        """Free the place now; False when the place was lost. A second call returns True."""
+        with self._lock:
+            place, self._place = self._place, None
+        if place is None or place[0].pid != os.getpid():  # a forked child has no place
+            return True
+        session, owner, message = place
+        self._holds.active.discard(self)
+        self._holds.renewal.remove(message)
+        try:
+            kept = message.ack()
+            point("hold.ended")
+            with contextlib.suppress(TidemillError):  # another process tidies up later
+                if not kept:
+                    self._mill.broker.delete([message.id])
+                self._mill.broker.forget_queue(message.queue)
+        finally:
+            session.take_back(owner)
+        return kept
 
 
 class Limits:

@@ -1,303 +1,678 @@
-"""Queues of messages without functions: put, get and acknowledge, as in beanstalkd."""
+"""Messages in one process: take them from the store, hold their leases, and settle them.
+
+A message with ttr=0 is handed out at most once. Such messages are leased as all messages are.
+If its consumer no longer wants the message, the message goes back to its place in the queue. The
+acknowledgement is stored just before the consumer gets the message
+(``docs/design/at-most-once.md``).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tidemill.brokers.contract.features import Feature
-from tidemill.client.arguments import TEXT_OF_BODY, summary
-from tidemill.client.held_messages import not_held
-from tidemill.client.history import History
-from tidemill.client.history_numbers import QueueNumbers
-from tidemill.client.job_handle import Job
-from tidemill.client.message import Message
-from tidemill.client.notebook import html_table, plot, queue_facts
-from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
-from tidemill.client.purges import PurgedQueue
-from tidemill.client.queue_bindings import BoundQueue
-from tidemill.client.queue_deletion import delete_queue
-from tidemill.client.threads import in_thread
-from tidemill.core.backoff import MESSAGE
-from tidemill.core.codec import pack, pack_pickle
-from tidemill.core.config import (
-    Seconds,
-    check_count,
-    check_known,
-    check_name,
-    check_seconds,
-)
+import msgspec
+
+from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
+from tidemill.client.threads import cancel_later, in_thread
+from tidemill.core.clock import clock, new_id
+from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.config import Seconds, check_count, check_name, check_seconds, storable
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption, QueueFull
-from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
+from tidemill.core.errors import CodecError, InvalidOption, LeaseLost, StoreBusy, TidemillError
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.locks import Condition, Lock
+from tidemill.core.owner import Owner
+from tidemill.core.priority import priority_of
+from tidemill.core.signatures import refusal, trusted
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 
-class Queue(PurgedQueue, BoundQueue):
-    """One queue of raw messages, by name. Bodies are plain data and keep their types.
+class Message:
+    """A leased message. As a context manager it is acknowledged at the end, or retried on an error.
 
-    ``max_size`` bounds the unfinished jobs; 0 means no bound. ``rate burst window concurrency``
-    limit the starts of the queue's messages and tasks, over all workers, as in :class:`Limit`.
-    ``breaker`` is a :class:`Breaker` or a number of failures. A later call keeps the settings that
-    it does not give. A change at run time (:meth:`limit`) overrides the settings of the code until
-    ``mill.limits.reset_queue``.
+    The end of the block raises ``LeaseLost`` when the message was not acknowledged within its ttr.
+
+    Attributes:
+        id, queue, body, key, tags, headers: the values of the put.
+        attempt: the number of this delivery, from 1. A delivery that was released does not count.
+        ttr: seconds for the acknowledgement, from the lease or the latest ``touch``. 0 for a
+            message that is handed out at most once: such a message is acknowledged just before its
+            delivery.
     """
 
-    def __init__(self, mill: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:
-        check_known("a queue", settings, QUEUE_SETTINGS)
-        max_size = settings.pop("max_size", None)
+    __slots__ = (
+        *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
+        *("_body", "_garbled", "_leased", "_owner", "_pickled", "_put_ttr", "_rank", "_settled"),
+        *("_mill", "_token", "_until"),
+    )
+
+    def __init__(self, mill: Runtime, owner: str, lease: Lease, envelope: Envelope) -> None:
         self._mill = mill
-        self.name = check_name("queue", name)
-        self._options = Options(queue=name, retries=MESSAGE)
-        if max_size is not None:
-            check_count("max_size", max_size)
-            mill.features.need(Feature.MAX_SIZE, "max_size=")
-            mill.broker.set_queue(name, max_size=max_size)
-        if settings:
-            mill.limits.declare_queue(name, settings)
+        self._owner = owner
+        self._token = lease.token
+        self.id = envelope.id
+        self.queue = envelope.queue
+        self.key = envelope.key
+        self.tags = envelope.tags
+        self.headers = envelope.headers
+        self.attempt = lease.attempt
+        self.ttr = 0.0 if envelope.at_most_once else lease.deadline
+        self._body = envelope.body
+        self._pickled = envelope.pickled
+        self._leased = lease.leased
+        self._put_ttr = self.ttr
+        self._rank = lease.rank
+        self._until = time.monotonic() + self.ttr
+        self._settled = False
+        self._garbled = False
 
-    # -- producing ------------------------------------------------------------------------------
-
-    def put(
-        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
-    ) -> Job[Any]:
-        """Store one message. The message is durable when this call returns.
-
-        Args:
-            body: plain data.
-            timeout: seconds to wait for room in a queue with ``max_size``; by default none.
-            options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
-                limit tags headers``, and ``txn`` to store it in the caller's own transaction. With
-                ``retries=5`` a message goes back to its place after its first failure. A
-                ``Retries`` value has ``immediate=0, jitter=True`` unless you set them. The value
-                ``Retries(5, delay=1, immediate=1, jitter=False)`` also returns the message to its
-                place after its first failure.
+    @property
+    def body(self) -> Any:
+        """The body.
 
         Raises:
-            DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
+            CodecError: the body cannot be decoded. ``with message:`` then buries the message.
         """
-        (job,) = self.put_many([body], timeout=timeout, **options)
-        return job
+        try:
+            # A pickled body was verified before the message was handed out.
+            return unpack_pickle(self._body) if self._pickled else unpack(self._body)
+        except CodecError:
+            self._garbled = True
+            raise
 
-    def put_many(
-        self,
-        bodies: Iterable[Any],
-        *,
-        timeout: Seconds | None = None,
-        **options: Unpack[PutOptions],
-    ) -> list[Job[Any]]:
-        """Store many messages in one commit, all or none, in order; options as for ``put``.
+    @property
+    def priority(self) -> float:
+        """The priority of the put: -100 to 100, higher first."""
+        return priority_of(self._rank)
 
-        Raises:
-            DuplicateJob, QueueFull, StoreFull, InvalidOption: no message was stored.
+    @property
+    def redelivered(self) -> bool:
+        """True when an earlier delivery failed, so that its consumer may have done the work.
+
+        A release is no failure, because a consumer releases a message whose work it has not done.
         """
-        mill = self._mill
-        changed = self._options.changed("put", options, PUT_OPTIONS)
-        mill.features.use(changed)
-        envelopes = [self._envelope(body, changed) for body in bodies]
-        if changed.id and len(envelopes) > 1:
-            raise InvalidOption("id names one message; leave it out of put_many")
-        seconds = None if timeout is None else check_seconds("timeout", timeout)
-        if not envelopes:
-            return []
-        if seconds is None:
-            return mill.put(envelopes, changed.txn)
-        if changed.txn is not None or mill.batch_for() is not None:
-            raise InvalidOption("timeout waits for room, which is not possible before the commit")
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return mill.put(envelopes)
-            except QueueFull:
-                left = deadline - time.monotonic()
-                if left <= 0 or not mill.broker.wait_space(self.name, left):
-                    raise
+        return self.attempt > 1
 
-    def envelope(self, body: Any, **options: Unpack[PutOptions]) -> Envelope:
-        """The envelope that a put with these options would store.
+    @property
+    def at_most_once(self) -> bool:
+        """True for a message with ``ttr=0``."""
+        return not self.ttr
 
-        Raises:
-            InvalidOption: an option is wrong.
-            CodecError: the body cannot be encoded.
+    @property
+    def is_over(self) -> bool:
+        """True when the ttr has run out, by the clock of this process."""
+        return time.monotonic() > self._until
+
+    def ack(self) -> bool:
+        """Acknowledge the message, which deletes it. False when the lease was lost."""
+        return self._settle(Outcome.SUCCESS)
+
+    def release(self, delay: Seconds = 0) -> bool:
+        """Put the message back to its place after ``delay`` seconds. Counts no attempt.
+
+        False when the lease was lost.
         """
-        changed = self._options
-        if options:
-            changed = self._options.changed("put", options, PUT_OPTIONS)
-            self._mill.features.use(changed)
-        return self._envelope(body, changed)
+        return self._settle(Outcome.RELEASE, delay=check_seconds("delay", delay))
 
-    def _envelope(self, body: Any, options: Options) -> Envelope:
-        mill = self._mill
-        envelope = options.envelope()
-        envelope.body = pack_pickle(body) if mill.pickles else pack(body)
-        if len(envelope.body) <= TEXT_OF_BODY:
-            envelope.text = summary((body,), {})
-        if callable(options.key):
-            envelope.key = check_name("key", options.key(body))
-        if options.limit is not None:
-            envelope.limit = mill.limits.claim(options.limit, self.name, (body,), {})
-        return mill.seal(envelope)
+    def bury(self, reason: str = "buried") -> bool:
+        """Keep the message as failed, until somebody retries or deletes the message.
 
-    async def aput(
-        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
-    ) -> Job[Any]:
-        """As ``put``, without blocking the event loop."""
-        (job,) = await self.aput_many([body], timeout=timeout, **options)
-        return job
-
-    async def aput_many(
-        self,
-        bodies: Iterable[Any],
-        *,
-        timeout: Seconds | None = None,
-        **options: Unpack[PutOptions],
-    ) -> list[Job[Any]]:
-        """As ``put_many``, without blocking the event loop."""
-        bodies = list(bodies)
-        return await self._mill.threaded_put(
-            lambda: self.put_many(bodies, timeout=timeout, **options),
-            options.get("txn"),
-            waits=bool(timeout),
-        )
-
-    # -- consuming ------------------------------------------------------------------------------
-
-    def get(self, timeout: Seconds | None = None) -> Message | None:
-        """The next message; None after ``timeout`` seconds without a message.
-
-        Without a timeout the call waits until a message comes or the app is closed.
+        False when the lease was lost.
         """
-        return self._mill.consumers.get([self.name], timeout)
+        return self._settle(Outcome.FAIL, error=str(reason))
 
-    def get_nowait(self) -> Message | None:
-        """The next message; None if no message is ready now."""
-        return self._mill.consumers.get([self.name], 0)
-
-    async def aget(self, timeout: Seconds | None = None) -> Message | None:
-        """As ``get``, without blocking the event loop."""
-        return await self._mill.consumers.aget([self.name], timeout)
-
-    def get_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
-        """Up to ``n`` messages (at most 1,000) in one exchange, as soon as one message is ready.
-
-        Empty after ``timeout`` seconds without a message. Settle each message by itself.
-        """
-        return self._mill.consumers.get_many([self.name], n, timeout)
-
-    async def aget_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
-        """As ``get_many``, without blocking the event loop."""
-        return await self._mill.consumers.aget_many([self.name], n, timeout)
-
-    def __iter__(self) -> Iterator[Message]:
-        """Iterate over messages until the app is closed."""
-        consumers = self._mill.consumers
-        session = consumers.session
-        while not session.over:
-            message = consumers.get([self.name], None, session=session)
-            if message is not None:
-                yield message
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        consumers = self._mill.consumers
-        session = consumers.session
-        while not session.over:
-            message = await consumers.aget([self.name], None, session)
-            if message is not None:
-                yield message
-
-    # -- settling by id -------------------------------------------------------------------------
-
-    def ack(self, message_id: str) -> None:
-        """Acknowledge a message that this process holds, by its id.
-
-        Raises:
-            LeaseLost: this process does not hold the message, or its lease was lost.
-        """
-        self._settle(message_id, Message.ack)
-
-    def release(self, message_id: str, delay: Seconds = 0) -> None:
-        """Put a held message back to its place after ``delay`` seconds; raises as ``ack``."""
-        self._settle(message_id, Message.release, delay)
-
-    def bury(self, message_id: str, reason: str = "buried") -> None:
-        """Keep a held message as failed; raises as ``ack``."""
-        self._settle(message_id, Message.bury, reason)
-
-    def touch(self, message_id: str, ttr: Seconds | None = None) -> None:
-        """Restart the ttr of a held message, with a new value if given; raises as ``ack``."""
-        self._settle(message_id, Message.touch, ttr)
-
-    def _settle(self, message_id: str, act: Callable[..., bool], *args: Any) -> None:
-        if not act(self._mill.consumers.held(self.name, message_id), *args):
-            raise not_held(self.name, message_id)
+    def touch(self, ttr: Seconds | None = None) -> bool:
+        """Restart the ttr, with a new value if given. False when the lease was lost."""
+        seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
+        step = Step(self._owner, touch=[(self._token, seconds)])
+        touched = self._mill.consumers.exchange(step).touched[0]
+        if not touched:
+            self._mill.consumers.let_go(self)
+            return False
+        self.ttr = seconds or self._put_ttr
+        self._until = time.monotonic() + self.ttr
+        return True
 
     aack = in_thread(ack)
     arelease = in_thread(release)
     abury = in_thread(bury)
     atouch = in_thread(touch)
 
-    # -- managing -------------------------------------------------------------------------------
+    def _settle(self, outcome: Outcome, *, delay: float = 0.0, error: str = "") -> bool:
+        return bool(settle_together([self], outcome, delay=delay, error=error))
 
-    def size(self) -> int:
-        """The number of unfinished jobs: waiting, scheduled, ready and running."""
-        self._mill.features.need(Feature.INSPECT, "size()")
-        return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
+    def __enter__(self) -> Message:
+        return self
 
-    asize = in_thread(size)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if self._settled:  # the message was settled at its delivery, or inside the block
+            return
+        if error is None:
+            if not self.ack():
+                raise LeaseLost(
+                    f"message {self.id} was not acknowledged within its ttr of {self.ttr:g} s; "
+                    "another consumer may have it. Touch it while working, or put it with more ttr"
+                )
+        elif isinstance(error, CodecError) and self._garbled:
+            self.bury(str(error))
+        elif isinstance(error, Exception):
+            # The store counts the attempt and delays the message by its retry policy.
+            self._settle(Outcome.RETRY, error=f"{type(error).__name__}: {error}")
+        else:
+            self.release()  # the consumer was stopped, and the message did not fail
 
-    def pause(self) -> None:
-        """Start no job and deliver no message until ``resume``. Puts are still accepted."""
-        self._mill.features.need(Feature.PAUSE, "pause()")
-        self._mill.broker.set_queue(self.name, paused=True)
+    async def __aenter__(self) -> Message:
+        return self
 
-    def resume(self) -> None:
-        """Start jobs and deliver messages again."""
-        self._mill.features.need(Feature.PAUSE, "resume()")
-        self._mill.broker.set_queue(self.name, paused=False)
-
-    def limit(self, **changes: Unpack[QueueLimitChanges]) -> None:
-        """Change the limit of the queue at once: ``rate burst window concurrency breaker``.
-
-        Settings that are not given stay; None removes a setting.
-
-        Raises:
-            InvalidOption: no setting is given, or a value cannot be used.
-            FeatureMissing: the broker has no limits.
-        """
-        self._mill.limits.set_queue(self.name, **changes)
-
-    def delete(self, *, force: bool = False) -> int:
-        """Delete the queue, its counters, settings and bindings; return the number of deleted jobs.
-
-        A queue with running jobs is never deleted. A queue with other jobs, also finished jobs, is
-        deleted only with ``force``, together with its jobs. The next put makes a new queue.
-
-        Raises:
-            TidemillError: the queue has jobs, or there is no such queue.
-        """
-        return delete_queue(self._mill, self.name, force=force)
-
-    # -- in a notebook --------------------------------------------------------------------------
-
-    def plot(self, since: Seconds = 3600, *, ax: Any = None) -> Any:
-        """Draw how many jobs came in, and how they ended, with matplotlib; return the axes.
-
-        Args:
-            since: seconds before now at which the chart begins.
-            ax: axes of matplotlib to draw into; new ones by default.
-
-        Raises:
-            FeatureMissing: the broker keeps no history.
-            InvalidOption: matplotlib is not installed.
-        """
-        found = History(self._mill).queues(since, queue=self.name)
-        return plot(found[0] if found else QueueNumbers(self.name, 60, []), ax)
-
-    def _repr_html_(self) -> str:
-        return html_table(self, lambda: queue_facts(self._mill.broker.stats(), self.name))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        await self._mill.threaded(self.__exit__, kind, error, trace)
 
     def __repr__(self) -> str:
-        return f"<queue {self.name}>"
+        return f"<message {self.id} of {self.queue}, attempt {self.attempt}>"
+
+
+def settle_together(
+    messages: Sequence[Message], outcome: Outcome, *, delay: float = 0.0, error: str = ""
+) -> list[Message]:
+    """Settle messages of one owner in one exchange. Return the messages whose leases were valid."""
+    first, now = messages[0], clock.wall()
+    shown = storable(error)[:2000]
+    verdicts = [
+        Verdict(m._token, outcome, delay=delay, error=shown, started=m._leased, ended=now)
+        for m in messages
+    ]
+    answers = first._mill.consumers.exchange(Step(first._owner, verdicts)).settled
+    settled = []
+    for message, done in zip(messages, answers, strict=True):
+        message._mill.consumers.let_go(message)
+        if done:
+            message._settled = True
+            settled.append(message)
+    return settled
+
+
+_FEW = 1000
+"""A table of up to this many messages is not searched for messages whose ttr has run out."""
+
+
+class HeldMessages:
+    """The messages that this process holds, by id, so that code with only the id can settle them.
+
+    Messages with ``ttr=0`` are settled already, and not in the table. A message leaves the table
+    when it is settled, or when its lease turns out to be lost. A message that nobody settles leaves
+    the table some time after its ttr.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Message] = {}
+        self._most = _FEW
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Add messages that are handed to their consumer."""
+        self._by_id |= {message.id: message for message in messages if not message.at_most_once}
+        if len(self._by_id) > self._most:
+            for message in list(self._by_id.values()):
+                if message.is_over:
+                    self.discard(message)
+            self._most = max(_FEW, 2 * len(self._by_id))  # search again at twice this size
+
+    def discard(self, message: Message) -> None:
+        """Forget a message. A later lease of the same message stays."""
+        found = self._by_id.pop(message.id, None)
+        if found is not None and found is not message:
+            self._by_id.setdefault(message.id, found)
+
+    def get(self, queue: str, message_id: str) -> Message:
+        """The held message with this id.
+
+        Raises:
+            LeaseLost: this process holds no such message of the queue.
+        """
+        message = self._by_id.get(message_id)
+        if message is None or message.queue != queue:
+            raise not_held(queue, message_id)
+        return message
+
+
+def not_held(queue: str, message_id: str) -> LeaseLost:
+    """The error for an id whose message is not held here."""
+    return LeaseLost(
+        f"this process holds no message {message_id!r} of queue {queue!r}: it was settled, its ttr "
+        "ran out, or another process took it; settle a message once, where it was taken"
+    )
+
+
+def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:
+    """A copy of a message with ttr=0 that was acknowledged, but could not be handed over.
+
+    The acknowledgement has deleted the message from the store. A new put of the copy makes it ready
+    at once, behind the other messages of its priority.
+    """
+    left = 0.0
+    if envelope.expires:
+        left = max(0.001, envelope.created + envelope.expires - clock.wall())
+    return msgspec.structs.replace(
+        envelope, delay=0.0, at=0.0, rank=lease.rank, expires=left, unique=None
+    )
+
+
+log = logging.getLogger("tidemill")
+
+FOREVER = 1e9
+"""Seconds of a wait without a timeout."""
+
+MOST = 1000
+"""The most messages that one call takes."""
+
+YOUNG_LEASE = 30.0
+"""A lease younger than this many seconds has surely not run out."""
+
+SHORT_PATIENCE = 1.0
+"""The shortest time in seconds for which a step of ``get`` waits for other writers."""
+
+BUSY_MOST = 30.0
+"""Seconds of a busy store after which ``get`` raises. Before that, it returns no message."""
+
+_PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
+_PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store begins anew
+
+PATIENCE = 5.0
+"""Seconds that a close waits for running calls of ``get`` to end."""
+
+
+class Session:
+    """The consumers of this process from the first ``get`` until the app is closed.
+
+    Attributes:
+        over: True once the app is closed. Then waits end, and no call takes a message.
+        waiting: the id of the thread in each call of ``get``, by the id of the owner.
+        held: the messages that were handed to their consumers.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.over = False
+        self.idle: list[str] = []
+        self.attached: dict[str, Owner] = {}
+        self.waiting: dict[str, int] = {}
+        self.held = HeldMessages()
+        self._changed = Condition()
+
+    @contextlib.contextmanager
+    def owner(self, mill: Runtime) -> Iterator[str]:
+        """Lend an owner to one call of ``get``."""
+        owner = self.lend(mill)
+        try:
+            with self.waits(owner):
+                yield owner
+        finally:
+            self.take_back(owner)
+
+    def lend(self, mill: Runtime) -> str:
+        """An owner for the caller alone, until :meth:`take_back`."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return self._attach(mill)
+
+    def take_back(self, owner: str) -> None:
+        """Take back a lent owner, so that other calls can use the owner."""
+        self.idle.append(owner)
+
+    @contextlib.contextmanager
+    def waits(self, owner: str) -> Iterator[None]:
+        """Surround a wait of a lent owner; a close of the app ends the wait."""
+        self.waiting[owner] = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.waiting.pop(owner, None)
+                self._changed.notify_all()
+
+    def _attach(self, mill: Runtime) -> str:
+        host, pid = socket.gethostname(), os.getpid()
+        owner = Owner(
+            id=new_id(),
+            kind="consumer",
+            name=f"{host}:{pid}",
+            host=host,
+            pid=pid,
+            started=clock.wall(),
+        )
+        mill.broker.attach(owner)
+        self.attached[owner.id] = owner
+        return owner.id
+
+    def close(self, mill: Runtime) -> None:
+        """End the calls of ``get`` in other threads, and wait until they have ended."""
+        self.over = True
+        until = time.monotonic() + PATIENCE
+        with self._changed:
+            for owner in self._in_other_threads():
+                with contextlib.suppress(TidemillError):  # the owner is not attached now
+                    mill.broker.wake(owner)
+            while self._in_other_threads() and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _in_other_threads(self) -> list[str]:
+        """The owners whose ``get`` runs in another thread than this call.
+
+        A signal handler inside ``get`` may close the app, so this thread may have a ``get``, too.
+        """
+        here = threading.get_ident()
+        return [owner for owner, thread in list(self.waiting.items()) if thread != here]
+
+
+class Consumers:
+    """The owners of one process. Each running call of ``get`` has an owner of its own."""
+
+    def __init__(self, mill: Runtime) -> None:
+        self.mill = mill
+        self._session = Session()
+        # Monotonic times of the first and of the latest exchange that found the store busy.
+        self._busy_since = self._busy_until = -math.inf
+
+    @property
+    def session(self) -> Session:
+        """The owners of this process. A forked child starts without owners."""
+        if self._session.pid != os.getpid():
+            self._session = Session()
+        return self._session
+
+    def get(
+        self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
+    ) -> Message | None:
+        """See :meth:`tidemill.Tidemill.get`. Returns None when the ``session`` is over."""
+        return next(iter(self.get_many(queues, 1, timeout, session)), None)
+
+    def get_many(
+        self,
+        queues: Sequence[str],
+        count: int,
+        timeout: Seconds | None,
+        session: Session | None = None,
+        stop: Stop | None = None,
+    ) -> list[Message]:
+        """See :meth:`tidemill.Tidemill.get_many`. Empty when the ``session`` is over.
+
+        If an exchange asks for a wake-up, a store with fewer messages than ``count`` records that
+        the owner waits. So for several messages, the first exchange asks for no wake-up. The next
+        exchange asks for a wake-up if the queues were empty.
+        """
+        if isinstance(queues, str) or not queues:
+            raise InvalidOption("queues must be a list of at least one queue name")
+        names = tuple(check_name("queue", name) for name in queues)
+        check_count("n", count, 1, MOST)
+        seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
+        deadline = time.monotonic() + seconds
+        session = session or self.session
+        try:
+            if not session.over:
+                with session.owner(self.mill) as owner:
+                    return self.receive(session, owner, names, deadline, stop, count)
+        except TidemillError:
+            if not session.over:
+                raise
+        return []
+
+    def receive(
+        self,
+        session: Session,
+        owner: str,
+        names: tuple[str, ...],
+        deadline: float,
+        stop: Stop | None,
+        count: int = 1,
+    ) -> list[Message]:
+        """The next messages for a lent owner; empty after the deadline, a stop or a close."""
+        want = Want(count, names, Mode.STRICT, tasks=False, messages=True, sleep=False)
+        asleep, sleeps, taken = False, count == 1, 0.0
+        leases: list[Lease] = []
+        try:
+            while not session.over and (stop is None or stop.goes_on(owner)):
+                left = deadline - time.monotonic()
+                # The last exchange asks for no wake-up, because this call ends after it.
+                asks = sleeps and left > 0
+                asked = msgspec.structs.replace(want, sleep=asks)
+                step = Step(owner, want=asked, patience=max(SHORT_PATIENCE, left))
+                before, asleep = asleep, asleep or asks  # an exchange that fails may have been made
+                reply = self._exchange_unless_busy(step)
+                asleep = before if reply is None else asks
+                if reply is None:
+                    if deadline <= time.monotonic():
+                        return []
+                    self.mill.broker.wait(owner, _PAUSE)
+                elif reply.leases:
+                    leases, taken = reply.leases, time.monotonic()
+                    if asleep and len(leases) < count:
+                        self._sleep_no_more(owner, want)
+                    asleep = False
+                    if messages := self._deliver(self._open(owner, leases), stop):
+                        session.held.add(messages)
+                        return messages
+                    leases = []
+                elif left <= 0:
+                    return []
+                elif asleep:
+                    self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+                    sleeps = count == 1
+                else:
+                    sleeps = True
+        except BaseException:
+            if leases:  # the leases have no consumer: a handler has raised, or the store is away
+                self._give_back(owner, leases, time.monotonic() - taken < YOUNG_LEASE)
+            raise
+        finally:
+            if asleep:  # the store counts the owner as waiting, but the wait was cut short
+                with contextlib.suppress(StoreBusy):
+                    self._sleep_no_more(owner, want)
+        return []
+
+    def _exchange_unless_busy(self, step: Step) -> Reply | None:
+        """The reply; None if another process writes to the store, and has not done so for long."""
+        began = time.monotonic()
+        try:
+            reply = self.exchange(step)
+        except StoreBusy:
+            if began - self._busy_until > _PAUSE_MOST:
+                self._busy_since = began
+            self._busy_until = time.monotonic()
+            if self._busy_until - self._busy_since >= BUSY_MOST:
+                raise
+            return None
+        self._busy_until = -math.inf
+        return reply
+
+    def _sleep_no_more(self, owner: str, want: Want) -> None:
+        """Tell the store that this owner does not wait: another owner must get the wake-up."""
+        nothing = msgspec.structs.replace(want, count=0, sleep=False)
+        self.exchange(Step(owner, want=nothing, patience=SHORT_PATIENCE))
+
+    def _deliver(self, messages: list[Message], stop: Stop | None) -> list[Message]:
+        """The messages that the consumer gets. If the consumer wants none any more, release all.
+
+        A message with ttr=0 is acknowledged first. If the lease of such a message was lost, the
+        consumer does not get the message.
+        """
+        if stop is not None and messages and not stop.hand_over(messages):
+            settle_together(messages, Outcome.RELEASE)
+            return []
+        once = [message for message in messages if message.at_most_once]
+        if not once:
+            return messages
+        lost = set(once) - set(settle_together(once, Outcome.SUCCESS))
+        return [message for message in messages if message not in lost]
+
+    def _give_back(self, owner: str, leases: Sequence[Lease], are_young: bool) -> None:
+        """Release messages that were not handed over. Put acknowledged messages again.
+
+        If a young lease has ended, the message was acknowledged. The message of an old lease is not
+        put again, because it may belong to another consumer.
+        """
+        verdicts = [Verdict(lease.token, Outcome.RELEASE, ended=clock.wall()) for lease in leases]
+        # After an error the messages are ready again when their ttr is over.
+        with contextlib.suppress(TidemillError, msgspec.DecodeError):
+            settled = self.exchange(Step(owner, verdicts)).settled
+            gone = [lease for lease, done in zip(leases, settled, strict=True) if not done]
+            opened = [(lease.open(), lease) for lease in gone if are_young]
+            if copies := [fresh_copy(e, lease) for e, lease in opened if e.at_most_once]:
+                self.mill.broker.put(copies)
+
+    async def aget(
+        self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
+    ) -> Message | None:
+        """As ``get``: see ``aget_many``."""
+        return next(iter(await self.aget_many(queues, 1, timeout, session)), None)
+
+    async def aget_many(
+        self,
+        queues: Sequence[str],
+        count: int,
+        timeout: Seconds | None,
+        session: Session | None = None,
+    ) -> list[Message]:
+        """As ``get_many``. A cancelled call takes no message.
+
+        If the acknowledgement of a message with ttr=0 is under way, the call returns its messages.
+        Then the caller is cancelled at its next ``await``.
+        """
+        stop = Stop(self.mill)
+        pool = self.mill.threads if timeout == 0 else self.mill.waiters
+        call = pool.begin(self.get_many, queues, count, timeout, session, stop)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            messages = stop.stop()
+            if not messages:
+                call.cancel()  # if the call has not begun, this drops the call
+                raise
+            if not any(message.at_most_once for message in messages):
+                call.add_done_callback(self._release_later)
+                raise
+            await _outcome(call)
+            if call.cancelled() or call.exception() is not None or not call.result():
+                raise
+            cancel_later()
+            return call.result()
+
+    def _release_later(self, call: asyncio.Future[list[Message]]) -> None:
+        if not call.cancelled() and call.exception() is None and (messages := call.result()):
+            self.mill.threads.start(lambda: _release(messages))
+
+    def _open(self, owner: str, leases: Sequence[Lease]) -> list[Message]:
+        """The messages of leases. A message that is not trusted is refused and left out."""
+        messages, refused = list[Message](), list[Verdict]()
+        for lease in leases:
+            try:
+                envelope = lease.open()
+                trusted(envelope, self.mill.keys)
+            except (CodecError, msgspec.DecodeError) as error:
+                log.error("a message cannot be used: %s", error)
+                refused.append(refusal(lease, error))
+            else:
+                messages.append(Message(self.mill, owner, lease, envelope))
+        if refused:
+            self.exchange(Step(owner, refused))
+        return messages
+
+    def held(self, queue: str, message_id: str) -> Message:
+        """The message of a queue that this process holds, by its id.
+
+        Raises:
+            LeaseLost: this process holds no such message.
+        """
+        return self.session.held.get(queue, message_id)
+
+    def let_go(self, message: Message) -> None:
+        """Forget a message that this process does not hold any more."""
+        self._session.held.discard(message)
+
+    def exchange(self, step: Step) -> Reply:
+        """Make one exchange of an owner of this process."""
+        reply = self.mill.broker.exchange(step)
+        wanted = step.want.count if step.want is not None else 0
+        self._release_unwanted(step.owner, reply.leases[wanted:])
+        del reply.leases[wanted:]
+        if any(command.verb == "lost" for command in reply.commands):
+            # The store gave the owner up, because its last call was too long ago.
+            owner = self.session.attached.get(step.owner)
+            if owner is not None:  # None if the app was closed meanwhile
+                self.mill.broker.attach(owner)
+        return reply
+
+    def _release_unwanted(self, owner: str, leases: Sequence[Lease]) -> None:
+        """Release leases of an earlier exchange whose reply was lost and whose caller is gone."""
+        if leases:
+            verdicts = [Verdict(lease.token, Outcome.RELEASE) for lease in leases]
+            # After an error the messages are ready again when their ttr is over.
+            with contextlib.suppress(TidemillError):
+                self.mill.broker.exchange(Step(owner, verdicts))
+
+    def close(self) -> None:
+        """Forget the owners. The broker detaches these owners when the broker is closed."""
+        session, self._session = self.session, Session()
+        session.close(self.mill)
+
+
+class Stop:
+    """Lets an event loop stop a thread that waits for a message."""
+
+    def __init__(self, mill: Runtime) -> None:
+        self._mill = mill
+        self._loop = asyncio.get_running_loop()
+        self._lock = Lock()
+        self._owner = ""
+        self._over = False
+        self._messages: list[Message] = []
+
+    def goes_on(self, owner: str) -> bool:
+        """Called in the thread before each exchange; False after ``stop``."""
+        with self._lock:
+            self._owner, self._messages = owner, []
+            return not self._over
+
+    def hand_over(self, messages: list[Message]) -> bool:
+        """Called in the thread with messages; False if the loop does not want them any more."""
+        with self._lock:
+            self._owner = ""
+            if self._over or self._loop.is_closed():
+                return False
+            self._messages = messages
+            return True
+
+    def stop(self) -> list[Message]:
+        """Called in the loop: stop the thread, and return the messages that it has handed over."""
+        with self._lock:
+            self._over = True
+            if self._owner:
+                self._mill.broker.wake(self._owner)
+            return self._messages
+
+
+async def _outcome(call: asyncio.Future[list[Message]]) -> None:
+    """Wait until a call has ended, also while the waiting task is cancelled."""
+    while not call.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([call])
+
+
+def _release(messages: list[Message]) -> None:
+    # After an error the messages are ready again when their ttr is over.
+    with contextlib.suppress(TidemillError):
+        settle_together(messages, Outcome.RELEASE)

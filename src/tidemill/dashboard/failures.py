@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.history_numbers import FailureNumbers
+from tidemill.client.history import FailureNumbers
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample, failure_of

@@ -10,8 +10,14 @@ from starlette.responses import Response
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.compositions import cancel_all, is_hook, is_hook_id, retry_all
-from tidemill.client.results import member_id, size_of
+from tidemill.client.compositions import (
+    cancel_all,
+    is_hook,
+    is_hook_id,
+    member_id,
+    retry_all,
+    size_of,
+)
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound, RetryRefused

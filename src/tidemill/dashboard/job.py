@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tidemill.client.argument_check import pack_checked_call
-from tidemill.client.arguments import summary
-from tidemill.client.envelopes import seal
+from tidemill.client.arguments import pack_checked_call, summary
+from tidemill.client.compositions import size_of
 from tidemill.client.explain import explain_in
-from tidemill.client.results import size_of
+from tidemill.client.puts import seal
 from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call

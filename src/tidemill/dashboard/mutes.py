@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.generic.notes import Notes
-from tidemill.client.history_numbers import FailureNumbers
+from tidemill.client.history import FailureNumbers
 from tidemill.core.clock import clock
 
 _OFTENER = 3.0

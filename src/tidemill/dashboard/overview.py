@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
-from tidemill.client.history_numbers import FailureNumbers, TaskNumbers
+from tidemill.client.history import FailureNumbers, TaskNumbers
 from tidemill.dashboard.formats import duration, number, percent, rate
 from tidemill.dashboard.job_actions import RETRY_FIRST
 from tidemill.dashboard.page import Page, jobs_query

@@ -13,8 +13,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
 from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
-from tidemill.client.history_numbers import QueueNumbers, QueuePoint, TaskNumbers
-from tidemill.client.queue_history import ALL_QUEUES, latest_of
+from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNumbers, latest_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk_run

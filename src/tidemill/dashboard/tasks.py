@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.history_numbers import Deploy, TaskNumbers, Times
+from tidemill.client.history import Deploy, TaskNumbers, Times
 from tidemill.core.clock import clock
 from tidemill.dashboard.job_facts import latest_jobs
 from tidemill.dashboard.job_list import Listed

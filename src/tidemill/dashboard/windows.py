@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.history_numbers import FailureNumbers, QueueNumbers, Series, TaskNumbers
+from tidemill.client.history import FailureNumbers, QueueNumbers, Series, TaskNumbers
 from tidemill.core.clock import clock
 from tidemill.dashboard.page import Page
 

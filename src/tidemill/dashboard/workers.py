@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from starlette.responses import HTMLResponse, Response
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.flame_graph import flame_graph
-from tidemill.client.worker_reports import ask_worker
+from tidemill.client.worker_reports import ask_worker, flame_graph
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections, transaction
 
 from tidemill.client.job_handle import Job
-from tidemill.client.pending_puts import PendingPuts
-from tidemill.client.topics import Publication
+from tidemill.client.puts import PendingPuts, Publication
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import BrokerUnavailable
 

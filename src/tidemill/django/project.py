@@ -20,7 +20,7 @@ from django.utils.module_loading import autodiscover_modules
 from tidemill.app import Tidemill
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
-from tidemill.client.pending_puts import PendingPuts
+from tidemill.client.puts import PendingPuts
 from tidemill.client.threads import is_in_event_loop
 from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections
@@ -29,7 +29,7 @@ from tidemill.runtime import Runtime
 from tidemill.worker.event_loop import run_awaitable
 
 if TYPE_CHECKING:
-    from tidemill.client.batch import OpenBatch
+    from tidemill.client.puts import OpenBatch
     from tidemill.client.task import Configured
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.client.undelivered import fresh_copy
+from tidemill.client.messages import fresh_copy
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import TidemillError

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 
 from tidemill.app import Tidemill
-from tidemill.client.queue_history import QueueSnapshots
+from tidemill.client.history import QueueSnapshots
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.server.beanstalk.listener import listener_of
 from tidemill.server.embedded_worker import EmbeddedWorker

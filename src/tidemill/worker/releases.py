@@ -9,7 +9,7 @@ import msgspec
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
-from tidemill.client.history_numbers import Deploy
+from tidemill.client.history import Deploy
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
-from tidemill.client.queue_history import QueueSnapshots
+from tidemill.client.history import QueueSnapshots
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (

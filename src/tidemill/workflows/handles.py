@@ -9,12 +9,19 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequen
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tidemill.client.as_completed import Completed, Waited
-from tidemill.client.compositions import alter_all, cancel_group, delete_all, retry_all
+from tidemill.client.compositions import (
+    alter_all,
+    cancel_group,
+    delete_all,
+    member_id,
+    member_ids,
+    members_of,
+    retry_all,
+    size_of,
+)
+from tidemill.client.display import Bar, html_table, open_bar
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job
-from tidemill.client.notebook import html_table
-from tidemill.client.progress_bar import Bar, open_bar
-from tidemill.client.results import member_id, member_ids, members_of, size_of
 from tidemill.client.threads import in_thread
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.callbacks import Ended
-from tidemill.client.results import group_results, result_of
+from tidemill.client.call import Ended
+from tidemill.client.compositions import group_results, result_of
 from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.errors import JobPruned
 from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Input, Lease, RunOn, State

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill import BrokerUnavailable, InvalidOption, LeaseLost, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.client import held_messages
+from tidemill.client import messages
 from tidemill.core.job import Outcome, Verdict
 
 
@@ -70,8 +70,8 @@ def test_a_number_out_of_bounds_is_refused(mill: Tidemill, n: int) -> None:
 def test_messages_that_nobody_settles_are_forgotten(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_messages, "_FEW", 10)
-    held = mill.runtime.consumers.session.held = held_messages.HeldMessages()
+    monkeypatch.setattr(messages, "_FEW", 10)
+    held = mill.runtime.consumers.session.held = messages.HeldMessages()
     queue = mill.queue("q")
     queue.put_many(range(10), ttr=0.01)
     lost = queue.get_many(10, timeout=0)

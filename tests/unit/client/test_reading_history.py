@@ -18,8 +18,7 @@ from tidemill import BrokerUnavailable, FeatureMissing, InvalidOption, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
 from tidemill.brokers.memory.broker import MemoryBroker
-from tidemill.client.history_numbers import QueueNumbers
-from tidemill.client.queue_history import ALL_QUEUES, QueueSnapshots
+from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueueSnapshots
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.rollup import RUN_SUM, RUNS, SUCCEEDED, WIDTH, bucket_of
 from tidemill.testing import run_all

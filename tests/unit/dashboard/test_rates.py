@@ -14,7 +14,7 @@ from test_dashboard_pages import tile, words
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
-from tidemill.client.queue_history import QueueSnapshots
+from tidemill.client.history import QueueSnapshots
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner
 from tidemill.testing import run_all

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
 from tidemill.brokers.generic.notes import Notes
-from tidemill.client.history_numbers import Deploy, FailureNumbers
+from tidemill.client.history import Deploy, FailureNumbers
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import LimitSettings

@@ -13,8 +13,8 @@ from harness import eventually
 from moved_clock import MovedClock
 
 from tidemill import FeatureMissing, InvalidOption, Limit, LimitTimeout, Tidemill
-from tidemill.client.lease_renewal import LEASE, LeaseRenewal
-from tidemill.client.message import Message
+from tidemill.client.limits import LEASE, LeaseRenewal
+from tidemill.client.messages import Message
 
 DB = Limit(name="db", concurrency=1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill import BadSignature, Ended, JobGroup, State, Tidemill, chain, group, map_many
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.results import MEMBER_COUNT, group_results
+from tidemill.client.compositions import MEMBER_COUNT, group_results
 from tidemill.core.codec import pack
 from tidemill.core.job import GROUP, Record
 from tidemill.testing import run_all

@@ -18,7 +18,7 @@ from tidemill.brokers.registry import features_of
 from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
-from tidemill.client.pending_puts import PendingPuts
+from tidemill.client.puts import PendingPuts
 from tidemill.core.clock import new_id
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name

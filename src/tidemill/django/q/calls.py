@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tidemill.client.call import Call
-from tidemill.client.callbacks import Ended
+from tidemill.client.call import Call, Ended
 from tidemill.client.context import current_job
 from tidemill.client.task import import_task
 from tidemill.core.clock import new_id

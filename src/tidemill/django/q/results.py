@@ -7,7 +7,7 @@ import datetime as dt
 import time
 from typing import Any
 
-from tidemill.client.callbacks import Ended
+from tidemill.client.call import Ended
 from tidemill.client.job_handle import Job
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope

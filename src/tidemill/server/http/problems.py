@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from tidemill.client.queue_deletion import QueueHasJobs
+from tidemill.client.queues import QueueHasJobs
 from tidemill.core.config import BodyTooLarge
 from tidemill.core.errors import (
     BrokerUnavailable,

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidemill.app import Tidemill
-from tidemill.client.compositions import lies_in
-from tidemill.client.results import MEMBER_COUNT
+from tidemill.client.compositions import MEMBER_COUNT, lies_in
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import GROUP
 from tidemill.server.http.backend import Backend

@@ -25,7 +25,7 @@ from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.write_transaction import Writing
 from tidemill.brokers.registry import open_broker
-from tidemill.client import consumers
+from tidemill.client import messages
 from tidemill.core.errors import BrokerUnavailable, StoreBusy
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
@@ -182,9 +182,9 @@ def test_a_get_of_messages_keeps_its_own_time(url: str, monkeypatch: pytest.Monk
             assert queue.get(timeout=0.1) is None
             assert queue.get(timeout=1.2) is None
             # after a pause of the caller, the time of the busy store begins anew
-            monkeypatch.setattr(consumers, "BUSY_MOST", 1.5)
+            monkeypatch.setattr(messages, "BUSY_MOST", 1.5)
             with monkeypatch.context() as patch:
-                patch.setattr(consumers, "_PAUSE_MOST", -1.0)
+                patch.setattr(messages, "_PAUSE_MOST", -1.0)
                 assert queue.get(timeout=0.1) is None
             # the lock has been held for long: somebody must hear of that
             with pytest.raises(StoreBusy, match=f"process {holder.popen.pid}"):

@@ -1,6 +1,7 @@
-"""How handles look in a notebook: tables for jobs, groups and queues, and the chart of a queue.
+"""How handles look in a notebook, and a progress bar for many jobs in terminals and notebooks.
 
-A notebook shows the state of the handle at the moment when the cell runs.
+A notebook shows a table for a job, a group or a queue, and the chart of a queue. It shows the state
+of the handle at the moment when the cell runs.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 import datetime as dt
 import html
 import importlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.inspection import QueueStats
-from tidemill.client.history_numbers import QueueNumbers
+from tidemill.client.history import QueueNumbers
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Record
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 _TEXT_MOST = 2000
 _LEFT = 'style="text-align:left"'
@@ -88,3 +94,52 @@ def plot(numbers: QueueNumbers, ax: Any) -> Any:
     ax.legend(loc="upper left")
     ax.figure.autofmt_xdate()
     return ax
+
+
+class Bar:
+    """The numbers of ended and failed jobs, in a row of ``rows`` if the bar is visible."""
+
+    def __init__(self, total: int | None, rows: Progress | None = None) -> None:
+        self.shown = rows is not None
+        self._total, self._done, self._failed = total, 0, 0
+        self._rows = rows
+        if rows is not None:
+            self._row = rows.add_task("", total=total)
+            self.move(0, 0)
+
+    def step(self, *, failed: bool) -> None:
+        """Count one more ended job."""
+        self.move(self._done + 1, self._failed + failed)
+
+    def move(self, done: int, failed: int, total: int | None = None) -> None:
+        """Set the numbers of ended jobs and of failed jobs."""
+        self._done, self._failed, self._total = done, failed, total or self._total
+        if self._rows is not None:
+            of = "" if self._total is None else f" of {self._total}"
+            text = f"{done}{of} ended" + (f", {failed} failed" if failed else "")
+            self._rows.update(self._row, completed=done, total=self._total, description=text)
+
+
+@contextmanager
+def open_bar(total: int | None, *, show: bool) -> Iterator[Bar]:
+    """A bar for the block. ``show`` makes it visible in terminals and notebooks."""
+    rows = _rows() if show else None
+    if rows is None:
+        yield Bar(total)
+        return
+    with rows:
+        try:
+            yield Bar(total, rows)
+        finally:
+            rows.refresh()  # rich itself shows no last state in a notebook
+
+
+def _rows() -> Progress | None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    out = Console(stderr=True)  # stdout may go into a pipe
+    if not (out.is_jupyter or out.file.isatty()):
+        return None
+    columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    return Progress(*columns, console=out)

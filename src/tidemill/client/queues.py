@@ -1,0 +1,430 @@
+"""Queues of messages without functions: put, get and acknowledge, as in beanstalkd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Unpack
+
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter, QueueStats, check_users
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic import topics
+from tidemill.brokers.generic.purges import (
+    Purge,
+    Restored,
+    forget_purges,
+    list_purges,
+    purge,
+    restore,
+)
+from tidemill.brokers.generic.topics import unbind_all
+from tidemill.client.arguments import TEXT_OF_BODY, summary
+from tidemill.client.display import html_table, plot, queue_facts
+from tidemill.client.history import History, QueueNumbers
+from tidemill.client.job_handle import Job
+from tidemill.client.messages import Message, not_held
+from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
+from tidemill.client.threads import in_thread
+from tidemill.core.backoff import MESSAGE
+from tidemill.core.codec import pack, pack_pickle
+from tidemill.core.config import (
+    Seconds,
+    check_count,
+    check_known,
+    check_name,
+    check_seconds,
+)
+from tidemill.core.envelope import Envelope
+from tidemill.core.errors import InvalidOption, QueueFull, TidemillError
+from tidemill.core.job import State
+from tidemill.core.suggest import hint
+from tidemill.core.topics import check_pattern
+from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
+
+if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
+
+
+class Queue:
+    """One queue of raw messages, by name. Bodies are plain data and keep their types.
+
+    ``max_size`` bounds the unfinished jobs; 0 means no bound. ``rate burst window concurrency``
+    limit the starts of the queue's messages and tasks, over all workers, as in :class:`Limit`.
+    ``breaker`` is a :class:`Breaker` or a number of failures. A later call keeps the settings that
+    it does not give. A change at run time (:meth:`limit`) overrides the settings of the code until
+    ``mill.limits.reset_queue``.
+    """
+
+    def __init__(self, mill: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:
+        check_known("a queue", settings, QUEUE_SETTINGS)
+        max_size = settings.pop("max_size", None)
+        self._mill = mill
+        self.name = check_name("queue", name)
+        self._options = Options(queue=name, retries=MESSAGE)
+        if max_size is not None:
+            check_count("max_size", max_size)
+            mill.features.need(Feature.MAX_SIZE, "max_size=")
+            mill.broker.set_queue(name, max_size=max_size)
+        if settings:
+            mill.limits.declare_queue(name, settings)
+
+    # -- producing ------------------------------------------------------------------------------
+
+    def put(
+        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
+    ) -> Job[Any]:
+        """Store one message. The message is durable when this call returns.
+
+        Args:
+            body: plain data.
+            timeout: seconds to wait for room in a queue with ``max_size``; by default none.
+            options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
+                limit tags headers``, and ``txn`` to store it in the caller's own transaction. With
+                ``retries=5`` a message goes back to its place after its first failure. A
+                ``Retries`` value has ``immediate=0, jitter=True`` unless you set them. The value
+                ``Retries(5, delay=1, immediate=1, jitter=False)`` also returns the message to its
+                place after its first failure.
+
+        Raises:
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: nothing was stored.
+        """
+        (job,) = self.put_many([body], timeout=timeout, **options)
+        return job
+
+    def put_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        timeout: Seconds | None = None,
+        **options: Unpack[PutOptions],
+    ) -> list[Job[Any]]:
+        """Store many messages in one commit, all or none, in order; options as for ``put``.
+
+        Raises:
+            DuplicateJob, QueueFull, StoreFull, InvalidOption: no message was stored.
+        """
+        mill = self._mill
+        changed = self._options.changed("put", options, PUT_OPTIONS)
+        mill.features.use(changed)
+        envelopes = [self._envelope(body, changed) for body in bodies]
+        if changed.id and len(envelopes) > 1:
+            raise InvalidOption("id names one message; leave it out of put_many")
+        seconds = None if timeout is None else check_seconds("timeout", timeout)
+        if not envelopes:
+            return []
+        if seconds is None:
+            return mill.put(envelopes, changed.txn)
+        if changed.txn is not None or mill.batch_for() is not None:
+            raise InvalidOption("timeout waits for room, which is not possible before the commit")
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return mill.put(envelopes)
+            except QueueFull:
+                left = deadline - time.monotonic()
+                if left <= 0 or not mill.broker.wait_space(self.name, left):
+                    raise
+
+    def envelope(self, body: Any, **options: Unpack[PutOptions]) -> Envelope:
+        """The envelope that a put with these options would store.
+
+        Raises:
+            InvalidOption: an option is wrong.
+            CodecError: the body cannot be encoded.
+        """
+        changed = self._options
+        if options:
+            changed = self._options.changed("put", options, PUT_OPTIONS)
+            self._mill.features.use(changed)
+        return self._envelope(body, changed)
+
+    def _envelope(self, body: Any, options: Options) -> Envelope:
+        mill = self._mill
+        envelope = options.envelope()
+        envelope.body = pack_pickle(body) if mill.pickles else pack(body)
+        if len(envelope.body) <= TEXT_OF_BODY:
+            envelope.text = summary((body,), {})
+        if callable(options.key):
+            envelope.key = check_name("key", options.key(body))
+        if options.limit is not None:
+            envelope.limit = mill.limits.claim(options.limit, self.name, (body,), {})
+        return mill.seal(envelope)
+
+    async def aput(
+        self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
+    ) -> Job[Any]:
+        """As ``put``, without blocking the event loop."""
+        (job,) = await self.aput_many([body], timeout=timeout, **options)
+        return job
+
+    async def aput_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        timeout: Seconds | None = None,
+        **options: Unpack[PutOptions],
+    ) -> list[Job[Any]]:
+        """As ``put_many``, without blocking the event loop."""
+        bodies = list(bodies)
+        return await self._mill.threaded_put(
+            lambda: self.put_many(bodies, timeout=timeout, **options),
+            options.get("txn"),
+            waits=bool(timeout),
+        )
+
+    # -- consuming ------------------------------------------------------------------------------
+
+    def get(self, timeout: Seconds | None = None) -> Message | None:
+        """The next message; None after ``timeout`` seconds without a message.
+
+        Without a timeout the call waits until a message comes or the app is closed.
+        """
+        return self._mill.consumers.get([self.name], timeout)
+
+    def get_nowait(self) -> Message | None:
+        """The next message; None if no message is ready now."""
+        return self._mill.consumers.get([self.name], 0)
+
+    async def aget(self, timeout: Seconds | None = None) -> Message | None:
+        """As ``get``, without blocking the event loop."""
+        return await self._mill.consumers.aget([self.name], timeout)
+
+    def get_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
+        """Up to ``n`` messages (at most 1,000) in one exchange, as soon as one message is ready.
+
+        Empty after ``timeout`` seconds without a message. Settle each message by itself.
+        """
+        return self._mill.consumers.get_many([self.name], n, timeout)
+
+    async def aget_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
+        """As ``get_many``, without blocking the event loop."""
+        return await self._mill.consumers.aget_many([self.name], n, timeout)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over messages until the app is closed."""
+        consumers = self._mill.consumers
+        session = consumers.session
+        while not session.over:
+            message = consumers.get([self.name], None, session=session)
+            if message is not None:
+                yield message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        consumers = self._mill.consumers
+        session = consumers.session
+        while not session.over:
+            message = await consumers.aget([self.name], None, session)
+            if message is not None:
+                yield message
+
+    # -- settling by id -------------------------------------------------------------------------
+
+    def ack(self, message_id: str) -> None:
+        """Acknowledge a message that this process holds, by its id.
+
+        Raises:
+            LeaseLost: this process does not hold the message, or its lease was lost.
+        """
+        self._settle(message_id, Message.ack)
+
+    def release(self, message_id: str, delay: Seconds = 0) -> None:
+        """Put a held message back to its place after ``delay`` seconds; raises as ``ack``."""
+        self._settle(message_id, Message.release, delay)
+
+    def bury(self, message_id: str, reason: str = "buried") -> None:
+        """Keep a held message as failed; raises as ``ack``."""
+        self._settle(message_id, Message.bury, reason)
+
+    def touch(self, message_id: str, ttr: Seconds | None = None) -> None:
+        """Restart the ttr of a held message, with a new value if given; raises as ``ack``."""
+        self._settle(message_id, Message.touch, ttr)
+
+    def _settle(self, message_id: str, act: Callable[..., bool], *args: Any) -> None:
+        if not act(self._mill.consumers.held(self.name, message_id), *args):
+            raise not_held(self.name, message_id)
+
+    aack = in_thread(ack)
+    arelease = in_thread(release)
+    abury = in_thread(bury)
+    atouch = in_thread(touch)
+
+    # -- managing -------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """The number of unfinished jobs: waiting, scheduled, ready and running."""
+        self._mill.features.need(Feature.INSPECT, "size()")
+        return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
+
+    asize = in_thread(size)
+
+    def pause(self) -> None:
+        """Start no job and deliver no message until ``resume``. Puts are still accepted."""
+        self._mill.features.need(Feature.PAUSE, "pause()")
+        self._mill.broker.set_queue(self.name, paused=True)
+
+    def resume(self) -> None:
+        """Start jobs and deliver messages again."""
+        self._mill.features.need(Feature.PAUSE, "resume()")
+        self._mill.broker.set_queue(self.name, paused=False)
+
+    def limit(self, **changes: Unpack[QueueLimitChanges]) -> None:
+        """Change the limit of the queue at once: ``rate burst window concurrency breaker``.
+
+        Settings that are not given stay; None removes a setting.
+
+        Raises:
+            InvalidOption: no setting is given, or a value cannot be used.
+            FeatureMissing: the broker has no limits.
+        """
+        self._mill.limits.set_queue(self.name, **changes)
+
+    def delete(self, *, force: bool = False) -> int:
+        """Delete the queue, its counters, settings and bindings; return the number of deleted jobs.
+
+        A queue with running jobs is never deleted. A queue with other jobs, also finished jobs, is
+        deleted only with ``force``, together with its jobs. The next put makes a new queue.
+
+        Raises:
+            TidemillError: the queue has jobs, or there is no such queue.
+        """
+        return delete_queue(self._mill, self.name, force=force)
+
+    # -- purging --------------------------------------------------------------------------------
+
+    def purge(self, *, now: bool = False) -> int:
+        """Remove all waiting, scheduled and ready jobs of the queue; return their number.
+
+        The jobs are kept for some time, so that :meth:`restore` can bring them back. With ``now``
+        they are deleted for good. When the store has no room to keep them, they are deleted, too,
+        and a warning is logged.
+        """
+        return purge(self._mill.broker, self.name, now=now).jobs
+
+    def purges(self) -> list[Purge]:
+        """The purges of the queue that can be restored, the latest first."""
+        return list_purges(self._mill.broker, self.name)
+
+    def restore(self, purge_id: str = "") -> Restored:
+        """Bring back the jobs of the latest purge, or of the named purge.
+
+        The jobs get back their place, priority, due time and key. Their attempts begin anew.
+
+        Raises:
+            TidemillError: there is no purge to restore.
+            FeatureMissing: the broker keeps no purged jobs.
+        """
+        return restore(self._mill.broker, self.name, purge_id)
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def bind(self, pattern: str) -> bool:
+        """Bind the queue to a pattern: the queue gets a copy of each message to a matching topic.
+
+        In a pattern ``*`` stands for exactly one word of a topic, and ``#`` for any number of
+        words. Returns False if the queue is already bound to the pattern.
+        """
+        return topics.bind(self._store("bind()"), self.name, check_pattern(pattern))
+
+    def unbind(self, pattern: str) -> bool:
+        """Delete a binding; False when there is no such binding. The queue's messages stay."""
+        return topics.unbind(self._store("unbind()"), self.name, check_pattern(pattern))
+
+    def bindings(self) -> list[str]:
+        """The patterns that the queue is bound to, in order."""
+        table = topics.bindings(self._store("bindings()")).table
+        return [one.pattern for one in table if one.queue == self.name]
+
+    abind = in_thread(bind)
+    aunbind = in_thread(unbind)
+    abindings = in_thread(bindings)
+
+    def _store(self, what: str) -> Store:
+        self._mill.features.need(Feature.TOPICS, what)
+        return self._mill.broker
+
+    # -- in a notebook --------------------------------------------------------------------------
+
+    def plot(self, since: Seconds = 3600, *, ax: Any = None) -> Any:
+        """Draw how many jobs came in, and how they ended, with matplotlib; return the axes.
+
+        Args:
+            since: seconds before now at which the chart begins.
+            ax: axes of matplotlib to draw into; new ones by default.
+
+        Raises:
+            FeatureMissing: the broker keeps no history.
+            InvalidOption: matplotlib is not installed.
+        """
+        found = History(self._mill).queues(since, queue=self.name)
+        return plot(found[0] if found else QueueNumbers(self.name, 60, []), ax)
+
+    def _repr_html_(self) -> str:
+        return html_table(self, lambda: queue_facts(self._mill.broker.stats(), self.name))
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name}>"
+
+
+# -- deleting ------------------------------------------------------------------------------------
+
+_PAGE = 500
+
+
+class QueueHasJobs(TidemillError):
+    """The queue has jobs, so it is not deleted."""
+
+
+def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
+    """Delete a queue and return the number of deleted jobs.
+
+    A call that is killed may leave the queue with some of its jobs. The same call again completes
+    the deletion.
+
+    Raises:
+        QueueHasJobs: the queue has jobs that must not be deleted.
+        TidemillError: there is no such queue.
+    """
+    check_users(name)
+    mill.features.need(Feature.INSPECT, "deleting a queue")
+    broker, row = mill.broker, _row(mill, name)
+    if row.running:
+        raise QueueHasJobs(
+            f"queue {name!r} has {row.running:,} running jobs; cancel them or wait, then delete it"
+        )
+    if not force:
+        _refuse_jobs(mill, row)
+    deleted, idle = 0, Filter(states=frozenset(State) - {State.RUNNING}, queue=name)
+    while force and (records := broker.find(idle, _PAGE).records):
+        deleted += sum(broker.delete([record.envelope.id for record in records]))
+    if force:
+        forget_purges(broker, name)
+    if not broker.forget_queue(name):
+        raise QueueHasJobs(f"queue {name!r} got a new job and is not deleted; try again")
+    if Feature.TOPICS in broker.features:
+        unbind_all(broker, name)
+    return deleted
+
+
+def no_such_queue(name: str, known: Iterable[str]) -> TidemillError:
+    """The error for a name that no queue has."""
+    return TidemillError(f"no queue has the name {name!r} here; {hint(name, known)}")
+
+
+def _row(mill: Runtime, name: str) -> QueueStats:
+    rows = {row.name: row for row in mill.broker.stats()}
+    if name not in rows:
+        raise no_such_queue(name, rows)
+    return rows[name]
+
+
+def _refuse_jobs(mill: Runtime, row: QueueStats) -> None:
+    if row.size:
+        raise QueueHasJobs(
+            f"queue {row.name!r} has {row.size:,} unfinished jobs; purge it first, or delete it "
+            "with force, which deletes its jobs, too"
+        )
+    if mill.broker.find(Filter(queue=row.name), 1).records:
+        raise QueueHasJobs(
+            f"queue {row.name!r} keeps finished jobs; delete it with force, which deletes them, too"
+        )
