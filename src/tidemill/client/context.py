@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
@@ -20,21 +20,8 @@ from tidemill.core.job import Note
 from tidemill.core.locks import NEVER, Stopping
 from tidemill.core.priority import priority_of
 
-
-class Waits(Protocol):
-    """Counts this worker's jobs that wait for other jobs: see :mod:`tidemill.worker.starvation`."""
-
-    def begin(self, context: JobContext, job_id: str) -> None:
-        """Count a job that is about to wait for another job.
-
-        Raises:
-            TidemillError: every slot would wait, and no slot would run the awaited jobs.
-        """
-        ...
-
-    def end(self, context: JobContext) -> None:
-        """Stop counting the job: its wait is over."""
-        ...
+if TYPE_CHECKING:
+    from tidemill.worker.starvation import Waits
 
 
 class JobContext:

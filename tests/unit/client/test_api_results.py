@@ -12,7 +12,6 @@ import gc
 import os
 import pathlib
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +22,6 @@ from http_desk import HttpOwner
 from tidemill import (
     Fail,
     JobCancelled,
-    JobContext,
     JobExpired,
     JobFailed,
     ResultTimeout,
@@ -409,23 +407,6 @@ def test_a_result_above_the_maximum_fails_its_job_alone(mill: Tidemill) -> None:
     assert len(kept.result(0)) == largest
     with pytest.raises(JobFailed, match=r"has 15,728,641 bytes, and a result may have 15,728,640"):
         refused.result(0)
-
-
-def test_middleware_is_an_onion(make_mill: Any) -> None:
-    calls: list[str] = []
-
-    def outer(call_next: Callable[[], Any], context: JobContext) -> Any:
-        calls.append("outer")
-        return call_next()
-
-    def inner(call_next: Callable[[], Any], context: JobContext) -> Any:
-        calls.append(f"inner {context.task.rpartition('.')[2]}")
-        return call_next()
-
-    mill = make_mill(middleware=[outer, inner])
-    mill.task(lambda_free).enqueue(1)
-    run_all(mill)
-    assert calls == ["outer", "inner lambda_free"]
 
 
 # -- the worker in this process -------------------------------------------------------------------

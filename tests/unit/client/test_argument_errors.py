@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from tidemill import CodecError, JobFailed, Tidemill, chain, map_many
+from tidemill import CodecError, Tidemill, chain, map_many
 from tidemill.testing import run_all
 
 if TYPE_CHECKING:
@@ -300,18 +300,6 @@ def test_a_result_before_a_typed_argument_does_not_hide_it(sync: bool) -> None:
     assert steps.result() == Point(2)
     with pytest.raises(CodecError, match=r"argument other .*Point would arrive as a dict"):
         mill.enqueue(chain(first, mill.task(bare).call(Point(1))))
-
-
-def test_a_mistake_that_only_a_worker_sees_names_the_argument() -> None:
-    mill = Tidemill("memory://")
-
-    @mill.task
-    def take(point: Point) -> None: ...
-
-    job = take.enqueue({"x": "many"})  # type: ignore[arg-type]
-    run_all(mill)
-    with pytest.raises(JobFailed, match=r"argument point: .*int"):
-        job.result()
 
 
 class Paint(typing.TypedDict):

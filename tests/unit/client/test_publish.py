@@ -54,11 +54,6 @@ def test_a_queue_with_two_patterns_that_match_gets_one_copy(mill: Tidemill) -> N
     assert len(mill.publish("a.b", 1)) == 1
 
 
-def test_a_publish_that_reaches_nobody_returns_an_empty_list(mill: Tidemill) -> None:
-    mill.queue("q").bind("other")
-    assert mill.publish("orders.new", 1) == []
-
-
 def test_a_mandatory_publish_that_reaches_nobody_is_refused(mill: Tidemill) -> None:
     with pytest.raises(Unroutable, match=r"no queue is bound to the topic 'orders\.new'"):
         mill.publish("orders.new", 1, mandatory=True)
