@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,6 @@ import pytest
 from tidemill import StoreFull, Tidemill, TidemillError
 from tidemill.brokers.generic import purges
 from tidemill.brokers.generic.purges import Restored
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
-    url = "memory://" if request.param == "memory" else f"lmdb://{tmp_path}/store"
-    with Tidemill(url) as mill:
-        yield mill
 
 
 def bodies(mill: Tidemill, queue: str = "q") -> list[object]:
