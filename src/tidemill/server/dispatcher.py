@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,15 +31,9 @@ from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.errors import BrokerUnavailable, TidemillError
-from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.job import Lease, Note, Outcome, Verdict
 from tidemill.core.owner import Command, Owner
 from tidemill.core.verdicts import given_back
-from tidemill.server.pending_verdicts import (
-    Answer,
-    PendingVerdict,
-    deliver_answers,
-    wait_for_loop,
-)
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
 
 log = logging.getLogger("tidemill.server")
@@ -52,6 +46,35 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 LONGEST_TICK = 600.0
 """The longest time between two ticks of the broker, in seconds."""
+
+
+Answer = tuple[asyncio.Future[Any] | None, bool | Exception]
+
+
+class PendingVerdict(NamedTuple):
+    """A verdict, or a touch with notes, and the future of the client that waits for the answer."""
+
+    verdict: Verdict | None
+    touch: tuple[int, float] | None
+    answer: asyncio.Future[bool] | None
+    commit: PendingCommit | None
+    notes: Sequence[Note] = ()
+
+    @property
+    def is_void(self) -> bool:
+        """True when the job was lost with a failed commit."""
+        return self.commit is not None and self.commit.failed
+
+
+def _deliver(answers: Sequence[Answer]) -> None:
+    """Resolve the futures of clients. Called in the event loop."""
+    for future, outcome in answers:
+        if future is None or future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 class Dispatcher:
@@ -173,7 +196,7 @@ class Dispatcher:
         served = self._hand_out_reply(reply, want, first)
         # ``expect`` comes before the answers: a quick client's next request must not count twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
-        self._call_loop(deliver_answers, answers)
+        self._call_loop(_deliver, answers)
         self._answer(served)
         self._obey(reply.commands)
         if self._has_nothing_to_do():
@@ -355,7 +378,7 @@ class Dispatcher:
         self._call_loop(self._hand_over, waiters)
 
     def _refuse(self, verdicts: Sequence[PendingVerdict]) -> None:
-        self._call_loop(deliver_answers, [(it.answer, False) for it in verdicts])
+        self._call_loop(_deliver, [(it.answer, False) for it in verdicts])
 
     def _call_loop(self, function: Callable[[Any], None], argument: Any) -> None:
         if argument:
@@ -415,21 +438,21 @@ class Dispatcher:
         is_refusal = not isinstance(error, BrokerUnavailable)
         if is_refusal and not waiters and len(kept) == len(self._verdicts):
             kept = []
-        self._call_loop(deliver_answers, [(it.answer, error) for it in self._verdicts])
+        self._call_loop(_deliver, [(it.answer, error) for it in self._verdicts])
         self._verdicts = kept
         for waiter in waiters:
             self._waiters.drop(waiter)
-        self._call_loop(deliver_answers, [(waiter.answer, error) for waiter in waiters])
+        self._call_loop(_deliver, [(waiter.answer, error) for waiter in waiters])
 
     def _end(self) -> None:
         """Answer all waiters without a job, and store the last verdicts."""
         self._answer_all()
-        wait_for_loop(self._loop, LONGEST_PAUSE)  # the loop may give jobs back
+        _wait_for_loop(self._loop, LONGEST_PAUSE)  # the loop may give jobs back
         self._collect()
         try:
             while self._verdicts or self.inbox:
                 _, answers = self._exchange(Want(0, tuple(self._marked), sleep=False))
-                self._call_loop(deliver_answers, answers)
+                self._call_loop(_deliver, answers)
                 self._answer_all()
             if not self._stays or (self._held_is_known and not self._held):
                 self._broker.detach(self._owner.id)
@@ -444,3 +467,11 @@ class Dispatcher:
         """Answer all waiters without a job."""
         self._collect()
         self._answer(list(self._waiters))
+
+
+def _wait_for_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Wait in a thread until the loop has handled all earlier calls of the thread."""
+    handled = threading.Event()
+    with contextlib.suppress(RuntimeError):  # raised when the loop has ended
+        loop.call_soon_threadsafe(handled.set)
+        handled.wait(seconds)

@@ -30,7 +30,6 @@ from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.connection import Connection
 from tidemill.server.http.request_pipeline import RequestPipeline
-from tidemill.server.http.tls import tls_context
 from tidemill.server.settings import Settings, check, is_loopback
 from tidemill.server.tokens import read
 
@@ -61,7 +60,7 @@ def serve(mill: Tidemill, settings: Settings, worker: Sequence[str] = ()) -> int
             "the app has secret_keys, and the server would sign the jobs of any client: "
             "give --auth FILE with tokens (tidemill token create), or --tls-ca"
         )
-    tls = tls_context(settings)
+    tls = _tls_context(settings)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Server(mill, settings, worker, tls).run())
@@ -229,6 +228,46 @@ def _config(app: RequestPipeline, settings: Settings, tls: ssl.SSLContext | None
     config.load()
     config.ssl = tls
     return config
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS context of the server; None for a server without TLS.
+
+    Raises:
+        InvalidOption: a file cannot be used; the message names the file.
+    """
+    files = {
+        "--tls-cert": settings.tls_cert,
+        "--tls-key": settings.tls_key,
+        "--tls-ca": settings.tls_ca,
+    }
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for option, path in files.items():
+        try:
+            if path:
+                with open(path, "rb"):  # an error of OpenSSL does not name the file
+                    pass
+            if path and option == "--tls-ca":
+                context.load_verify_locations(path)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
+            raise InvalidOption(f"{option} {path} cannot be used: {_reason(error)}") from None
+    if not settings.tls_cert:
+        return None
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise InvalidOption(
+            f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} cannot be used "
+            f"together: {_reason(error)}"
+        ) from None
+    return context
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "the file is not PEM").lower().replace("_", " ")
+    return error.strerror or str(error)
 
 
 def _listen(settings: Settings) -> socket.socket:

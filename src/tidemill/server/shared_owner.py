@@ -16,8 +16,7 @@ from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.job import Note, Outcome, Verdict
 from tidemill.core.owner import Command, Owner
 from tidemill.server.deadlines import Deadlines
-from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
-from tidemill.server.pending_verdicts import PendingVerdict
+from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher, PendingVerdict
 from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter
 
 LONG_WAIT = 1.0

@@ -16,10 +16,10 @@ from tidemill import Limit, Tidemill, chain, current_job, group
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
 from tidemill.server import tokens
-from tidemill.server.http.answers import Stream
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
+from tidemill.server.http.call import Stream
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
+from tidemill.metrics import CONTENT_TYPE, Collector, exposition
 from tidemill.server.http import broker_rpc
 from tidemill.server.http.access import Access
 from tidemill.server.http.access_log import AccessLog
@@ -28,10 +29,11 @@ from tidemill.server.http.backend import Backend
 from tidemill.server.http.dashboard_mount import DashboardMount
 from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoints
-from tidemill.server.http.metrics import metrics_route
+from tidemill.server.http.exchange import require
 from tidemill.server.http.openapi import describe
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
+from tidemill.server.tokens import Role
 
 READY_WITHIN = 5.0
 """Seconds in which the store must answer; else the server is not ready."""
@@ -74,7 +76,7 @@ def make_app(backend: Backend, access_log: AccessLog | None = None) -> RequestPi
         Route("/v1/openapi.json", openapi),
         Route("/health", health),
         Route("/ready", ready),
-        metrics_route(backend),
+        _metrics(backend),
         Mount("/v1/broker", routes=broker_rpc.routes(backend)),
     ]
     other = Router(routes, redirect_slashes=False, default=_nothing)
@@ -90,3 +92,16 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _json(document: object) -> Response:
     return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+def _metrics(backend: Backend) -> Route:
+    """The route of the metrics, for viewers, or for everybody with ``public_metrics``."""
+    collector = Collector(backend.mill)
+
+    async def metrics(request: Request) -> Response:
+        if not backend.settings.public_metrics:
+            require(request.scope, Role.VIEWER)
+        families = await backend.run(collector.families)
+        return Response(exposition(families), headers={"content-type": CONTENT_TYPE})
+
+    return Route("/metrics", metrics)

@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidemill.app import Tidemill
@@ -20,14 +20,13 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.errors import StoreFull, StoreMoved
 from tidemill.core.job import Note, Outcome, Put, Verdict
 from tidemill.core.owner import Owner
-from tidemill.server.http.job_waits import JobEndWaits
-from tidemill.server.http.long_polls import LongPolls
+from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.receipts import Receipt, new_owner_id
+from tidemill.server.http.receipts import Receipt, SettledReceipts, new_owner_id
 from tidemill.server.http.remote_owners import give_up_silent_owners
-from tidemill.server.http.settled_receipts import SettledReceipts
 from tidemill.server.http.stats_stream import StatsStream
 from tidemill.server.http.task_owners import TaskOwners
+from tidemill.server.http.waits import Waits, until_first
 from tidemill.server.settings import Settings
 from tidemill.server.shared_owner import SharedOwner
 
@@ -62,9 +61,8 @@ class Backend:
         self.queue = functools.lru_cache(1000)(mill.queue)
         self.stopping = asyncio.Event()
         self.large_body = asyncio.Lock()  # one large body is handled at a time
-        self.polls = LongPolls(self.stopping)
         self.settled = SettledReceipts()
-        self._waits: JobEndWaits | None = None
+        self._waits: Waits | None = None
         self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
         self.task_owners = TaskOwners(self._new_shared_owner)
         self._refused = "", 0.0  # the error and the time of the latest refused put
@@ -182,7 +180,7 @@ class Backend:
             BrokerUnavailable: the store cannot be reached.
         """
         broker = await asyncio.to_thread(lambda: self.mill.broker)
-        self._waits = JobEndWaits(broker)
+        self._waits = Waits(broker)
         self._shared_owner = self._new_shared_owner()
         await self._shared_owner.open()
         if Feature.REMOTE_OWNERS in broker.features:
@@ -210,10 +208,29 @@ class Backend:
         return SharedOwner(broker, owner, knows=tasks, stays=stays)
 
     @property
-    def waits(self) -> JobEndWaits:
-        """The waits for jobs to end."""
+    def waits(self) -> Waits:
+        """The waits for jobs to end, and for room in queues."""
         assert self._waits is not None, "not open"
         return self._waits
+
+    async def poll(self, exchange: Exchange, work: Coroutine[Any, Any, T], late: T) -> T:
+        """The result of work that waits; ``late`` when the server ends first.
+
+        Raises:
+            ClientGone: the client went away; the work was cancelled.
+        """
+        working = asyncio.ensure_future(work)
+        try:
+            await until_first(asyncio.shield(exchange.leaving()), self.stopping, working)
+            working.cancel()  # does nothing when the work is done
+            await asyncio.wait([working])
+            if not working.cancelled():
+                return working.result()
+            if exchange.has_left:
+                raise ClientGone
+            return late
+        finally:
+            working.cancel()
 
     async def await_state(self, job: Job[Any], seconds: float) -> None:
         """Wait until a job has ended.

@@ -1,14 +1,15 @@
 """The broker contract over HTTP, for workers and producers on other machines.
 
 One table lists the calls, with their arguments and the role that each needs
-(:mod:`tidemill.brokers.contract.rpc`). Some roles depend on the arguments (:mod:`.permissions`).
-Each call of the broker is made in a thread. Calls that wait share threads
-(:mod:`.parked_waits`, :mod:`.job_waits`, :mod:`.space_waits`).
+(:mod:`tidemill.brokers.contract.rpc`). Some roles depend on the arguments (:mod:`.rpc_checks`).
+Each call of the broker is made in a thread. Calls that wait share threads (:mod:`.parked_waits`,
+:mod:`.waits`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -51,22 +52,19 @@ from tidemill.core.errors import (
 )
 from tidemill.core.job import Put
 from tidemill.core.owner import Owner
-from tidemill.server.http.answer_size import SizedExchanges, records_that_fit
+from tidemill.server.http.answer_size import SizedExchanges, find_some, records_that_fit
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.exchange import Exchange, require
-from tidemill.server.http.job_lists import find_some
-from tidemill.server.http.job_waits import JobEndWaits
-from tidemill.server.http.memory_budget import SMALL
+from tidemill.server.http.exchange import SMALL, Exchange, client_gone, require
 from tidemill.server.http.parked_waits import ParkedWaits
-from tidemill.server.http.permissions import needed
-from tidemill.server.http.presence import Presence
+from tidemill.server.http.remote_owners import Presence
 from tidemill.server.http.rpc_checks import (
     check_jobs,
     check_owner,
     check_seconds,
     check_target,
+    needed,
 )
-from tidemill.server.http.space_waits import SpaceWaits
+from tidemill.server.http.waits import Waits, until_first
 from tidemill.server.tokens import Role
 
 THREADS = 32
@@ -91,10 +89,13 @@ def routes(backend: Backend) -> list[Route]:
     def allow(scope: Scope, role: str) -> None:
         require(scope, Role[role.upper()])
 
-    settings = backend.settings
     calls = BrokerRpc(
-        *(backend.mill.broker, allow, backend.stopping, settings.max_request, backend.waits),
-        hides=settings.see_arguments != CallRole.VIEWER,
+        backend.mill.broker,
+        allow,
+        backend.stopping,
+        backend.settings.max_request,
+        backend.waits,
+        hides=backend.settings.see_arguments != CallRole.VIEWER,
     )
     return [Route("/{name}", calls, methods=["POST"])]
 
@@ -112,7 +113,7 @@ class BrokerRpc:
         allow: Allow,
         stopping: asyncio.Event,
         max_bytes: int,
-        waits: JobEndWaits | None = None,
+        waits: Waits | None = None,
         *,
         hides: bool = False,
     ) -> None:
@@ -126,8 +127,7 @@ class BrokerRpc:
         name = new_id()
         self._parked_waits = ParkedWaits(broker, name, stopping)
         self._presence = Presence(broker, stopping)
-        self._waits = waits or JobEndWaits(broker)
-        self._space_waits = SpaceWaits(broker, self._threads)
+        self._waits = waits or Waits(broker)
         self._sized_exchanges = SizedExchanges(broker)
         headers = {"content-type": MEDIA, PROTOCOL: VERSION, SERVER: name}
         self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
@@ -158,7 +158,6 @@ class BrokerRpc:
         self._presence.close()
         await self._parked_waits.close()
         await self._waits.close()
-        await self._space_waits.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- requests -------------------------------------------------------------------------------
@@ -237,20 +236,16 @@ class BrokerRpc:
             return _refuse(error)
 
     async def _wait(self, receive: Receive, **arguments: Any) -> bytes:
-        async def gone() -> None:
-            await _client_gone(receive)
-
+        gone = functools.partial(client_gone, receive)
         return encode(await self._parked_waits.wait(**arguments, gone=gone))
 
     async def _present(self, receive: Receive, owner_ids: list[str], timeout: float) -> bytes:
-        async def gone() -> None:
-            await _client_gone(receive)
-
+        gone = functools.partial(client_gone, receive)
         return encode(await self._presence.wait(owner_ids, timeout, gone))
 
     async def _wait_space(self, receive: Receive, queue: str, timeout: float) -> bytes:
-        has_room = await self._unless_client_leaves(self._space_waits.wait(queue, timeout), receive)
-        return encode(bool(has_room))
+        waiting = self._waits.until_room(queue, timeout)
+        return encode(bool(await self._unless_client_leaves(waiting, receive)))
 
     async def _wait_for(
         self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
@@ -274,14 +269,11 @@ class BrokerRpc:
     ) -> T | None:
         """The result of a wait; None when the client leaves or the server shuts down first."""
         wait = asyncio.ensure_future(waiting)
-        ends = (_client_gone(receive), self._stopping.wait())
-        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(end) for end in ends]
         try:
-            await asyncio.wait([wait, *others], return_when=asyncio.FIRST_COMPLETED)
+            await until_first(client_gone(receive), self._stopping, wait)
             return wait.result() if wait.done() else None
         finally:
-            for task in (wait, *others):
-                task.cancel()
+            wait.cancel()
 
     # -- in threads -----------------------------------------------------------------------------
 
@@ -373,12 +365,6 @@ class ReplyCache:
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._known.pop(key, None)
-
-
-async def _client_gone(receive: Receive) -> None:
-    """Return when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _refuse(error: TidemillError) -> Answer:

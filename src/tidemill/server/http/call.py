@@ -1,13 +1,16 @@
-"""A call of an endpoint: its request, the server's parts, and its work, perhaps in a thread."""
+"""A call of an endpoint: its request, its work, perhaps in a thread, and its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
+
+import msgspec
 
 from tidemill.core.job import Record
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.exchange import Exchange
+from tidemill.server.http.exchange import SMALL, ClientGone, Exchange
 from tidemill.server.http.receipts import Receipt, parse, sealed
 from tidemill.server.tokens import Role
 
@@ -17,16 +20,20 @@ LARGE = 256 * 1024
 """A body of more bytes is parsed in a thread, so that the event loop serves other clients."""
 
 
+class Stream(msgspec.Struct):
+    """Server-sent events. With ``shared`` all listeners get the same bytes, kept once."""
+
+    events: AsyncIterator[bytes]
+    shared: bool = False
+
+
 class Call:
     """One call of an endpoint. ``status`` is the status of its answer, and may be changed."""
-
-    __slots__ = ("backend", "exchange", "has_turn", "headers", "status")
 
     def __init__(self, backend: Backend, exchange: Exchange, status: int) -> None:
         self.backend = backend
         self.exchange = exchange
         self.status = status
-        self.headers: dict[str, str] | None = None
         self.has_turn = False
 
     @property
@@ -91,3 +98,46 @@ class Call:
         """The key that seals receipts of a token for some queues; empty for all other clients."""
         token = self.exchange.token
         return token.sha256 if token is not None and token.queues else ""
+
+
+async def send_answer(call: Call, result: Any) -> None:
+    """Answer a call: nothing, a stream of events, or any struct as JSON."""
+    exchange = call.exchange
+    if isinstance(result, Stream):
+        await _send_events(call, result)
+    elif result is None:
+        await exchange.answer(204, b"", b"")
+    else:
+        data = msgspec.json.encode(result)
+        if len(data) > SMALL and exchange.scope["method"] == "GET":
+            exchange.share.check(len(data))
+        await exchange.answer(call.status, data, b"application/json")
+
+
+async def _send_events(call: Call, stream: Stream) -> None:
+    """Send events until they end, the client goes away, or the server ends."""
+    exchange = call.exchange
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+    if exchange.scope["method"] == "HEAD":  # the client would wait for an end that never comes
+        await exchange.send({"type": "http.response.body", "body": b""})
+        return
+    leaving = exchange.leaving()
+
+    async def send_all() -> None:
+        async for event in stream.events:
+            if len(event) > SMALL and not stream.shared:
+                exchange.share.free()
+                exchange.share.take(len(event))
+            await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
+
+    sending = asyncio.ensure_future(send_all())
+    try:
+        await asyncio.wait([leaving, sending], return_when=asyncio.FIRST_COMPLETED)
+        if sending.cancelled():  # the client reads too slowly
+            raise ClientGone
+        if sending.done():
+            sending.result()
+            await exchange.send({"type": "http.response.body", "body": b""})
+    finally:
+        sending.cancel()

@@ -1,4 +1,10 @@
-"""An exchange: one request on its way through the server, and the answer to it."""
+"""An exchange: one request on its way through the server, and the answer to it.
+
+All requests and answers of one server share a budget of memory. A bound for each request would be
+multiplied by the number of connections. So large bodies and large answers count together; an answer
+counts until its client has taken it. Small bodies and answers do not count: the number of
+connections bounds them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,6 @@ import re
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tidemill.server.http.memory_budget import SMALL, MemoryBudget, MemoryShare
 from tidemill.server.http.problems import Problem
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role, Token
@@ -25,6 +30,66 @@ _LISTS = frozenset({b"accept", b"content-encoding", b"transfer-encoding"})
 """Headers that a request may repeat. All others of these headers have one value."""
 
 
+SMALL = 64 * 1024
+"""Bytes up to which a body or an answer does not count."""
+
+
+class MemoryBudget:
+    """The bytes in use, at most ``most``. Used in the event loop only."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+
+class MemoryShare:
+    """The bytes that one request uses of a budget, until :meth:`free`."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """Use ``size`` more bytes.
+
+        Raises:
+            Problem: the budget has no room for these bytes.
+        """
+        self.check(size)
+        self.add(size)
+
+    def check(self, size: int) -> None:
+        """Check that the budget has room for ``size`` more bytes.
+
+        Raises:
+            Problem: the budget has no room for these bytes.
+        """
+        if self._budget.held + size > self._budget.most:
+            raise Problem(
+                "busy",
+                f"requests and answers use {self._budget.held:,} of the {self._budget.most:,} "
+                "bytes of memory that the server may use; try again later, or start the server "
+                "with a larger --max-memory",
+                headers={"retry-after": "1"},
+            )
+
+    def add(self, size: int) -> None:
+        """Use ``size`` more bytes without a check: a finished call must be answered."""
+        self._size += size
+        self._budget.held += size
+
+    def at_least(self, size: int) -> None:
+        """Use at least ``size`` bytes in total, without a check."""
+        self.add(max(0, size - self._size))
+
+    def free(self) -> None:
+        """Give back all bytes."""
+        self._budget.held -= self._size
+        self._size = 0
+
+
 class ClientGone(Exception):
     """The client went away before its answer; no answer is possible."""
 
@@ -35,13 +100,6 @@ class Exchange:
     ``name``, ``role`` and ``token`` describe the client, once it is authenticated; ``known`` is
     True from then on.
     """
-
-    __slots__ = (
-        *("content_type", "id", "name", "role", "scope", "settings", "share", "status", "token"),
-        "known",
-        *("_headers", "_leaving", "_read_until", "_receive", "_repeated", "_send", "_size"),
-        *("_is_read", "started"),
-    )
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, settings: Settings, budget: MemoryBudget
@@ -168,12 +226,8 @@ class Exchange:
     def leaving(self) -> asyncio.Task[None]:
         """A task that ends when the client leaves. Call it only after the body was read."""
         if self._leaving is None:
-            self._leaving = asyncio.create_task(self._gone())
+            self._leaving = asyncio.create_task(client_gone(self._receive))
         return self._leaving
-
-    async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     @property
     def has_left(self) -> bool:
@@ -235,6 +289,12 @@ class Exchange:
             await self.send({"type": "http.response.body", "body": body})
             return
         await self._send({"type": "http.response.body", "body": body})
+
+
+async def client_gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def require(scope: Scope, role: Role, *, whole: bool = True) -> Exchange:

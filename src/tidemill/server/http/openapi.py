@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill import __version__
-from tidemill.server.http.answers import Document, Stream
+from tidemill.server.http.call import Stream
 from tidemill.server.http.endpoints import Endpoint, Raw
 from tidemill.server.http.problems import KINDS, PREFIX, ProblemBody
 from tidemill.server.http.schemas.rules import RULES
@@ -78,7 +78,7 @@ def _clear(part: Any) -> Any:
 
 
 def _is_schema(answer: Any) -> bool:
-    return answer is not None and answer not in (Stream, Document, type(None))
+    return answer is not None and answer not in (Stream, type(None))
 
 
 def _operation(
@@ -149,8 +149,6 @@ def _answer(endpoint: Endpoint, known: dict[str, Any], status: int) -> dict[str,
     if endpoint.answer is Stream:
         return {"description": "Server-sent events", "content": {"text/event-stream": {}}}
     if not _is_schema(endpoint.answer):
-        if endpoint.answer is Document:
-            return {"description": done, "content": {"application/json": {}}}
         return {"description": done}
     schema = known[repr(endpoint.answer)]
     return {"description": done, "content": {"application/json": {"schema": schema}}}

@@ -20,7 +20,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.parked_waits import Parked, Parking, Until, ready_of
 from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.core.errors import TidemillError
-from tidemill.server.http.descriptor_waits import DescriptorWaits
+from tidemill.server.http.waits import until_first
 
 MAX_SLEEPERS = 2000
 """Owners that sleep at a time; further owners poll every second."""
@@ -53,7 +53,7 @@ class ParkedWaits:
         self._sleepers: dict[str, _Sleeper] = {}
         self._asleep = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server-wait")
-        self._descriptor_waits = DescriptorWaits()
+        self._descriptor_waits = _DescriptorWaits()
 
     def exchanges(self, owner_id: str) -> None:
         """Forget earlier hints, since the owner exchanges now. Called from any thread."""
@@ -89,15 +89,12 @@ class ParkedWaits:
         if sleeper.happened or self._stopping.is_set():
             return True
         wait = sleeper.wait = asyncio.ensure_future(self._sleep(sleeper, owner_id, timeout))
-        ends = [asyncio.ensure_future(gone()), asyncio.ensure_future(self._stopping.wait())]
         try:
-            await asyncio.wait([wait, *ends], return_when=asyncio.FIRST_COMPLETED)
+            await until_first(gone(), self._stopping, wait)
             if not wait.done():
                 self._broker.wake(owner_id)
             return await wait
         finally:
-            for end in ends:
-                end.cancel()
             self._forget_idle(sleeper, owner_id)
 
     async def _sleep(self, sleeper: _Sleeper, owner_id: str, timeout: float) -> bool:
@@ -123,10 +120,10 @@ class ParkedWaits:
         loop = asyncio.get_running_loop()
         parked = self._broker.parked(owner_id, timeout)
         try:
-            until = await loop.run_in_executor(self._threads, _first_step, parked)
+            until = await loop.run_in_executor(self._threads, _step, parked)
             while until is not None:
                 await self._descriptor_waits.wait(until)
-                until = await loop.run_in_executor(self._threads, _next_step, parked, until)
+                until = await loop.run_in_executor(self._threads, _step, parked, until)
         except BaseException:
             with contextlib.suppress(ValueError):  # a thread runs a step of the wait
                 parked.close()
@@ -154,14 +151,45 @@ class ParkedWaits:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _first_step(parked: Parked) -> Until | None:
-    """The end of the first sleep of a wait; None when the wait need not sleep."""
-    return next(parked, None)
-
-
-def _next_step(parked: Parked, until: Until) -> Until | None:
+def _step(parked: Parked, until: Until | None = None) -> Until | None:
     """The end of the next sleep of a wait, after this one; None when the wait is over."""
     try:
-        return parked.send(ready_of(until, 0.0))
+        return next(parked) if until is None else parked.send(ready_of(until, 0.0))
     except StopIteration:
         return None
+
+
+class _DescriptorWaits:
+    """The waits of one event loop for file descriptors. Several waits may share a descriptor."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+
+    async def wait(self, until: Until) -> None:
+        """Wait until a descriptor is readable or hangs up, or until the time is over."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        fds = {*until.fds, *until.watched}
+        try:
+            for fd in fds:
+                waiting = self._waiting.setdefault(fd, [])
+                waiting.append(future)
+                if len(waiting) == 1:
+                    loop.add_reader(fd, self._is_ready, fd)
+            await asyncio.wait([future], timeout=max(0.0, until.seconds))
+        finally:
+            for fd in fds:
+                self._drop(fd, future)
+
+    def _drop(self, fd: int, future: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(fd, [])
+        if future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[fd]
+                asyncio.get_running_loop().remove_reader(fd)
+
+    def _is_ready(self, fd: int) -> None:
+        for future in self._waiting.get(fd, ()):
+            if not future.done():
+                future.set_result(None)

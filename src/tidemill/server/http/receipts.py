@@ -11,6 +11,11 @@ timeout and its request to cancel from the store.
     desk-OWNER.TOKEN.JOB        a task; the job's id in base64
     desk-OWNER.TOKEN.JOB.next   a task whose result other jobs wait for
     …~SEAL                      given to a token for some queues, and valid for this token only
+
+The server remembers the receipts that it has settled. They tell a repeated request from a lost
+lease. A client repeats its request when the first answer was lost. The store has forgotten the
+message by then. After a restart, or on another server, a repeated request gets the answer for a
+lost lease.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections import OrderedDict
 from typing import NamedTuple
 
 from tidemill.core.clock import new_id
+from tidemill.core.job import Outcome
 from tidemill.server.http.problems import Problem
 
 _MARK = "desk-"
@@ -31,6 +38,10 @@ _ONCE = "-once"
 
 _NEXT = ".next"
 """The suffix of receipts of tasks that hand their result on: the server may have to sign it."""
+
+
+KEPT = 100_000
+"""The number of latest settled receipts that are kept."""
 
 
 class Receipt(NamedTuple):
@@ -113,3 +124,20 @@ def _none(receipt: str) -> Problem:
         f"{receipt[:80]!r} is not a valid receipt; use a receipt from a reserve call. A job that "
         "was reserved before an upgrade of the server is delivered again after its ttr",
     )
+
+
+class SettledReceipts:
+    """The outcome of each of the latest receipts."""
+
+    def __init__(self) -> None:
+        self._outcomes: OrderedDict[Receipt, Outcome] = OrderedDict()
+
+    def add(self, receipt: Receipt, outcome: int) -> None:
+        """Record the outcome with which a receipt settled its job."""
+        self._outcomes[receipt] = Outcome(outcome)
+        if len(self._outcomes) > KEPT:
+            self._outcomes.popitem(last=False)
+
+    def outcome(self, receipt: Receipt) -> Outcome | None:
+        """The outcome of a receipt; None when it is unknown or has settled nothing."""
+        return self._outcomes.get(receipt)

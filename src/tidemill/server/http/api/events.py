@@ -14,9 +14,8 @@ from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Record
 from tidemill.core.owner import Owner
 from tidemill.doctor.examine import problems
-from tidemill.server.http.answers import Stream
 from tidemill.server.http.api.queues import queue_out
-from tidemill.server.http.call import Call
+from tidemill.server.http.call import Call, Stream
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.schemas.jobs import JobOut
 from tidemill.server.http.schemas.system import (

@@ -23,12 +23,11 @@ from tidemill.core.config import check_alter, check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.core.job import HIDDEN, Put, Record, State
+from tidemill.server.http.answer_size import find_some, find_with_bodies
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.batch_bodies import decode_batch, decode_job
-from tidemill.server.http.bodies import as_json, body_out, bytes_of
+from tidemill.server.http.bodies import as_json, body_out, bytes_of, decode_batch, decode_job
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.job_lists import find_some, find_with_bodies
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas.jobs import (
@@ -298,7 +297,7 @@ async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
             if not wait:
                 raise
             await call.exchange.body()  # after this the server notices when the client leaves
-            await backend.polls.wait(call.exchange, backend.await_state(job, wait), None)
+            await backend.poll(call.exchange, backend.await_state(job, wait), None)
     out = await backend.run(_result, job, call.sees_arguments)
     if out.finished is None:
         call.status = 202

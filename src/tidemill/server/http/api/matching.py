@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import check_alter
+from tidemill.server.http.answer_size import AT_ONCE
 from tidemill.server.http.api.jobs import filter_of, kick
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.job_lists import AT_ONCE
 from tidemill.server.http.queue_permissions import check_queues
 from tidemill.server.http.schemas.jobs import (
     Acted,

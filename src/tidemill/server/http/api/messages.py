@@ -18,12 +18,10 @@ from tidemill.core.priority import priority_of
 from tidemill.core.signatures import refusal
 from tidemill.server.delivery import deliver
 from tidemill.server.http.api.jobs import options_of, placed
-from tidemill.server.http.batch_bodies import check_json
-from tidemill.server.http.bodies import body_out
+from tidemill.server.http.bodies import body_out, check_json
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint, Raw, json_of
-from tidemill.server.http.exchange import ClientGone
-from tidemill.server.http.memory_budget import SMALL
+from tidemill.server.http.exchange import SMALL, ClientGone
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import check_put, check_queues
 from tidemill.server.http.receipts import receipt_of
@@ -84,7 +82,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
     call.exchange.leaving()  # a client that has left gets no messages
     work = backend.shared_owner.reserve(queues, int(body.count), timeout, mode)
     if timeout:
-        found = await backend.polls.wait(call.exchange, work, [])
+        found = await backend.poll(call.exchange, work, [])
     else:
         found = await work
     # Messages are encoded before they are acknowledged: an unreadable message must not be lost.

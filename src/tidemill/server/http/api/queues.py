@@ -14,10 +14,10 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.core.config import check_name
 from tidemill.core.job import State
 from tidemill.limits.declare import Breaker, limit_public
+from tidemill.server.http.answer_size import AT_ONCE
 from tidemill.server.http.api.jobs import kick
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.job_lists import AT_ONCE
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.schemas.queues import (
     BreakerIn,

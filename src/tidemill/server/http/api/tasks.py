@@ -25,8 +25,7 @@ from tidemill.core.signatures import hands_on, refusal, sign_handed_on, trusted
 from tidemill.server.http.bodies import as_json
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
-from tidemill.server.http.exchange import ClientGone
-from tidemill.server.http.memory_budget import SMALL
+from tidemill.server.http.exchange import SMALL, ClientGone
 from tidemill.server.http.queue_permissions import check_queues
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import LimitOf
@@ -57,7 +56,7 @@ async def reserve_tasks(call: Call, body: ReserveTasksIn) -> ReservedTasks:
     check_queues(call.exchange, queues)
     async with backend.task_owners.use(body.tasks) as shared_owner:
         work = shared_owner.reserve(queues, int(body.count), timeout, Mode(body.order))
-        found = await backend.polls.wait(call.exchange, work, []) if timeout else await work
+        found = await backend.poll(call.exchange, work, []) if timeout else await work
         return ReservedTasks(await _hand_over(call, shared_owner, found))
 
 
