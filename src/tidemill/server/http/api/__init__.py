@@ -5,7 +5,6 @@ from __future__ import annotations
 from tidemill.server.http.api import (
     events,
     jobs,
-    matching,
     messages,
     queues,
     reservations,
@@ -19,7 +18,6 @@ __all__ = ["ENDPOINTS"]
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *jobs.ENDPOINTS,
-    *matching.ENDPOINTS,
     *messages.ENDPOINTS,
     *topics.ENDPOINTS,
     *tasks.ENDPOINTS,

@@ -1,4 +1,4 @@
-"""Jobs: put one or many, inspect them, change them."""
+"""Jobs: put one or many, inspect them; change one, many, or all that match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.core.config import check_alter, check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.core.job import HIDDEN, Put, Record, State
-from tidemill.server.http.answer_size import find_some, find_with_bodies
+from tidemill.server.http.answer_size import AT_ONCE, find_some, find_with_bodies
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.bodies import as_json, body_out, bytes_of, decode_batch, decode_job
 from tidemill.server.http.call import Call
@@ -31,11 +31,14 @@ from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas.jobs import (
+    Acted,
     AlterIn,
     AlterMany,
+    AlterMatching,
     BatchIn,
     CancelIn,
     CancelMany,
+    CancelMatching,
     Done,
     Ids,
     JobIn,
@@ -45,6 +48,7 @@ from tidemill.server.http.schemas.jobs import (
     Jobs,
     JobTrail,
     KickMany,
+    KickMatching,
     KickQuery,
     Matching,
     MessageOptions,
@@ -324,35 +328,20 @@ def _result(job: Job[Any], sees: bool) -> ResultOut:
     )
 
 
-# -- acting ---------------------------------------------------------------------------------------
+# -- changing one job, many jobs, or all jobs that match -------------------------------------------
+
+Change = Callable[[Call, list[str], Any], list[bool]]
+"""Changes jobs as a body or a query says; the ids of chains and groups stand for their jobs."""
 
 
-async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
-    """Cancel a job: at once, or through its worker while it runs.
-
-    The id of a chain or group stands for its jobs.
-    """
-
-    def cancel(ids: list[str]) -> list[bool]:
-        mill, terminate = call.backend.mill, body.terminate
-        mill.runtime.features.need(Feature.CANCEL, "cancel")
-        return compositions.cancel_jobs(mill.runtime, ids, terminate=terminate, may=_may(call))
-
-    await _act(call, job_id, cancel, lambda _: "it has ended already")
-
-
-async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
-    """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready.
-
-    The id of a chain or group stands for its jobs that failed. The jobs that were cancelled because
-    of them follow.
-    """
+def _cancel(call: Call, ids: list[str], how: CancelIn | CancelMany) -> list[bool]:
     mill = call.backend.mill
+    mill.runtime.features.need(Feature.CANCEL, "cancel")
+    return compositions.cancel_jobs(mill.runtime, ids, terminate=how.terminate, may=_may(call))
 
-    def retry(ids: list[str]) -> list[bool]:
-        return kick(call, ids, force=query.force)
 
-    await _act(call, job_id, retry, lambda record: why_not_run(mill.runtime, record))
+def _kick(call: Call, ids: list[str], how: KickQuery | KickMany | KickMatching) -> list[bool]:
+    return kick(call, ids, force=how.force)
 
 
 def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
@@ -362,6 +351,23 @@ def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     with the id of the chain.
     """
     return compositions.retry_jobs(call.backend.mill.runtime, ids, force=force, may=_may(call))
+
+
+def _alter(call: Call, ids: list[str], how: AlterIn | AlterMany) -> list[bool]:
+    mill, to = call.backend.mill, _target(call, how)
+    return compositions.alter_jobs(mill.runtime, ids, **to, may=_may(call, hooks=True))
+
+
+def _target(call: Call, how: AlterIn | AlterMany | AlterMatching) -> dict[str, Any]:
+    """The new rank and queue of jobs."""
+    rank, queue = check_alter(how.to_priority, how.to_queue)
+    check_queues(call.exchange, [queue] if queue else ())
+    call.backend.mill.runtime.features.need(Feature.ALTER, "alter")
+    return {"rank": rank, "queue": queue}
+
+
+def _delete(call: Call, ids: list[str], how: object = None) -> list[bool]:
+    return compositions.delete_jobs(call.backend.mill.runtime, ids, may=_may(call, hooks=True))
 
 
 def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
@@ -375,22 +381,103 @@ def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
     )
 
 
+async def _one(
+    call: Call, job_id: str, change: Change, how: Any, why_not: Callable[[Record], str]
+) -> None:
+    def attempt() -> None:
+        if not change(call, [job_id], how)[0]:
+            record = call.backend.mill.job(job_id).refresh()  # raises if the job does not exist
+            raise Problem("conflict", f"{job_id}: {why_not(call.shown(record))}", job_id=job_id)
+
+    await call.backend.run(attempt)
+
+
+async def _many(call: Call, change: Change, how: Ids) -> Done:
+    ids = [check_name("id", job_id) for job_id in how.ids]
+    return Done(await call.backend.run(change, call, ids, how))
+
+
+async def _matching(call: Call, body: Matching, act: Callable[[list[str]], list[bool]]) -> Acted:
+    what = filter_of(call, body)
+    return await call.backend.run(change_matching, call, what, int(body.limit), act)
+
+
+def change_matching(
+    call: Call, what: Filter, most: int, act: Callable[[list[str]], list[bool]]
+) -> Acted:
+    """Change up to ``most`` jobs that match, the newest first."""
+    mill = call.backend.mill
+    mill.runtime.features.need(Feature.FAILED, "jobs that match")
+    ids: list[str] = []
+    cursor = ""
+    while len(ids) < most:
+        page = mill.find(what, limit=min(most - len(ids), AT_ONCE), cursor=cursor)
+        ids += [record.envelope.id for record in page.records]
+        cursor = page.cursor
+        if not cursor:
+            break
+    return Acted(ids, act(ids) if ids else [], bool(cursor))
+
+
+async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
+    """Cancel a job: at once, or through its worker while it runs.
+
+    The id of a chain or group stands for its jobs.
+    """
+    await _one(call, job_id, _cancel, body, lambda _: "it has ended already")
+
+
+async def cancel_jobs(call: Call, body: CancelMany) -> Done:
+    """Cancel many jobs."""
+    return await _many(call, _cancel, body)
+
+
+async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
+    """Cancel matching jobs, the newest first."""
+    mill = call.backend.mill
+    mill.runtime.features.need(Feature.CANCEL, "cancel")
+    cancel = functools.partial(mill.broker.cancel, terminate=body.terminate)
+    return await _matching(call, body, cancel)
+
+
+async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
+    """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready.
+
+    The id of a chain or group stands for its jobs that failed. The jobs that were cancelled because
+    of them follow.
+    """
+    mill = call.backend.mill
+    await _one(call, job_id, _kick, query, lambda record: why_not_run(mill.runtime, record))
+
+
+async def kick_jobs(call: Call, body: KickMany) -> Done:
+    """Make many jobs ready again."""
+    return await _many(call, _kick, body)
+
+
+async def kick_matching(call: Call, body: KickMatching) -> Acted:
+    """Make matching jobs ready again, the newest first."""
+    return await _matching(call, body, lambda ids: _kick(call, ids, body))
+
+
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
     """Give a job that waits another priority, or move it to another queue.
 
     The id of a chain or group stands for its jobs.
     """
-    rank, target = check_alter(body.to_priority, body.to_queue)
-    check_queues(call.exchange, [target] if target else ())
+    _, queue = check_alter(body.to_priority, body.to_queue)
+    await _one(call, job_id, _alter, body, lambda record: why_not_altered(record, queue))
 
-    def alter(ids: list[str]) -> list[bool]:
-        mill = call.backend.mill
-        mill.runtime.features.need(Feature.ALTER, "alter")
-        return compositions.alter_jobs(
-            mill.runtime, ids, rank=rank, queue=target, may=_may(call, hooks=True)
-        )
 
-    await _act(call, job_id, alter, lambda record: why_not_altered(record, target))
+async def alter_jobs(call: Call, body: AlterMany) -> Done:
+    """Give many jobs that wait another priority, or move them to another queue."""
+    return await _many(call, _alter, body)
+
+
+async def alter_matching(call: Call, body: AlterMatching) -> Acted:
+    """Give matching jobs that wait another priority, or move them to another queue."""
+    alter = functools.partial(call.backend.mill.broker.alter, **_target(call, body))
+    return await _matching(call, body, alter)
 
 
 async def delete_job(call: Call, job_id: str) -> None:
@@ -398,78 +485,46 @@ async def delete_job(call: Call, job_id: str) -> None:
 
     The id of a chain or group stands for its jobs and hooks.
     """
-
-    def delete(ids: list[str]) -> list[bool]:
-        return compositions.delete_jobs(call.backend.mill.runtime, ids, may=_may(call, hooks=True))
-
-    await _act(call, job_id, delete, lambda _: "it cannot be deleted")
-
-
-async def _act(
-    call: Call,
-    job_id: str,
-    act: Callable[[list[str]], list[bool]],
-    why_not: Callable[[Record], str],
-) -> None:
-    def attempt() -> None:
-        if not act([job_id])[0]:
-            record = call.backend.mill.job(job_id).refresh()  # raises if the job does not exist
-            raise Problem("conflict", f"{job_id}: {why_not(call.shown(record))}", job_id=job_id)
-
-    await call.backend.run(attempt)
-
-
-async def cancel_jobs(call: Call, body: CancelMany) -> Done:
-    """Cancel many jobs."""
-    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.CANCEL, "cancel")
-    act = functools.partial(compositions.cancel_jobs, mill.runtime, ids, may=_may(call))
-    return Done(await call.backend.run(lambda: act(terminate=body.terminate)))
-
-
-async def kick_jobs(call: Call, body: KickMany) -> Done:
-    """Make many jobs ready again."""
-    ids = _checked(call.backend, body, Feature.FAILED, "kick")
-    return Done(await call.backend.run(lambda: kick(call, ids, force=body.force)))
-
-
-async def alter_jobs(call: Call, body: AlterMany) -> Done:
-    """Give many jobs that wait another priority, or move them to another queue."""
-    rank, queue = check_alter(body.to_priority, body.to_queue)
-    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.ALTER, "alter")
-    act = functools.partial(compositions.alter_jobs, mill.runtime, ids, may=_may(call, hooks=True))
-    return Done(await call.backend.run(lambda: act(rank=rank, queue=queue)))
+    await _one(call, job_id, _delete, None, lambda _: "it cannot be deleted")
 
 
 async def delete_jobs(call: Call, body: Ids) -> Done:
     """Delete many jobs."""
-    mill, ids = call.backend.mill, _checked(call.backend, body, Feature.FAILED, "delete")
-    act = functools.partial(compositions.delete_jobs, mill.runtime, ids, may=_may(call, hooks=True))
-    return Done(await call.backend.run(act))
+    return await _many(call, _delete, body)
 
 
-def _checked(backend: Backend, body: Ids, feature: Feature, what: str) -> list[str]:
-    backend.mill.runtime.features.need(feature, what)
-    return [check_name("id", job_id) for job_id in body.ids]
+async def delete_matching(call: Call, body: Matching) -> Acted:
+    """Delete matching jobs, the newest first."""
+    return await _matching(call, body, call.backend.mill.broker.delete)
 
 
 OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     Endpoint(
-        *("POST", "/v1/jobs", put_job, OPERATOR),
+        "POST",
+        "/v1/jobs",
+        put_job,
+        OPERATOR,
         status=201,
         also=(200, 404, 409, 507),
         decode_large=decode_job,
         checks_queues=True,
     ),
     Endpoint(
-        *("POST", "/v1/jobs/batch", put_jobs, OPERATOR),
+        "POST",
+        "/v1/jobs/batch",
+        put_jobs,
+        OPERATOR,
         status=201,
         also=(404, 409, 507),
         decode_large=decode_batch,
         checks_queues=True,
     ),
     Endpoint(
-        *("PUT", "/v1/jobs/{job_id}", put_job_by_id, OPERATOR),
+        "PUT",
+        "/v1/jobs/{job_id}",
+        put_job_by_id,
+        OPERATOR,
         status=201,
         also=(200, 409, 507),
         decode_large=decode_job,
@@ -477,12 +532,17 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/jobs", list_jobs, checks_queues=True),
     Endpoint("GET", "/v1/jobs/{job_id}", get_job, also=(410,)),
     Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
-    Endpoint("POST", "/v1/jobs/{job_id}/cancel", cancel_job, OPERATOR, status=204, also=(409, 410)),
-    Endpoint("POST", "/v1/jobs/{job_id}/kick", kick_job, OPERATOR, status=204, also=(409, 410)),
-    Endpoint("POST", "/v1/jobs/{job_id}/alter", alter_job, OPERATOR, status=204, also=(409, 410)),
+    *(
+        Endpoint("POST", f"/v1/jobs/{{job_id}}/{verb}", one, OPERATOR, status=204, also=(409, 410))
+        for verb, one in (("cancel", cancel_job), ("kick", kick_job), ("alter", alter_job))
+    ),
     Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, OPERATOR, status=204, also=(409, 410)),
     Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/kick", kick_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/alter", alter_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/delete", delete_jobs, OPERATOR),
+    Endpoint("POST", "/v1/matching/cancel", cancel_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/matching/kick", kick_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/matching/alter", alter_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/matching/delete", delete_matching, OPERATOR, checks_queues=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,7 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.core.config import check_name
 from tidemill.core.job import State
 from tidemill.limits.declare import Breaker, limit_public
-from tidemill.server.http.answer_size import AT_ONCE
-from tidemill.server.http.api.jobs import kick
+from tidemill.server.http.api.jobs import change_matching, kick
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
@@ -148,21 +148,10 @@ async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
 
 async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
     """Make failed jobs of a queue ready again, newest first."""
-    mill = call.backend.mill
-    mill.runtime.features.need(Feature.FAILED, "kick")
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
-
-    def kick_all() -> int:
-        done, left, cursor = 0, int(body.count), ""
-        while left:
-            page = mill.find(what, limit=min(left, AT_ONCE), cursor=cursor)
-            done += sum(kick(call, [record.envelope.id for record in page.records]))
-            left, cursor = left - len(page.records), page.cursor
-            if not cursor:
-                break
-        return done
-
-    return Number(await call.backend.run(kick_all))
+    again = functools.partial(kick, call)
+    acted = await call.backend.run(change_matching, call, what, int(body.count), again)
+    return Number(sum(acted.done))
 
 
 # -- limits ---------------------------------------------------------------------------------------
