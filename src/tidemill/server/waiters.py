@@ -109,12 +109,11 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[Waiter, None]] = {}
-        self._room: dict[str, int] = {}  # by queue: jobs that clients can take after their looks
+        # By queue: jobs that clients can take after their looks, and clients that want several.
+        self._room, self._large = collections.Counter[str](), collections.Counter[str]()
+        self._most = math.inf  # the next look for large numbers looks for at most this number
         self._first: dict[Waiter, None] = {}  # clients whose first look is under way
         self._new: dict[tuple[tuple[str, ...], Mode], dict[Waiter, None]] = {}
-        # By bit length of ``room``: the queues of clients that want more than one job.
-        self._by_size: dict[int, collections.Counter[str]] = {}
-        self._last_size = math.inf  # bit length of the latest look for large counts
         self._turn = False
 
     def add(self, waiter: Waiter) -> None:
@@ -167,18 +166,11 @@ class Waiters:
             if not queues:
                 (queues, mode), group = next(iter(self._new.items()))
                 self._first = dict(group)
-        elif self._by_size and (large := self._queues_of_large()):
+        elif self._large and (large := self._queues_of_large()):
             queues, sleep = large, False
-        count = min(self._room.get(name, 0) for name in queues)
+        count = min(self._room[name] for name in queues)
         count += sum(waiter.room for waiter in self._first)
-        want = Want(
-            count,
-            queues,
-            mode,
-            kinds.tasks,
-            messages=kinds.messages,
-            sleep=sleep,
-        )
+        want = Want(count, queues, mode, kinds.tasks, messages=kinds.messages, sleep=sleep)
         return want, list(self._first)
 
     def _queues_without_new(self) -> tuple[str, ...]:
@@ -194,16 +186,18 @@ class Waiters:
         return tuple(name for name in self._by_queue if name not in looked_at)
 
     def _queues_of_large(self) -> tuple[str, ...]:
-        """The queues of the clients that want the most jobs; the next call is for smaller counts.
+        """The queues whose clients want the most jobs; the next call is for smaller numbers.
 
-        After the smallest counts, one call returns nothing. A look for all clients leases no more
-        jobs than the clients of any one queue can take. Each look is an exchange, so counts with
-        the same bit length share a look.
+        After the smallest numbers, one call returns nothing. A look for all clients leases no more
+        jobs than the clients of any one queue can take. Each look is an exchange, so numbers within
+        a factor of two share a look.
         """
-        least = min(self._room.get(name, 0) for name in self._by_queue)
-        sizes = [n for n in self._by_size if least.bit_length() < n < self._last_size]
-        self._last_size = max(sizes, default=math.inf)
-        return tuple(self._by_size[max(sizes)]) if sizes else ()
+        enough = 2 * min(self._room[name] for name in self._by_queue)
+        large = (name for name, clients in self._large.items() if clients)
+        rooms = {name: room for name in large if enough < (room := self._room[name]) <= self._most}
+        most = max(rooms.values(), default=math.inf)
+        self._most = most / 2
+        return tuple(name for name, room in rooms.items() if room > self._most)
 
     def looked(self, waiters: Sequence[Waiter]) -> None:
         """Record that the store had no more jobs in the queues of these clients."""
@@ -227,19 +221,10 @@ class Waiters:
 
     def _count(self, waiter: Waiter, sign: int) -> None:
         for name in waiter.queues:
-            self._room[name] = self._room.get(name, 0) + sign * waiter.room
+            self._room[name] += sign * waiter.room
+            self._large[name] += sign * (waiter.room > 1)
             if not self._room[name]:
-                del self._room[name]
-        if waiter.room == 1:
-            return
-        size = waiter.room.bit_length()
-        queues = self._by_size.setdefault(size, collections.Counter())
-        for name in waiter.queues:
-            queues[name] += sign
-            if not queues[name]:
-                del queues[name]
-        if not queues:
-            del self._by_size[size]
+                del self._room[name], self._large[name]
 
     def _no_longer_new(self, waiter: Waiter) -> None:
         group = self._new.get((waiter.queues, waiter.mode), {})
