@@ -26,8 +26,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Lease, Verdict
-from tidemill.server.beanstalk.connection import AHEAD
-from tidemill.server.beanstalk.listener import BeanstalkListener
+from tidemill.server.beanstalk.listener import AHEAD, BeanstalkListener
 from tidemill.testing import run_all
 
 

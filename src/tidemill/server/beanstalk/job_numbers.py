@@ -15,9 +15,6 @@ from collections.abc import Awaitable, Callable
 BLOCK = 1000
 """Numbers taken from the store at once."""
 
-AHEAD = 200
-"""When so few numbers are left, the port takes the next block from the store."""
-
 FOREIGN = 100_000
 """The most jobs of other producers whose numbers stay in memory: the jobs seen last."""
 
@@ -41,49 +38,25 @@ class JobNumbers:
 
     def __init__(self, reserve: Callable[[int], Awaitable[int]]) -> None:
         self._reserve = reserve
-        self._next = self._end = 0
-        self._blocks: collections.deque[range] = collections.deque()
-        self._fetching: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._block = iter(range(0))
         self._ids: collections.OrderedDict[int, str] = collections.OrderedDict()
         self._numbers: dict[str, int] = {}
 
     async def draw(self) -> int:
         """A new number."""
-        while self._next == self._end:
-            if self._blocks:
-                block = self._blocks.popleft()
-                self._next, self._end = block.start, block.stop
-            else:
-                await asyncio.shield(self._fetch())
-        number = self._next
-        self._next += 1
-        if self._end - self._next < AHEAD and not self._blocks:
-            self._fetch()
-        return number
+        async with self._lock:
+            number = next(self._block, None)
+            if number is None:
+                number = await self._reserve(BLOCK)
+                self._block = iter(range(number + 1, number + BLOCK))
+            return number
 
     async def skip(self, count: int) -> None:
         """Skip ``count`` numbers, since other jobs have them already."""
-        await self._reserve(count)
-        self._next = self._end = 0
-        self._blocks.clear()
-
-    def _fetch(self) -> asyncio.Task[None]:
-        if self._fetching is None:
-            self._fetching = asyncio.get_running_loop().create_task(self._take_block())
-        return self._fetching
-
-    async def _take_block(self) -> None:
-        try:
-            first = await self._reserve(BLOCK)
-            self._blocks.append(range(first, first + BLOCK))
-        finally:
-            self._fetching = None
-
-    async def close(self) -> None:
-        """Cancel a pending request for more numbers."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.gather(self._fetching, return_exceptions=True)
+        async with self._lock:
+            await self._reserve(count)
+            self._block = iter(range(0))
 
     def id_of(self, number: int) -> str:
         """The id of the job with a number."""

@@ -1,4 +1,10 @@
-"""The listener of the beanstalk port: opening, draining, closing."""
+"""The listener of the beanstalk port, and the connections of its clients.
+
+The port does the commands of a client one after the other. It keeps up to ``AHEAD`` bytes of later
+commands, and then stops reading. It keeps unread answers up to the transport's high-water mark, and
+then does no more commands. So no client can make the port use more memory than these bounds and one
+job.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,31 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Coroutine
+from typing import Any, cast
 
 from tidemill.app import Tidemill
 from tidemill.core.config import MAX_BODY
-from tidemill.core.errors import InvalidOption
-from tidemill.server.beanstalk.connection import Connection
+from tidemill.core.errors import (
+    BrokerUnavailable,
+    InvalidOption,
+    QueueFull,
+    StoreFull,
+    StoreMoved,
+    TidemillError,
+)
+from tidemill.server.beanstalk.client import Client
+from tidemill.server.beanstalk.commands import answer
+from tidemill.server.beanstalk.parser import (
+    BAD_FORMAT,
+    DRAINING,
+    HANG_UP,
+    INTERNAL_ERROR,
+    OUT_OF_MEMORY,
+    Command,
+    Reader,
+    Refused,
+)
 from tidemill.server.beanstalk.shared_state import PortState
 from tidemill.server.settings import Settings, is_loopback
 
@@ -20,6 +46,202 @@ DEFAULT_PORT = 11300
 
 MAX_JOB_SIZE = 65535
 """The default largest body of a job, as in beanstalkd."""
+
+
+AHEAD = 1 << 16
+"""Bytes that a client may send ahead while a command is being done."""
+
+AT_ONCE = 100
+"""Commands of one client that are done before other clients have their turn."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection. At most ``most`` connections are open."""
+
+    def __init__(self, port: PortState, connections: set[Connection], most: int) -> None:
+        self._port = port
+        self._connections = connections
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(port.max_job_size)
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_slow = False  # the client does not read its answers
+        self._is_read = True
+        self._later: asyncio.Handle | None = None
+        self._ending = False  # the port takes no more commands
+        self._closing = False
+
+    # -- called by asyncio --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._connections) >= self._most:
+            log.warning(
+                "the beanstalk port refuses a connection: %d connections are open, the maximum "
+                "(--max-connections)",
+                self._most,
+            )
+            self._transport.abort()
+            return
+        self._connections.add(self)
+        self._client = self._port.enter(self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if self._task is None and self._later is None:
+            self._do_commands()
+        if self._reader.size > AHEAD and (self._is_slow or self._task or self._later):
+            self._read(False)
+
+    def eof_received(self) -> bool:
+        client = self._client
+        if client is None:
+            return False
+        client.has_ended = True
+        if client.waiting:
+            client.interrupt()
+        elif self._task is None and self._later is None:
+            return False
+        return True  # keep the connection until the current command is answered
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        if self._task is None and self._later is None:
+            self._do_commands()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._leave()
+        if self._later is not None:
+            self._later.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if self._client is not None:
+            client, self._client = self._client, None
+            self._port.leave(client)
+
+    # -- commands -----------------------------------------------------------------------------
+
+    def _do_commands(self) -> None:
+        """Do the commands that have arrived, until a command has to wait."""
+        self._later = None
+        client, replies = self._client, list[bytes]()
+        if client is None:
+            return
+        for _ in range(AT_ONCE):
+            if self._is_slow or self._closing:
+                break
+            item = self._reader.next()
+            if item is None:
+                break
+            if isinstance(item, Refused):
+                self._count(item.verb)
+                client.produces |= item.produces
+                replies.append(item.reply)
+                continue
+            if item.verb == HANG_UP:
+                log.warning("the beanstalk port hangs up on a client that speaks HTTP or TLS")
+                self.abort()
+                return
+            if item.verb == "quit":
+                self._send(b"".join(replies))
+                self.close()
+                return
+            self._count(item.verb)
+            reply = answer(self._port, client, item)
+            if isinstance(reply, bytes):
+                replies.append(reply)
+                continue
+            self._send(b"".join(replies))
+            self._begin(reply, item)
+            return
+        else:
+            self._later = self._loop.call_soon(self._do_commands)
+        self._send(b"".join(replies))
+        if self._later is None and not self._is_slow:
+            if client.has_ended:
+                self.close()
+            self._read(True)
+
+    def _begin(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
+        self._task = self._loop.create_task(self._wait(reply, command))
+        self._task.add_done_callback(lambda _: reply.close())  # the task may never have started
+
+    async def _wait(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
+        try:
+            result = await reply
+        except (StoreFull, QueueFull):
+            result = OUT_OF_MEMORY
+        except StoreMoved:
+            result = DRAINING
+        except InvalidOption as error:
+            log.info("%s at the beanstalk port: %s", command.verb, error)
+            result = BAD_FORMAT
+        except BrokerUnavailable as error:
+            log.warning("%s at the beanstalk port: %s", command.verb, error)
+            result = INTERNAL_ERROR
+        except Exception as error:
+            known = isinstance(error, TidemillError)
+            log.error("%s at the beanstalk port: %s", command.verb, error, exc_info=not known)
+            result = INTERNAL_ERROR
+        self._task = None
+        if not self._closing:
+            self._send(result)
+            if self._ending:
+                self.close()
+            else:
+                self._do_commands()
+
+    def _count(self, verb: str) -> None:
+        if verb:
+            self._port.counts[verb] += 1
+
+    def _send(self, replies: bytes) -> None:
+        if replies and self._transport is not None and not self._closing:
+            self._transport.write(replies)
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_read and self._transport is not None and not self._closing:
+            self._is_read = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task of the current command."""
+        return self._task
+
+    def close(self) -> None:
+        """Close the connection after the client has read its answers."""
+        self._leave()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._leave()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _leave(self) -> None:
+        self._closing = True
+        if self._client is not None:
+            self._client.has_left = True
+
+    def end(self) -> None:
+        """Close the connection after the current command. A waiting client gets no answer."""
+        self._ending = True
+        if self._task is None or (self._client is not None and self._client.waiting):
+            self.close()
 
 
 class BeanstalkListener:
@@ -126,7 +348,6 @@ class BeanstalkListener:
         for line in list(self._connections):  # the transport sends buffered answers first
             line.close()
         if self._state is not None:
-            await self._state.numbers.close()
             await self._state.shared_owner.close()
         self.abort()
 

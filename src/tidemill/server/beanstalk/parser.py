@@ -1,4 +1,4 @@
-"""Parses bytes into commands, exactly as beanstalkd does.
+"""The texts of the protocol: parses bytes into commands, exactly as beanstalkd does, and replies.
 
 A line ends with CR LF and has at most 224 bytes. A longer line is skipped to its end and answered
 with BAD_FORMAT. The search for the end of a line stops at its first CR. So a line with a lone CR
@@ -18,9 +18,23 @@ LINE_MOST = 224
 TUBE_MOST = 200
 
 BAD_FORMAT = b"BAD_FORMAT\r\n"
-UNKNOWN_COMMAND = b"UNKNOWN_COMMAND\r\n"
+BURIED = b"BURIED\r\n"
+DEADLINE_SOON = b"DEADLINE_SOON\r\n"
+DELETED = b"DELETED\r\n"
+DRAINING = b"DRAINING\r\n"
 EXPECTED_CRLF = b"EXPECTED_CRLF\r\n"
+INTERNAL_ERROR = b"INTERNAL_ERROR\r\n"
 JOB_TOO_BIG = b"JOB_TOO_BIG\r\n"
+KICKED = b"KICKED\r\n"
+NOT_FOUND = b"NOT_FOUND\r\n"
+NOT_IGNORED = b"NOT_IGNORED\r\n"
+OUT_OF_MEMORY = b"OUT_OF_MEMORY\r\n"
+PAUSED = b"PAUSED\r\n"
+RELEASED = b"RELEASED\r\n"
+TIMED_OUT = b"TIMED_OUT\r\n"
+TOUCHED = b"TOUCHED\r\n"
+UNKNOWN_COMMAND = b"UNKNOWN_COMMAND\r\n"
+
 
 HANG_UP = "hang-up"
 """The verb of input of another protocol (HTTP, TLS): the port closes the connection."""
@@ -35,6 +49,17 @@ _LIKE_STRTOUL = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()-]+")
 _TAGS = re.compile(r"( (id|key)=\S+)+ *")
 _U32, _U64, _INT = 2**32 - 1, 2**64 - 1, 2**31 - 1
+
+
+def job_reply(word: bytes, number: int, body: bytes) -> bytes:
+    """The reply with a job: the word ``RESERVED`` or ``FOUND``, the job's number, and its body."""
+    return b"%b %d %d\r\n%b\r\n" % (word, number, len(body), body)
+
+
+def yaml_reply(connections: list[str]) -> bytes:
+    """The reply with lines of YAML."""
+    text = "".join(f"{line}\n" for line in ("---", *connections)).encode()
+    return b"OK %d\r\n%b\r\n" % (len(text), text)
 
 
 class PutJob(NamedTuple):

@@ -17,9 +17,8 @@ from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Lease
 from tidemill.core.owner import Owner
-from tidemill.server.beanstalk.client import Client, Reservation
+from tidemill.server.beanstalk.client import Client, Reservation, Tubes
 from tidemill.server.beanstalk.job_numbers import JobNumbers
-from tidemill.server.beanstalk.tubes import Tubes
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import PendingCommit
 

@@ -17,7 +17,7 @@ from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
 from tidemill.server.beanstalk.client import Client, Reservation
-from tidemill.server.beanstalk.replies import NOT_FOUND, yaml_reply
+from tidemill.server.beanstalk.parser import NOT_FOUND, yaml_reply
 from tidemill.server.beanstalk.shared_state import PortState
 
 VERSION = "1.12"

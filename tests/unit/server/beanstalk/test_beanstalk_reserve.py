@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tidemill.server.beanstalk import reserve as taking
-from tidemill.server.beanstalk.client import Client
-from tidemill.server.beanstalk.replies import TIMED_OUT
-from tidemill.server.beanstalk.tubes import Tubes
+from tidemill.server.beanstalk import commands as taking
+from tidemill.server.beanstalk.client import Client, Tubes
+from tidemill.server.beanstalk.parser import TIMED_OUT
 
 
 class SharedOwner:

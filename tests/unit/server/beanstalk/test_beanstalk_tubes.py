@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.server.beanstalk import tubes
-from tidemill.server.beanstalk.tubes import Tubes
+from tidemill.server.beanstalk import client as tubes
+from tidemill.server.beanstalk.client import Tubes
 
 
 def test_new_tubes_beside_many_in_use_cost_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
