@@ -41,8 +41,8 @@ READY_WITHIN = 5.0
 
 def make_app(backend: Backend, access_log: AccessLog | None = None) -> RequestPipeline:
     """The application of a server. The caller closes the backend."""
-    description = msgspec.json.encode(describe(ENDPOINTS))
-    page = docs_page(ENDPOINTS)
+    described = describe(ENDPOINTS)
+    description, page = msgspec.json.encode(described), docs_page(described)
 
     async def openapi(_: Request) -> Response:
         return Response(description, media_type="application/json")

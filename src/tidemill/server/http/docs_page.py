@@ -1,19 +1,9 @@
-"""The documentation page of the API, in plain HTML, with examples for curl."""
+"""The documentation page of the API: its description in plain HTML, with examples for curl."""
 
 from __future__ import annotations
 
-import datetime as dt
-import html
-import inspect
-import types
-import typing
-from collections.abc import Sequence
+from html import escape
 from typing import Any
-
-import msgspec
-
-from tidemill import __version__
-from tidemill.server.http.endpoints import Endpoint, Raw
 
 _STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 20%, transparent) }
@@ -39,82 +29,71 @@ curl 'localhost:8333/v1/jobs/ID/result?wait=30'
 """
 
 
-def docs_page(endpoints: Sequence[Endpoint]) -> bytes:
+def docs_page(description: dict[str, Any]) -> bytes:
     """The whole page."""
-    sections: dict[str, list[Endpoint]] = {}
-    for endpoint in endpoints:
-        section = endpoint.handler.__module__.rpartition(".")[2]
-        sections.setdefault(section, []).append(endpoint)
+    schemas = description["components"]["schemas"]
+    sections: dict[str, list[str]] = {}
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            entry = _entry(f"<b>{method.upper()}</b> {escape(path)}", operation, schemas)
+            sections.setdefault(operation["tags"][0], []).append(entry)
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width'><title>tidemill</title>",
-        f"<style>{_STYLE}</style><h1>tidemill {html.escape(__version__)}</h1>",
+        f"<style>{_STYLE}</style><h1>tidemill {escape(description['info']['version'])}</h1>",
         "<p>A job server. Machines read <a href=/v1/openapi.json>/v1/openapi.json</a>; ",
         "with tokens, every request has the header <code>Authorization: Bearer TOKEN</code>.</p>",
-        f"<pre>{html.escape(_START)}</pre>",
+        f"<pre>{escape(_START)}</pre>",
     ]
-    for section, found in sections.items():
-        parts.append(f"<h2>{html.escape(section)}</h2>")
-        parts += [_entry(endpoint) for endpoint in found]
+    for section, entries in sections.items():
+        parts += [f"<h2>{escape(section)}</h2>", *entries]
     return "".join([*parts, "</html>"]).encode()
 
 
-def _entry(endpoint: Endpoint) -> str:
-    summary, _, more = (inspect.getdoc(endpoint.handler) or "").partition("\n")
-    rows = _rows("query", endpoint.query)
-    if endpoint.body is Raw:
-        rows += "<tr><td>body<td>any JSON, or any bytes with another Content-Type"
-    else:
-        rows += _rows("body", endpoint.body)
+def _entry(call: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    given = [it for it in operation["parameters"] if it["in"] == "query"]
+    rows = [_row("query", it["name"], it["schema"], it["required"]) for it in given]
+    if body := operation.get("requestBody"):
+        schema = body["content"]["application/json"]["schema"]
+        fields = schemas[schema["$ref"].rpartition("/")[2]] if schema else {}
+        for name, part in fields.get("properties", {}).items():
+            rows.append(_row("body", name, part, name in fields.get("required", ())))
+        if not schema:
+            rows.append("<tr><td>body<td>any JSON, or any bytes with another Content-Type")
     return (
-        f"<details><summary><code><b>{endpoint.method}</b> {html.escape(endpoint.path)}</code> "
-        f"{html.escape(summary)} <span class=role>{endpoint.role.name.lower()}</span></summary>"
-        f"<p>{html.escape(' '.join(more.split()))}</p><table>{rows}</table></details>"
+        f"<details><summary><code>{call}</code> {escape(operation['summary'])} "
+        f"<span class=role>{operation['x-role']}</span></summary>"
+        f"<p>{escape(operation.get('description', ''))}</p><table>{''.join(rows)}</table></details>"
     )
 
 
-def _rows(what: str, struct: type[msgspec.Struct] | None) -> str:
-    if struct is None:
-        return ""
-    rows = []
-    for field in msgspec.structs.fields(struct):
-        need = " (required)" if field.required else ""
-        rows.append(
-            f"<tr><td>{what}<td><code>{html.escape(field.encode_name)}</code>{need}"
-            f"<td>{html.escape(_kind_text(field.type))}"
-        )
-    return "".join(rows)
+def _row(where: str, name: str, schema: dict[str, Any], needed: bool) -> str:
+    need = " (required)" if needed else ""
+    return f"<tr><td>{where}<td><code>{escape(name)}</code>{need}<td>{escape(_values(schema))}"
 
 
-_PLAIN = {
-    Any: "any JSON",
-    bool: "true or false",
-    float: "number",
-    int: "whole number",
-    str: "text",
-    dt.datetime: "time (RFC 3339)",
+_KINDS = {"boolean": "true or false", "integer": "whole number", "string": "text"}
+_BOUNDS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "maxLength": "at most",
+    "maxItems": "at most",
 }
 
 
-def _kind_text(kind: Any) -> str:
+def _values(schema: dict[str, Any]) -> str:
     """The values of a field, in plain words."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        kind = int if any(meta.multiple_of == 1 for meta in parts[1:]) else parts[0]
-        return _kind_text(kind) + "".join(map(_bounds, parts[1:]))
-    if origin is typing.Literal:
-        return ", ".join(map(str, parts))
-    if origin in (typing.Union, types.UnionType):
-        kinds = [_kind_text(part) for part in parts if part not in (type(None), msgspec.UnsetType)]
-        return " or ".join(kinds) + (" or null" if msgspec.UnsetType in parts else "")
-    if origin is list:
-        return f"list of: {_kind_text(parts[0])}"
-    return _PLAIN.get(kind, "object")
-
-
-def _bounds(meta: msgspec.Meta) -> str:
-    if meta.le is not None:
-        return f", {meta.ge or 0:,.12g} to {meta.le:,.12g}"
-    if meta.ge is not None:
-        return f", {meta.ge:,.12g} at least"
-    return f", {meta.max_length:,} at most" if meta.max_length is not None else ""
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    if "type" not in schema:
+        kinds = schema.get("anyOf", ())
+        if "default" in schema:  # null is the same as a missing field
+            kinds = [kind for kind in kinds if kind != {"type": "null"}]
+        return " or ".join(map(_values, kinds)) or "any JSON"
+    text: str = _KINDS.get(schema["type"], schema["type"])
+    if "items" in schema:
+        text = f"list of: {_values(schema['items'])}"
+    elif schema.get("format") == "date-time":
+        text = "time (RFC 3339)"
+    bounds = [f"{word} {schema[key]:,.12g}" for key, word in _BOUNDS.items() if key in schema]
+    return ", ".join([text, *bounds])
