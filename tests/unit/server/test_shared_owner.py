@@ -146,7 +146,7 @@ def test_no_more_jobs_are_leased_than_clients_can_take(mill: Tidemill) -> None:
 def test_a_client_gets_many_jobs_while_others_wait_for_one(mill: Tidemill) -> None:
     async def main() -> None:
         async with opened(mill) as shared_owner:
-            waits = (("a", 12), ("b", 1), ("c", 5), ("d", 3))
+            waits = (("a", 12), ("b", 1), ("c", 5), ("d", 2))
             waiters = [
                 asyncio.ensure_future(shared_owner.reserve([q], n, timeout=50)) for q, n in waits
             ]

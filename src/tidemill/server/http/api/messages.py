@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
+from tidemill.client.log_attributes import job_name
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError
-from tidemill.core.job import Verdict
+from tidemill.core.job import Outcome, Verdict
 from tidemill.core.priority import priority_of
-from tidemill.core.signatures import refusal
+from tidemill.core.retry import Fail, Skip, Snooze
+from tidemill.core.signatures import hands_on, refusal, sign_handed_on
 from tidemill.server.delivery import deliver
 from tidemill.server.http.api.jobs import options_of, placed
 from tidemill.server.http.bodies import body_out, check_json
@@ -27,8 +29,10 @@ from tidemill.server.http.queue_permissions import check_put, check_queues
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import MessageOptions, Placed
 from tidemill.server.http.schemas.messages import Reserved, ReservedMany, ReserveIn
+from tidemill.server.http.schemas.tasks import ReserveTasksIn
+from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.tokens import Role
-from tidemill.server.waiters import ReservedJob, size_of
+from tidemill.server.waiters import ANSWER_BYTES, ReservedJob, size_of
 
 log = logging.getLogger("tidemill.server")
 
@@ -72,54 +76,88 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
 
     Each message is reserved until its ttr is over. Settle it with its receipt before that.
     """
-    backend = call.backend
+    shared_owner = call.backend.shared_owner
+
+    def encode(job: ReservedJob) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(_reserved(call, job)))
+
+    # The answers are encoded messages, which encode as Reserved does.
+    return ReservedMany(await hand_over(call, shared_owner, body, encode))  # type: ignore[arg-type]
+
+
+async def hand_over(
+    call: Call,
+    shared_owner: SharedOwner,
+    body: ReserveIn | ReserveTasksIn,
+    encode: Callable[[ReservedJob], msgspec.Raw],
+) -> list[msgspec.Raw]:
+    """Reserve jobs, and return them in JSON. A job that cannot be decoded fails, or is released."""
+    backend, exchange = call.backend, call.exchange
     queues = [check_name("queue", name) for name in dict.fromkeys(body.queues)]
-    check_queues(call.exchange, queues)
+    check_queues(exchange, queues)
     mode = Mode(body.order)
     if mode is Mode.MERGED:
         backend.mill.runtime.features.need(Feature.MERGED, "order merged")
     timeout = min(body.timeout, backend.settings.longest_poll)
-    call.exchange.leaving()  # a client that has left gets no messages
-    work = backend.shared_owner.reserve(queues, int(body.count), timeout, mode)
-    if timeout:
-        found = await backend.poll(call.exchange, work, [])
-    else:
-        found = await work
-    # Messages are encoded before they are acknowledged: an unreadable message must not be lost.
+    exchange.leaving()  # a client that has left gets no jobs
+    work = shared_owner.reserve(queues, int(body.count), timeout, mode)
+    found = await backend.poll(exchange, work, []) if timeout else await work
+    # Jobs are encoded before a message is acknowledged: an unreadable message must not be lost.
     try:
         size = sum(size_of(job.lease) for job in found)
         if size > SMALL:
-            call.exchange.share.take(size)
-        shown, refused = await call.compute(lambda: _shown(call, found), size)
+            exchange.share.take(size)
+        if any(job.envelope.links is not None for job in found):  # the results of parents are read
+            shown = await backend.run(_shown, call, found, encode)
+        else:
+            shown = await call.compute(lambda: _shown(call, found, encode), size)
     except BaseException:
-        backend.shared_owner.give_all_back(found)
+        shared_owner.give_all_back(found)
         raise
-    for verdict in refused:
-        backend.shared_owner.settle_later(verdict)
-    usable = [job for job in found if job.lease.token in shown]
-    exchange = call.exchange
-    delivered = await deliver(backend.shared_owner, usable, lambda: exchange.has_left)
+    for verdict in shown.refused:
+        shared_owner.settle_later(verdict)
+    shared_owner.give_all_back(found[shown.seen :])
+    usable = [job for job in found if job.lease.token in shown.jobs]
+    delivered = await deliver(shared_owner, usable, lambda: exchange.has_left)
     if exchange.has_left:
         raise ClientGone
-    # ``shown`` holds encoded messages, which encode as Reserved does.
-    return ReservedMany([shown[job.lease.token] for job in delivered])  # type: ignore[misc]
+    return [shown.jobs[job.lease.token] for job in delivered]
+
+
+class _Shown(NamedTuple):
+    """The first ``seen`` jobs: in JSON by their tokens, or with verdicts that refuse them."""
+
+    jobs: dict[int, msgspec.Raw]
+    refused: list[Verdict]
+    seen: int
 
 
 def _shown(
-    call: Call, found: Sequence[ReservedJob]
-) -> tuple[dict[int, msgspec.Raw], list[Verdict]]:
-    """Messages in JSON by their tokens, and verdicts on messages that cannot be decoded."""
-    shown: dict[int, msgspec.Raw] = {}
+    call: Call, found: Sequence[ReservedJob], encode: Callable[[ReservedJob], msgspec.Raw]
+) -> _Shown:
+    """Encode jobs until the answer is large enough: the results of parents may be large."""
+    jobs: dict[int, msgspec.Raw] = {}
     refused: list[Verdict] = []
-    for job in found:
+    left = ANSWER_BYTES
+    for n, job in enumerate(found):
+        if left <= 0:
+            return _Shown(jobs, refused, n)
+        token, it = job.lease.token, job.envelope
         try:
-            out = _reserved(call, job)
-        except CodecError as error:
-            log.warning("message %s of queue %s: %s", job.envelope.id, job.envelope.queue, error)
+            jobs[token] = encode(job)
+            left -= len(memoryview(jobs[token]))
+        except (CodecError, Fail) as error:
+            name = job_name(it) if it.task else f"message {it.id}"
+            log.warning("%s of queue %s: %s", name, it.queue, error)
             refused.append(refusal(job.lease, error))
-        else:
-            shown[job.lease.token] = msgspec.Raw(msgspec.json.encode(out))
-    return shown, refused
+        except Snooze as error:
+            refused.append(Verdict(token, Outcome.SNOOZE, delay=error.delay, error=str(error)))
+        except Skip:
+            skipped = Verdict(token, Outcome.SUCCESS)
+            if hands_on(it):
+                sign_handed_on(skipped, it.id, call.backend.mill.runtime.keys)
+            refused.append(skipped)
+    return _Shown(jobs, refused, len(found))
 
 
 def _reserved(call: Call, job: ReservedJob) -> Reserved:
@@ -144,7 +182,10 @@ def _reserved(call: Call, job: ReservedJob) -> Reserved:
 
 ENDPOINTS = (
     Endpoint(
-        *("POST", "/v1/queues/{queue}/messages", put_message, Role.OPERATOR),
+        "POST",
+        "/v1/queues/{queue}/messages",
+        put_message,
+        Role.OPERATOR,
         status=201,
         also=(200, 409, 507),
     ),
