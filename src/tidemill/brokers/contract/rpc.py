@@ -20,14 +20,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from tidemill.brokers.contract.admin import Admin
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.history import History
-from tidemill.brokers.contract.inspection import Inspection
-from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.schedules import Schedules
-from tidemill.brokers.contract.transfer import Transfer
+from tidemill.brokers.contract.store import Store
 from tidemill.core import errors
 from tidemill.core.errors import BrokerUnavailable, TidemillError
 
@@ -109,7 +104,7 @@ class Call:
     ) -> None:
         self.name = method.__name__
         self.role = role
-        self.shows = method in _SHOW
+        self.shows = self.name in _SHOW
         self.once = once
         self.waits = waits
         arguments, answer = _signature(method)
@@ -162,67 +157,49 @@ def _signature(method: Callable[..., Any]) -> tuple[type[msgspec.Struct], Any]:
     return msgspec.defstruct(method.__name__, fields, kw_only=True), hints["return"]
 
 
-def _hello() -> Hello:
-    raise NotImplementedError  # never called: only its signature is read
+class _OfServer:
+    """The calls that a server adds to the contract. Only their signatures are read."""
+
+    def hello(self) -> Hello:
+        """Tell what the server and its store can do."""
+        raise NotImplementedError
+
+    def wait(self, owner_id: str, timeout: float, server: str) -> bool:
+        """Wait for an owner's hint; True when something may have happened.
+
+        ``server`` is the id of the server that answered the owner's last exchange. Another server
+        has no hints for this owner.
+        """
+        raise NotImplementedError
+
+    def present(self, owner_ids: list[str], timeout: float) -> bool:
+        """Show that consumers live, as long as the connection is open; then call again."""
+        raise NotImplementedError
 
 
-_hello.__name__ = "hello"
+_CONTRACT = (_OfServer, Store, LimitCalls, History)
+_READ = "get was_here find ahead stats owners info hello history history_kinds limits held wall"
+_CHANGE = "attach detach release command cancel kick delete alter set_queue forget_queue set_limit"
+_SHOW = frozenset(["get", "find", "wait_for", "held", "history", "schedules", "list_schedules"])
+"""The calls whose answers have arguments, results or keys of jobs."""
 
 
-async def _sleep(owner_id: str, timeout: float, server: str) -> bool:
-    """Wait for an owner's hint; True when something may have happened.
+def _calls(names: str, role: str, *, once: bool = False, waits: bool = False) -> dict[str, Call]:
+    """Calls by their names in the contract."""
+    calls = {}
+    for name in names.split():
+        method = next(getattr(part, name) for part in _CONTRACT if hasattr(part, name))
+        calls[name] = Call(method, role, once=once, waits=waits)
+    return calls
 
-    ``server`` is the id of the server that answered the owner's last exchange. Another server has
-    no hints for this owner.
-    """
-    raise NotImplementedError  # never called: only its signature is read
-
-
-_sleep.__name__ = "wait"
-
-
-async def _present(owner_ids: list[str], timeout: float) -> bool:
-    """Show that consumers live, as long as the connection is open. After an answer, call again."""
-    raise NotImplementedError  # never called: only its signature is read
-
-
-_present.__name__ = "present"
-
-_READ: tuple[Callable[..., Any], ...] = (
-    *(_hello, Inspection.get, Inspection.was_here, Inspection.find, Inspection.ahead),
-    Inspection.stats,
-    *(Inspection.owners, Inspection.info, Schedules.schedules, Schedules.list_schedules),
-    *(Schedules.wall, LimitCalls.limits, LimitCalls.held),
-    *(History.history, History.history_kinds),
-)
-_SHOW = frozenset(
-    {
-        *(Inspection.get, Inspection.find, JobWaits.wait_for, LimitCalls.held, History.history),
-        *(Schedules.schedules, Schedules.list_schedules),
-    }
-)
-_WAIT = (JobWaits.wait_for, JobWaits.wait_space)
-_WORK = (Broker.put, Broker.exchange, Broker.tick)
-_CHANGE: tuple[Callable[..., Any], ...] = (
-    *(Broker.attach, Broker.detach, Broker.release, Admin.command),
-    *(Admin.cancel, Admin.kick, Admin.delete, Admin.alter, Admin.set_queue),
-    *(Admin.forget_queue, Schedules.change_schedules, LimitCalls.set_limit),
-    History.keep_history,
-)
-_ADMINISTER: tuple[Callable[..., Any], ...] = (
-    *(Admin.backup, Transfer.depart, Transfer.stay, Transfer.adopt),
-)
 
 CALLS: dict[str, Call] = {
-    call.name: call
-    for call in (
-        *[Call(method, Role.VIEWER) for method in _READ],
-        *[Call(method, Role.VIEWER, waits=True) for method in _WAIT],
-        *[Call(method, Role.OPERATOR, waits=True) for method in (_sleep, _present)],
-        *[Call(method, Role.OPERATOR) for method in _WORK],
-        *[Call(method, Role.OPERATOR, once=True) for method in _CHANGE],
-        *[Call(method, Role.ADMIN, once=True) for method in _ADMINISTER],
-        Call(Transfer.adopted, Role.ADMIN),
-    )
+    **_calls(f"{_READ} schedules list_schedules", Role.VIEWER),
+    **_calls("wait_for wait_space", Role.VIEWER, waits=True),
+    **_calls("wait present", Role.OPERATOR, waits=True),
+    **_calls("put exchange tick", Role.OPERATOR),
+    **_calls(f"{_CHANGE} change_schedules keep_history", Role.OPERATOR, once=True),
+    **_calls("backup depart stay adopt", Role.ADMIN, once=True),
+    **_calls("adopted", Role.ADMIN),
 }
 """Every call, by name."""
