@@ -1,4 +1,4 @@
-"""Deliver reserved messages to their client.
+"""Decode reserved jobs, and deliver reserved messages to their client.
 
 A message with ttr=0 is delivered at most once. The server leases the message, and stores its
 acknowledgement before the first byte of the answer is written:
@@ -16,17 +16,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.client.messages import fresh_copy
 from tidemill.core.clock import clock
+from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import CodecError, TidemillError
 from tidemill.core.job import Outcome, Verdict
+from tidemill.core.signatures import trusted
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import ReservedJob
 
 log = logging.getLogger("tidemill.server")
+
+
+def value_in(envelope: Envelope, keys: Sequence[bytes]) -> Any:
+    """The body of a message, or the arguments of a call as a list of positional and named ones.
+
+    Raises:
+        CodecError: the body is not signed as it should be, or cannot be decoded.
+    """
+    trusted(envelope, keys)
+    value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
+    if envelope.is_message:
+        return value
+    if not (isinstance(value, (list, tuple)) and len(value) == 2):
+        raise CodecError("the arguments of the call cannot be read")
+    return list(value)
 
 
 async def deliver(
@@ -90,5 +108,7 @@ def _put_again(broker: Broker, envelope: Envelope) -> None:
         log.error(
             "message %s (ttr=0) of queue %s is lost: its client left during the delivery, "
             "and the message could not be put back: %s",
-            *(envelope.id, envelope.queue, error),
+            envelope.id,
+            envelope.queue,
+            error,
         )

@@ -48,7 +48,8 @@ class EmbeddedWorker:
         while True:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                *("--ends-with", str(os.getpid())),
+                "--ends-with",
+                str(os.getpid()),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the server forwards a Ctrl-C
             )

@@ -252,7 +252,8 @@ class Tokens:
             if error.errno != self._unread:
                 log.error(
                     "%s cannot be read (%s): the known tokens stay valid until it can be read",
-                    *(self._path, error.strerror),
+                    self._path,
+                    error.strerror,
                 )
             self._unread = error.errno
             return

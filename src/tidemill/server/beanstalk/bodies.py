@@ -17,11 +17,11 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.core.backoff import ENDLESS
-from tidemill.core.codec import pack, pack_pickle, unpack, unpack_pickle
+from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.envelope import Envelope
 from tidemill.core.errors import CodecError, InvalidOption
-from tidemill.core.signatures import trusted
 from tidemill.server.beanstalk.parser import PutJob
+from tidemill.server.delivery import value_in
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,11 +43,8 @@ def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
     Raises:
         CodecError: the body cannot be decoded, or is not signed as it should be.
     """
-    trusted(envelope, mill.runtime.keys)
-    body = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
+    body = value_in(envelope, mill.runtime.keys)
     if envelope.task:
-        if not (isinstance(body, (list, tuple)) and len(body) == 2):
-            raise CodecError("the arguments of the call cannot be read")
         args, kwargs = body
         return _json({"task": envelope.task, "args": args, "kwargs": kwargs, "id": envelope.id})
     if isinstance(body, bytes):

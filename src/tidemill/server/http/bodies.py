@@ -19,11 +19,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tidemill.app import Tidemill
-from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import MAX_BODY, BodyTooLarge
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError, InvalidOption
-from tidemill.core.signatures import trusted
+from tidemill.core.errors import InvalidOption
+from tidemill.server.delivery import value_in
 from tidemill.server.http.schemas.jobs import BatchIn, JobIn
 
 MOST_JSON = 6 * MAX_BODY + 64 * 1024
@@ -68,13 +67,8 @@ def body_out(mill: Tidemill, envelope: Envelope) -> tuple[Any, str]:
     Raises:
         CodecError: the body is not signed as it should be, or cannot be decoded.
     """
-    trusted(envelope, mill.runtime.keys)
-    value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
-    if envelope.is_message:
-        return as_json(value)
-    if not (isinstance(value, (list, tuple)) and len(value) == 2):
-        raise CodecError("the arguments of the call cannot be read")
-    return as_json({"args": value[0], "kwargs": value[1]})
+    value = value_in(envelope, mill.runtime.keys)
+    return as_json(value if envelope.is_message else {"args": value[0], "kwargs": value[1]})
 
 
 def check_json(size: int, where: str = "") -> None:

@@ -209,17 +209,13 @@ class BrokerRpc:
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body; a body beyond the bound is cut off. None when the client went away."""
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            return bytes(message["body"])
         parts: list[bytes] = []
         size = 0
-        while message["type"] == "http.request":
+        while (message := await receive())["type"] == "http.request":
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if not message.get("more_body") or size > self._max_bytes:
                 return b"".join(parts)
-            message = await receive()
         return None
 
     # -- calls that wait, in the event loop -----------------------------------------------------

@@ -211,16 +211,11 @@ class Exchange:
         Raises:
             ClientGone: the client went away first.
         """
-        message = await self.receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            whole: bytes = message["body"]
-            return whole
         parts: list[bytes] = []
-        while message["type"] == "http.request":
+        while (message := await self.receive())["type"] == "http.request":
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
                 return b"".join(parts)
-            message = await self.receive()
         raise ClientGone
 
     def leaving(self) -> asyncio.Task[None]:

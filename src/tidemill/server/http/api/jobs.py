@@ -51,9 +51,9 @@ from tidemill.server.http.schemas.jobs import (
     KickMatching,
     KickQuery,
     Matching,
-    MessageOptions,
     Placed,
     PlacedMany,
+    PublishOptions,
     ResultOut,
     WaitQuery,
 )
@@ -72,18 +72,22 @@ async def put_job(call: Call, body: JobIn) -> Placed:
     A call has the options that the worker of the task has declared. A task that no worker has
     declared needs a ``queue``.
     """
-    await call.backend.read_declarations([body.task])
-    envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
-    check_put(call.exchange, [envelope], [body])
-    (put,) = await call.backend.put([envelope])
+    (put,) = await call.backend.put([await _envelope_in(call, body)])
     return placed(call, put)
+
+
+async def _envelope_in(call: Call, body: JobIn) -> Envelope:
+    await call.backend.read_declarations([body.task])
+    envelope = await call.compute(lambda: _envelope_of(call.backend, body), 0)
+    check_put(call.exchange, [envelope], [body])
+    return envelope
 
 
 async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
     """Put many jobs in one commit, all or none, in this order."""
 
     def make() -> list[Envelope]:
-        return [envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
+        return [_envelope_of(call.backend, job, n) for n, job in enumerate(body.jobs)]
 
     await call.backend.read_declarations(job.task for job in body.jobs)
     envelopes = await call.compute(make, 0)
@@ -102,9 +106,7 @@ async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
     if body.id not in (None, job_id):
         raise InvalidOption("id: differs from the id in the path; leave it out of the body")
     body.id = job_id
-    await call.backend.read_declarations([body.task])
-    envelope = await call.compute(lambda: envelope_of(call.backend, body), 0)
-    check_put(call.exchange, [envelope], [body])
+    envelope = await _envelope_in(call, body)
     try:
         (put,) = await call.backend.put([envelope])
     except DuplicateJob as error:
@@ -131,7 +133,7 @@ def _is_same(old: Envelope, new: Envelope) -> bool:
     return one == msgspec.structs.replace(new, **_NOT_SAID)
 
 
-def envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
+def _envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
     """The job of a request; ``number`` is its index in a batch.
 
     Raises:
@@ -173,7 +175,7 @@ def _call(mill: Tidemill, job: JobIn) -> Envelope:
         raise InvalidOption(str(error)) from None
 
 
-def options_of(job: MessageOptions) -> dict[str, Any]:
+def options_of(job: PublishOptions) -> dict[str, Any]:
     """The options in a request."""
     names, pick, nothing = _options_in(type(job))
     values = pick(msgspec.structs.astuple(job))
@@ -186,7 +188,7 @@ def options_of(job: MessageOptions) -> dict[str, Any]:
 
 
 @functools.cache
-def _options_in(kind: type[MessageOptions]) -> tuple[list[str], Any, tuple[None, ...]]:
+def _options_in(kind: type[PublishOptions]) -> tuple[list[str], Any, tuple[None, ...]]:
     """The names of a schema's options, a function that picks their values, and as many Nones."""
     places = [(n, name) for n, name in enumerate(kind.__struct_fields__) if name in _OPTIONS]
     pick = operator.itemgetter(*(n for n, _ in places))

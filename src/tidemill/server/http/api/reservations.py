@@ -84,10 +84,6 @@ async def ack(call: Call, receipt: str) -> None:
 
 async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
     """Release a job back into its queue. With an error the attempt counts."""
-    await _release(call, receipt, body)
-
-
-async def _release(call: Call, receipt: str, body: ReleaseIn) -> None:
     it = call.parse(receipt)
     if body.error is None:
         await _settle(call, it, Outcome.RELEASE, delay=body.delay)
@@ -118,7 +114,7 @@ async def ack_many(call: Call, body: Receipts) -> Done:
 async def release_many(call: Call, body: ReleaseMany) -> Done:
     """Release many jobs. With an error each attempt counts."""
     how = ReleaseIn(body.delay, body.error)
-    return await _each(body, lambda receipt: _release(call, receipt, how))
+    return await _each(body, lambda receipt: release(call, receipt, how))
 
 
 async def bury_many(call: Call, body: BuryMany) -> Done:
@@ -237,14 +233,20 @@ OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     *(
         Endpoint(
-            *("POST", f"/v1/reservations/{{receipt}}/{act.__name__}", act, OPERATOR),
+            "POST",
+            f"/v1/reservations/{{receipt}}/{act.__name__}",
+            act,
+            OPERATOR,
             status=204,
             also=(409,),
         )
         for act in (ack, release, touch, bury, fail, stopped)
     ),
     Endpoint(
-        *("POST", "/v1/reservations/{receipt}/complete", complete, OPERATOR),
+        "POST",
+        "/v1/reservations/{receipt}/complete",
+        complete,
+        OPERATOR,
         status=204,
         also=(409,),
         decode_large=msgspec.json.Decoder(CompleteIn).decode,

@@ -92,7 +92,10 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule, OPERATOR),
     Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule, OPERATOR),
     Endpoint(
-        *("POST", "/v1/schedules/{name}/run", run_schedule, OPERATOR),
+        "POST",
+        "/v1/schedules/{name}/run",
+        run_schedule,
+        OPERATOR,
         status=201,
         also=(200, 409, 507),
     ),

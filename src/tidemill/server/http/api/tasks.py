@@ -6,17 +6,15 @@ Calls are settled in :mod:`.reservations`.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import msgspec
 
-from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.errors import CodecError
 from tidemill.core.priority import priority_of
-from tidemill.core.signatures import hands_on, trusted
+from tidemill.core.signatures import hands_on
+from tidemill.server.delivery import value_in
 from tidemill.server.http.api.messages import hand_over
 from tidemill.server.http.bodies import as_json
 from tidemill.server.http.call import Call
@@ -54,8 +52,10 @@ def _encoded(call: Call, shared_owner: SharedOwner, job: ReservedJob) -> msgspec
         Snooze, Skip: a parent was retried before the call ran.
     """
     mill, envelope = call.backend.mill, job.envelope
-    trusted(envelope, mill.runtime.keys)
-    args, kwargs = _arguments(mill, job)
+    value = value_in(envelope, mill.runtime.keys)
+    if envelope.links is not None:
+        value = ParentResults(mill.runtime, job.lease, envelope).fill(value)
+    args, kwargs = value
     lease, limit, planned = job.lease, envelope.limit, envelope.planned
     then = hands_on(envelope)
     receipt = receipt_of(shared_owner.owner.id, lease.token, envelope.id, hands_on=then)
@@ -87,16 +87,6 @@ def _encoded(call: Call, shared_owner: SharedOwner, job: ReservedJob) -> msgspec
             "can run it; use texts, numbers, lists and objects as arguments"
         )
     return data  # type: ignore[no-any-return]  # encoded already
-
-
-def _arguments(mill: Tidemill, job: ReservedJob) -> tuple[Any, Any]:
-    envelope = job.envelope
-    value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
-    if not (isinstance(value, (list, tuple)) and len(value) == 2):
-        raise CodecError("the arguments of the call cannot be read")
-    if envelope.links is not None:
-        value = ParentResults(mill.runtime, job.lease, envelope).fill(list(value))
-    return value[0], value[1]
 
 
 ENDPOINTS = (

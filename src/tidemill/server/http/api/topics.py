@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from tidemill.core.config import check_name
 from tidemill.core.topics import check_pattern
+from tidemill.server.http.api.jobs import options_of
 from tidemill.server.http.api.messages import value_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint, Raw
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import check_whole_store
 from tidemill.server.http.schemas.jobs import Placed, PlacedMany
-from tidemill.server.http.schemas.topics import BindingsOut, PublishQuery
+from tidemill.server.http.schemas.messages import BindingsOut, PublishQuery
 from tidemill.server.tokens import Role
 
 
@@ -22,7 +23,7 @@ async def publish(call: Call, topic: str, query: PublishQuery, body: Raw) -> Pla
     is 404.
     """
     value = await call.compute(lambda: value_of(body), len(body.data))
-    jobs = await call.backend.publish(topic, value, query.mandatory, query.options())
+    jobs = await call.backend.publish(topic, value, query.mandatory, options_of(query))
     return PlacedMany([Placed(job.id, "created") for job in jobs])
 
 
@@ -49,16 +50,10 @@ async def unbind_queue(call: Call, queue: str, pattern: str) -> None:
         raise Problem("not-found", f"the queue {queue!r} is not bound to {pattern!r}")
 
 
+OPERATOR = Role.OPERATOR
 ENDPOINTS = (
-    Endpoint(
-        *("POST", "/v1/topics/{topic}/messages", publish, Role.OPERATOR), status=201, also=(507,)
-    ),
+    Endpoint("POST", "/v1/topics/{topic}/messages", publish, OPERATOR, status=201, also=(507,)),
     Endpoint("GET", "/v1/queues/{queue}/bindings", list_bindings),
-    Endpoint(
-        *("PUT", "/v1/queues/{queue}/bindings/{pattern}", bind_queue, Role.OPERATOR), status=204
-    ),
-    Endpoint(
-        *("DELETE", "/v1/queues/{queue}/bindings/{pattern}", unbind_queue, Role.OPERATOR),
-        status=204,
-    ),
+    Endpoint("PUT", "/v1/queues/{queue}/bindings/{pattern}", bind_queue, OPERATOR, status=204),
+    Endpoint("DELETE", "/v1/queues/{queue}/bindings/{pattern}", unbind_queue, OPERATOR, status=204),
 )

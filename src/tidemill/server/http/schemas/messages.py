@@ -1,4 +1,4 @@
-"""Schemas of reservations in requests and answers."""
+"""Schemas of reservations and topics in requests and answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from tidemill.server.http.schemas.jobs import PublishOptions
 from tidemill.server.http.schemas.types import (
     FirstWait,
     MostReserved,
@@ -13,6 +14,7 @@ from tidemill.server.http.schemas.types import (
     Order,
     OutEncoding,
     Seconds,
+    says,
 )
 
 
@@ -90,3 +92,17 @@ class BuryMany(Receipts):
     """The receipts of reservations, and the reason why these jobs cannot be done."""
 
     reason: str = "buried"
+
+
+class PublishQuery(PublishOptions):
+    """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
+
+    mandatory: Annotated[
+        bool, says("refuse the message with 404 when no queue is bound to the topic")
+    ] = False
+
+
+class BindingsOut(Struct):
+    """The patterns that a queue is bound to, in order."""
+
+    bindings: list[str]
