@@ -5,9 +5,10 @@ And a browser for the tests of the dashboard.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import Place
@@ -27,6 +28,27 @@ def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
     with Tidemill(served(url) if request.param == "http" else url) as mill:
         yield mill
     forget_served(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    """A job server for all tests of a module."""
+    server = JobServer("--quiet")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., JobServer]]:
+    """Start job servers for one test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str, **more: Any) -> JobServer:
+            server = JobServer(*options, **more)
+            stack.callback(server.close)
+            return server
+
+        yield start
 
 
 @pytest.fixture(scope="module")

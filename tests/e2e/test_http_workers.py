@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
-from servers.http import JobServer
+from servers.http import JobServer, certificate
 
 from tidemill import Limit, Tidemill
 from tidemill.brokers.contract.inspection import HOLDS
@@ -205,14 +205,7 @@ def token() -> Callable[..., str]:
 
 
 def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(
-        [*command.split(), *names, "-keyout", str(key), "-out", str(cert)],
-        capture_output=True,
-        check=True,
-    )
+    cert, key = certificate(tmp_path, "server")
     server = JobServer("--quiet", "--tls-cert", str(cert), "--tls-key", str(key))
     try:
         url = server.url.replace("http", "https")

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ pytestmark = pytest.mark.everyday
 
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
 
 
 @pytest.fixture

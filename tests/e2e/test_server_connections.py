@@ -6,37 +6,22 @@ import base64
 import contextlib
 import http.client
 import json
-import os
-import shutil
 import socket
 import ssl
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from servers.http import InHand, JobServer
+from servers.http import InHand, JobServer, certificate
 
 from tidemill.server import tokens
 from tidemill.server.tokens import Role
 
 MB = 1 << 20
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., JobServer]]:
-    servers: list[JobServer] = []
-
-    def start(*options: str, **more: Any) -> JobServer:
-        servers.append(JobServer(*options, **more))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+Start = Callable[..., JobServer]
 
 
 def connect(server: JobServer) -> socket.socket:
@@ -74,7 +59,7 @@ LONG_POLL = (
 
 @pytest.mark.parametrize("before", [b"", LONG_POLL], ids=["alone", "behind long polls"])
 def test_a_flood_of_pipelined_requests_takes_little_memory(
-    start: Callable[..., JobServer], tmp_path: Path, before: bytes
+    start: Start, tmp_path: Path, before: bytes
 ) -> None:
     # given a server, with tokens unless its clients may poll
     auth = tmp_path / "tokens.json"
@@ -95,7 +80,7 @@ def test_a_flood_of_pipelined_requests_takes_little_memory(
         sock.close()
 
 
-def test_pipelined_requests_are_answered_in_order(start: Callable[..., JobServer]) -> None:
+def test_pipelined_requests_are_answered_in_order(start: Start) -> None:
     server = start("--quiet")
     put = b'{"queue": "q", "body": %d}'
     requests = b""
@@ -121,20 +106,9 @@ def test_pipelined_requests_are_answered_in_order(start: Callable[..., JobServer
     assert [job["body"] for job in got] == list(range(200))
 
 
-def test_stalled_tls_handshakes_take_little_memory(
-    start: Callable[..., JobServer], tmp_path: Path
-) -> None:
+def test_stalled_tls_handshakes_take_little_memory(start: Start, tmp_path: Path) -> None:
     # given a server with a certificate
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    cert, key = certificate(tmp_path, "server")
     server = start("--quiet", "--tls-cert", str(cert), "--tls-key", str(key))
     context = ssl.create_default_context(cafile=str(cert))
 
@@ -158,9 +132,7 @@ def test_stalled_tls_handshakes_take_little_memory(
 
 
 @pytest.mark.parametrize("name", ["Upgrade", "upgrade", "UPGRADE", "uPgRaDe"])
-def test_a_request_that_offers_an_upgrade_keeps_its_body(
-    start: Callable[..., JobServer], name: str
-) -> None:
+def test_a_request_that_offers_an_upgrade_keeps_its_body(start: Start, name: str) -> None:
     # given the head that Java's HttpClient sends in the clear
     server = start("--quiet")
     body = b"\x00the whole message\xff" * 10
@@ -187,64 +159,8 @@ def bodies(server: JobServer) -> list[bytes]:
     return [base64.b64decode(job["body"]) for job in jobs]
 
 
-def test_curl_with_http2_puts_the_whole_message(start: Callable[..., JobServer]) -> None:
-    curl = shutil.which("curl")
-    assert curl, "install curl"
-    server = start("--quiet")
-    done = subprocess.run(
-        [
-            *(curl, "--http2", "-sS", "--data-binary", "a whole message"),
-            *("-H", "Content-Type: application/octet-stream"),
-            f"{server.url}/v1/queues/q/messages",
-        ],
-        capture_output=True,
-        timeout=30,
-        check=True,
-    )
-    assert b'"id"' in done.stdout, done.stdout
-    assert bodies(server) == [b"a whole message"]
-
-
-JAVA = """
-import java.net.URI;
-import java.net.http.*;
-
-public class Put {
-    public static void main(String[] args) throws Exception {
-        var client = HttpClient.newHttpClient();
-        for (int n = 0; n < 2; n++) {
-            var request = HttpRequest.newBuilder(URI.create(args[0]))
-                .header("Content-Type", "application/octet-stream")
-                .POST(HttpRequest.BodyPublishers.ofString("message " + n)).build();
-            var reply = client.send(request, HttpResponse.BodyHandlers.ofString());
-            System.out.println(reply.statusCode() + " " + reply.version());
-        }
-    }
-}
-"""
-
-
-def test_java_puts_the_whole_message(start: Callable[..., JobServer], tmp_path: Path) -> None:
-    # given the client of the JDK as it comes: it offers to speak HTTP/2
-    java = shutil.which("java")
-    if java is None:
-        assert not os.environ.get("CI"), "install default-jdk-headless"
-        pytest.skip("java is not installed")
-    server = start("--quiet")
-    source = tmp_path / "Put.java"
-    source.write_text(JAVA)
-    done = subprocess.run(
-        [java, str(source), f"{server.url}/v1/queues/q/messages"],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.split() == [b"201", b"HTTP_1_1"] * 2, done
-    assert bodies(server) == [b"message 0", b"message 1"]
-
-
 def test_a_revoked_token_loses_its_polls_and_streams(
-    start: Callable[..., JobServer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:  # case S9
     # given a token that polls and follows events, and another that does as well
     auth = tmp_path / "tokens.json"
@@ -275,9 +191,7 @@ def test_a_revoked_token_loses_its_polls_and_streams(
         sock.close()
 
 
-def test_refused_requests_count_for_the_rate(
-    start: Callable[..., JobServer], tmp_path: Path
-) -> None:
+def test_refused_requests_count_for_the_rate(start: Start, tmp_path: Path) -> None:
     auth = tmp_path / "tokens.json"
     tokens.create(auth, "known", Role.VIEWER)
     server = start("--quiet", "--auth", str(auth), "--rate", "1")

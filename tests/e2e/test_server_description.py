@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -17,13 +16,6 @@ CALL: dict[str, Any] = {"task": "math.sqrt", "args": [2], "queue": "math"}
 DAILY: dict[str, Any] = {**CALL, "cron": "0 6 * * *"}
 LIMIT: dict[str, Any] = {"rate": "10/s"}
 RESERVE: dict[str, Any] = {"queues": ["empty"]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -22,19 +22,7 @@ from tidemill.core.owner import Owner
 from tidemill.testing import run_all
 
 MB = 1 << 20
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., JobServer]]:
-    servers: list[JobServer] = []
-
-    def start(*options: str) -> JobServer:
-        servers.append(JobServer("--quiet", *options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+Start = Callable[..., JobServer]
 
 
 def connect(server: JobServer, request: bytes, buffer: int = 0) -> socket.socket:
@@ -61,9 +49,9 @@ def fill(server: JobServer, queue: str, count: int, **more: Any) -> None:
         assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
 
 
-def test_bodies_in_memory_share_a_bound(start: Callable[..., JobServer]) -> None:
+def test_bodies_in_memory_share_a_bound(start: Start) -> None:
     # given a server that may use 32 MiB
-    server = start("--max-memory", str(32 * MB))
+    server = start("--quiet", "--max-memory", str(32 * MB))
     assert server.get("/health").status == 200
     least = memory(server)
     # when 30 clients send 4 MiB each of a larger body, and then wait
@@ -109,9 +97,9 @@ def test_bodies_in_memory_share_a_bound(start: Callable[..., JobServer]) -> None
     eventually(has_room)
 
 
-def test_a_reservation_of_many_large_messages_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_a_reservation_of_many_large_messages_has_a_bound(start: Start) -> None:
     # given 40 messages of 900 kB
-    server = start()
+    server = start("--quiet")
     for n in range(40):
         assert server.post("/v1/jobs", {"queue": "a", "body": f"{n}" + "x" * 900_000}).status == 201
     # when 1,000 are asked for, again and again
@@ -125,9 +113,9 @@ def test_a_reservation_of_many_large_messages_has_a_bound(start: Callable[..., J
     assert got == [str(n) for n in range(40)]
 
 
-def test_a_reservation_of_many_large_tasks_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_a_reservation_of_many_large_tasks_has_a_bound(start: Start) -> None:
     # given 15 calls with 900 kB of arguments
-    server = start()
+    server = start("--quiet")
     fill(server, "a", 15, task="js.work", args=["x" * 900_000])
     # when 1,000 are asked for, again and again
     wish = {"tasks": ["js.work"], "queues": ["a"], "count": 1000}
@@ -141,9 +129,9 @@ def test_a_reservation_of_many_large_tasks_has_a_bound(start: Callable[..., JobS
     assert server.post("/v1/tasks/reserve", wish).json == {"jobs": []}
 
 
-def test_results_that_are_filled_into_tasks_have_a_bound(start: Callable[..., JobServer]) -> None:
+def test_results_that_are_filled_into_tasks_have_a_bound(start: Start) -> None:
     # given two calls that each take the results of a group, which have 9 MB
-    server = start()
+    server = start("--quiet")
     with Tidemill(server.where, allow_imports=["js.*"]) as mill:
         for _ in range(2):
             part = mill.call("js.part").using(queue="a")
@@ -163,9 +151,9 @@ def test_results_that_are_filled_into_tasks_have_a_bound(start: Callable[..., Jo
         assert (job["task"], job["attempt"]) == ("js.all", 1)
 
 
-def test_a_list_with_bodies_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_a_list_with_bodies_has_a_bound(start: Start) -> None:
     # given 12 jobs of 900 kB
-    server = start()
+    server = start("--quiet")
     fill(server, "a", 12, body="x" * 900_000)
     # when they are listed with their bodies, then all come once, in answers within the bound
     sizes: list[int] = []
@@ -180,9 +168,9 @@ def test_a_list_with_bodies_has_a_bound(start: Callable[..., JobServer]) -> None
 
 
 @pytest.mark.everyday
-def test_a_list_is_cut_by_what_it_shows(start: Callable[..., JobServer]) -> None:  # case M10
+def test_a_list_is_cut_by_what_it_shows(start: Start) -> None:  # case M10
     # given 30 jobs whose arguments and results have a megabyte each
-    server = start()
+    server = start("--quiet")
     pages = "/jobs", "/jobs.json?q=", "/flows"
     for look in pages:
         assert server.get(look).status == 200
@@ -206,9 +194,9 @@ def test_a_list_is_cut_by_what_it_shows(start: Callable[..., JobServer]) -> None
     assert memory(server) - before < 20 * MB
 
 
-def test_a_list_of_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_a_list_of_large_jobs_has_a_bound(start: Start) -> None:
     # given 25 jobs with 900 kB of headers
-    server = start()
+    server = start("--quiet")
     fill(server, "a", 25, body=1, headers={"trace": "x" * 900_000})
     # when they are listed
     ids: list[str] = []
@@ -234,9 +222,9 @@ def ask(server: JobServer, name: str, **arguments: Any) -> tuple[Any, int]:
     return CALLS[name].read_answer(answer.data), len(answer.data)
 
 
-def test_a_wait_for_many_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_a_wait_for_many_large_jobs_has_a_bound(start: Start) -> None:
     # given 30 jobs of 900 kB
-    server = start()
+    server = start("--quiet")
     fill(server, "a", 30, body="x" * 900_000)
     with Tidemill(server.url) as mill:
         ids = [job.id for job in mill.jobs(queue="a")]
@@ -254,9 +242,9 @@ def test_a_wait_for_many_large_jobs_has_a_bound(start: Callable[..., JobServer])
         assert [record and record.state for record in found] == ["cancelled"] * 30
 
 
-def test_an_exchange_with_many_large_jobs_has_a_bound(start: Callable[..., JobServer]) -> None:
+def test_an_exchange_with_many_large_jobs_has_a_bound(start: Start) -> None:
     # given 40 jobs of 900 kB, and a worker elsewhere that wants 1,000
-    server = start()
+    server = start("--quiet")
     fill(server, "a", 40, task="js.work", args=["x" * 900_000])
     ask(server, "attach", owner=Owner(id="w", kind="worker", name="w", lease=30.0))
     want, tokens = Want(1000), list[int]()
@@ -279,17 +267,17 @@ def test_an_exchange_with_many_large_jobs_has_a_bound(start: Callable[..., JobSe
     assert reply.settled == [True] * 40
 
 
-def test_a_remote_worker_runs_many_large_jobs(start: Callable[..., JobServer]) -> None:
-    server = start()
+def test_a_remote_worker_runs_many_large_jobs(start: Start) -> None:
+    server = start("--quiet")
     fill(server, "a", 40, task="math.fsum", args=[[1.0] * 90_000])
     with Tidemill(server.url, allow_imports=["math.*"]) as mill:
         run_all(mill)
         assert server.get("/v1/queues/a").json["succeeded"] == 40
 
 
-def test_unread_answers_share_a_bound(start: Callable[..., JobServer]) -> None:
+def test_unread_answers_share_a_bound(start: Start) -> None:
     # given lists of some megabytes, and clients that read none of theirs
-    server = start("--max-memory", str(16 * MB))
+    server = start("--quiet", "--max-memory", str(16 * MB))
     fill(server, "a", 20, body=1, headers={"trace": "x" * 900_000})
     call = CALLS["find"].write({"what": Filter(), "limit": 1000, "cursor": ""})
     look = b"GET /v1/jobs?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -307,9 +295,9 @@ def test_unread_answers_share_a_bound(start: Callable[..., JobServer]) -> None:
         eventually(lambda: server.get("/v1/jobs?limit=1000").status == 200)
 
 
-def test_unread_streams_share_their_snapshots(start: Callable[..., JobServer]) -> None:
+def test_unread_streams_share_their_snapshots(start: Start) -> None:
     # given a store whose queues take a megabyte to show
-    server = start()
+    server = start("--quiet")
     jobs = [{"queue": f"{n}-{'q' * 100}", "body": 1} for n in range(3000)]
     assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
     assert len(server.get("/v1/queues").data) > 900_000
@@ -334,9 +322,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 def test_a_job_whose_json_is_far_too_large_is_refused_unread(
-    start: Callable[..., JobServer],
+    start: Start,
 ) -> None:
-    server = start()
+    server = start("--quiet")
     nested = b'{"queue": "a", "body": [' + b",".join([b"[]"] * 4_000_000) + b"]}"
     for method, path, body, where in [
         ("POST", "/v1/jobs", nested, ""),

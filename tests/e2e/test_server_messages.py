@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from servers.http import JobServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
 
 
 def take(server: JobServer, queue: str, timeout: float = 10) -> dict[str, Any]:

@@ -10,11 +10,8 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import psutil
 import pytest
 from harness import alive, eventually
 from servers import redis_url
-from servers.http import JobServer
+from servers.http import certificate
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
@@ -31,28 +28,9 @@ from tidemill.core.clock import new_id
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
 from tidemill.server import tokens
-from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.run import serve
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role
-
-
-@pytest.fixture
-def servers() -> Iterator[list[JobServer]]:
-    servers: list[JobServer] = []
-    yield servers
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def start(servers: list[JobServer]) -> Any:
-    def start(*options: str, **more: Any) -> JobServer:
-        servers.append(JobServer(*options, **more))
-        return servers[-1]
-
-    return start
-
 
 # -- the end --------------------------------------------------------------------------------------
 
@@ -200,47 +178,6 @@ def test_no_receipt_settles_a_job_of_a_worker(start: Any) -> None:  # case S7
 # -- who may come in ------------------------------------------------------------------------------
 
 
-def test_roles(start: Any, tmp_path: Path) -> None:
-    path = tmp_path / "tokens.json"
-    secrets = {role: tokens.create(path, role.name.lower(), role) for role in Role}
-    server = start("--auth", str(path))
-    for secret, status in [("", 401), ("nix", 401), (secrets[Role.VIEWER], 200)]:
-        server.token = secret
-        assert server.get("/v1/queues").status == status
-    for role, statuses in [
-        (Role.VIEWER, [403, 403, 403]),
-        (Role.OPERATOR, [201, 200, 403]),
-        (Role.ADMIN, [201, 200, 200]),
-    ]:
-        server.token = secrets[role]
-        put = server.post("/v1/jobs", {"queue": "a", "body": 1})
-        got = server.post("/v1/reserve", {"queues": ["a"]})
-        purged = server.post("/v1/queues/a/purge")
-        assert [put.status, got.status, purged.status] == statuses
-    # with tokens any name of the server will do, and the health is nobody's secret
-    server.token = secrets[Role.VIEWER]
-    assert server.get("/v1/queues", headers={"Host": "jobs.example"}).status == 200
-    server.token = ""
-    assert server.get("/health").status == 200
-    assert "viewer POST /v1/jobs 403" in eventually(
-        lambda: server.output if "purge 200" in server.output else "", "the access log"
-    )
-
-
-def test_nothing_is_open_by_mistake(start: Any, tmp_path: Path) -> None:
-    """W1: no call without a token; a viewer changes nothing."""
-    path = tmp_path / "tokens.json"
-    viewer = tokens.create(path, "v", Role.VIEWER)
-    server = start("--auth", str(path), "--quiet")
-    for endpoint in ENDPOINTS:
-        where = endpoint.path.replace("{", "").replace("}", "")
-        server.token = ""
-        assert server.request(endpoint.method, where).status == 401, where
-        server.token = viewer
-        if endpoint.method != "GET":
-            assert server.request(endpoint.method, where, {}).status == 403, where
-
-
 @pytest.mark.everyday
 def test_fields_behind_the_body_are_no_headers(start: Any, tmp_path: Path) -> None:  # case S11
     """Case M12: a proxy in front does not check the trailer of a chunked body."""
@@ -260,31 +197,6 @@ def test_fields_behind_the_body_are_no_headers(start: Any, tmp_path: Path) -> No
     assert b" 201 " in put(granted, "")
     assert b" 201 " in put(granted, "Authorization: Bearer nix\r\nContent-Encoding: gzip\r\n")
     assert b" 400 " in put(granted * 2, "")
-
-
-def test_without_tokens_only_this_machine(tmp_path: Path) -> None:
-    command = ["-m", "tidemill", "server", f"lmdb://{tmp_path}/store", "--host", "0.0.0.0"]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert "give --auth FILE" in done.stderr
-
-
-def certificate(folder: Path, name: str, *signed: str) -> tuple[Path, Path]:
-    """A key and a certificate, signed by itself or by another."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
-            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *signed,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 def test_tls_and_certificates_of_clients(start: Any, tmp_path: Path) -> None:

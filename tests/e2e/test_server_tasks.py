@@ -23,13 +23,6 @@ from tidemill.server.tokens import Role
 KEEPING = [name for name in STORES if name != "rabbitmq"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)[:100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,6 @@ from servers.http import JobServer
 
 from tidemill.server import tokens
 from tidemill.server.tokens import Role
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
 
 
 def take(server: JobServer, queue: str) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ import http.client
 import json
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .base import Server
@@ -172,3 +174,18 @@ class JobServer(Server):
     def delete(self, path: str, **options: Any) -> Answer:
         """DELETE."""
         return self.request("DELETE", path, **options)
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """The files of a certificate for this machine and of its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key

@@ -27,7 +27,7 @@ from tidemill.server.http.exchange import Exchange, require
 from tidemill.server.http.problems import Problem, not_allowed
 from tidemill.server.http.queue_permissions import allowed_queues, check_path
 from tidemill.server.http.schemas.rules import needs_fields
-from tidemill.server.http.validation_errors import lone_surrogate, validation_message
+from tidemill.server.http.validation_errors import validation_message
 from tidemill.server.tokens import Role
 
 _PLAIN_TYPES = ("", "application/json", "text/json")
@@ -194,7 +194,7 @@ def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -
     """The value of a body in JSON.
 
     Raises:
-        Problem: the body is not UTF-8, or has half of a surrogate pair.
+        Problem: the body is not UTF-8.
         msgspec.MsgspecError: the body is not JSON, or does not fit its schema.
     """
     try:
@@ -203,12 +203,6 @@ def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -
         raise Problem(
             "invalid-request", f"the body is not UTF-8, as JSON must be: {error.reason}"
         ) from None
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if message := lone_surrogate(data):
-            raise Problem("invalid-request", message) from None
-        raise
 
 
 class Endpoints:

@@ -23,21 +23,6 @@ _NO_CHOICE = re.compile(r"(?:invalid enum value|expected text.*, got) (.*)$", re
 _BLANK = f"expected str matching regex {NOT_BLANK!r}"
 _NOT_WHOLE = "expected float that's a multiple of 1.0"
 _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
-)
-"""An escape in JSON: both halves of a surrogate pair, one half, or any other escape."""
-
-
-def lone_surrogate(data: bytes) -> str:
-    """The error message for the first lone surrogate in JSON; empty when there is none."""
-    for escape in _ESCAPE.finditer(data):
-        if half := escape["half"]:
-            return (
-                f"the body has the lone surrogate \\{half.decode('latin-1')} at byte "
-                f"{escape.start()}, which is not a character; send both halves of the pair"
-            )
-    return ""
 
 
 def validation_message(error: Exception, shape: Any = None) -> str:
