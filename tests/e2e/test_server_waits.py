@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from harness import SLACK
+from in_loop import in_loop
 from servers.http import JobServer
 
 from tidemill import Tidemill
@@ -71,37 +72,34 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["result", "call"])
-def test_many_waits_for_jobs_need_few_threads(server: JobServer, way: str) -> None:
+@in_loop
+async def test_many_waits_for_jobs_need_few_threads(server: JobServer, way: str) -> None:
     # given many jobs, and a client that waits for each
     with Tidemill(server.url, allow_imports=["*"]) as mill:
         jobs = mill.enqueue_many(mill.call("math.sqrt", n).using(delay=600) for n in range(COUNT))
     ids = [job.id for job in jobs]
-
-    async def main() -> None:
-        lines = [await ask(server.port, request) for request in requests(ids, way)]
-        await asyncio.sleep(1.0)
-        assert threads(server) < 250
-        # when one more comes, and its job ends
-        begun = time.monotonic()
-        assert server.post(f"/v1/jobs/{ids[0]}/cancel").status == 204
-        await asyncio.wait_for(answer(lines[0][0]), 30)
-        assert time.monotonic() - begun < 5 + SLACK
-        # and when the others end
-        assert all(server.post("/v1/jobs/cancel", {"ids": ids[1:]}).json["done"])
-        # then each is told
-        for job_id, (reader, _) in list(zip(ids, lines, strict=True))[1:]:
-            body = await asyncio.wait_for(answer(reader), 30)
-            if way == "result":
-                assert json.loads(body)["id"] == job_id
-                assert json.loads(body)["state"] == "cancelled"
-            else:
-                (record,) = CALLS["wait_for"].read_answer(body)
-                assert isinstance(record, Record)
-                assert (record.envelope.id, record.state) == (job_id, "cancelled")
-        for _, writer in lines:
-            writer.close()
-
-    asyncio.run(main())
+    lines = [await ask(server.port, request) for request in requests(ids, way)]
+    await asyncio.sleep(1.0)
+    assert threads(server) < 250
+    # when one more comes, and its job ends
+    begun = time.monotonic()
+    assert server.post(f"/v1/jobs/{ids[0]}/cancel").status == 204
+    await asyncio.wait_for(answer(lines[0][0]), 30)
+    assert time.monotonic() - begun < 5 + SLACK
+    # and when the others end
+    assert all(server.post("/v1/jobs/cancel", {"ids": ids[1:]}).json["done"])
+    # then each is told
+    for job_id, (reader, _) in list(zip(ids, lines, strict=True))[1:]:
+        body = await asyncio.wait_for(answer(reader), 30)
+        if way == "result":
+            assert json.loads(body)["id"] == job_id
+            assert json.loads(body)["state"] == "cancelled"
+        else:
+            (record,) = CALLS["wait_for"].read_answer(body)
+            assert isinstance(record, Record)
+            assert (record.envelope.id, record.state) == (job_id, "cancelled")
+    for _, writer in lines:
+        writer.close()
 
 
 def broker_call(name: str, **arguments: Any) -> bytes:
@@ -145,24 +143,21 @@ async def waiting(port: int, name: str, **arguments: Any) -> tuple[Line, asyncio
     return line, asyncio.ensure_future(told(line, name, **arguments))
 
 
-def test_many_waits_for_room_need_few_threads(server: JobServer) -> None:
+@in_loop
+async def test_many_waits_for_room_need_few_threads(server: JobServer) -> None:
     # given a full queue, and 2,000 clients that wait for room in it
     full(server, "a")
-
-    async def main() -> None:
-        waits = [await waiting(server.port, "wait_space", queue="a") for _ in range(2000)]
-        await asyncio.sleep(1.0)
-        assert threads(server) < 150
-        # then another client is served
-        assert quickest_put(server) < 1
-        # when there is room
-        assert not any(each.done() for _, each in waits)
-        assert server.post("/v1/queues/a/purge").status == 200
-        # then all waiting calls return
-        await asyncio.wait_for(asyncio.gather(*(each for _, each in waits)), 60)
-        close([line for line, _ in waits])
-
-    asyncio.run(main())
+    waits = [await waiting(server.port, "wait_space", queue="a") for _ in range(2000)]
+    await asyncio.sleep(1.0)
+    assert threads(server) < 150
+    # then another client is served
+    assert quickest_put(server) < 1
+    # when there is room
+    assert not any(each.done() for _, each in waits)
+    assert server.post("/v1/queues/a/purge").status == 200
+    # then all waiting calls return
+    await asyncio.wait_for(asyncio.gather(*(each for _, each in waits)), 60)
+    close([line for line, _ in waits])
 
 
 @pytest.mark.parametrize(("store", "count"), [("memory://", 1000), ("", 200)])
@@ -217,28 +212,25 @@ def test_many_owners_that_sleep_need_few_threads(store: str, count: int) -> None
         server.close()
 
 
-def test_waits_for_room_in_many_queues_take_turns(server: JobServer) -> None:
+@in_loop
+async def test_waits_for_room_in_many_queues_take_turns(server: JobServer) -> None:
     # given more full queues than the server watches at a time
     names = [f"q{n}" for n in range(100)]
     full(server, *names)
-
-    async def main() -> None:
-        waits = [await waiting(server.port, "wait_space", queue=name) for name in names]
-        await asyncio.sleep(0.5)
-        assert threads(server) < 150
-        # when one queue has room, then only the calls that wait for that queue return
-        assert server.post("/v1/queues/q77/purge").status == 200
-        await asyncio.wait_for(waits[77][1], 30)
-        assert sum(each.done() for _, each in waits) == 1
-        # and the server ends in time
-        for _, each in waits:
-            each.cancel()
-        begun = time.monotonic()
-        assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10 + SLACK
-        close([line for line, _ in waits])
-
-    asyncio.run(main())
+    waits = [await waiting(server.port, "wait_space", queue=name) for name in names]
+    await asyncio.sleep(0.5)
+    assert threads(server) < 150
+    # when one queue has room, then only the calls that wait for that queue return
+    assert server.post("/v1/queues/q77/purge").status == 200
+    await asyncio.wait_for(waits[77][1], 30)
+    assert sum(each.done() for _, each in waits) == 1
+    # and the server ends in time
+    for _, each in waits:
+        each.cancel()
+    begun = time.monotonic()
+    assert await asyncio.to_thread(server.end) == 0
+    assert time.monotonic() - begun < 10 + SLACK
+    close([line for line, _ in waits])
 
 
 def test_a_queue_with_room_needs_no_wait(server: JobServer) -> None:
@@ -254,22 +246,19 @@ def test_a_queue_with_room_needs_no_wait(server: JobServer) -> None:
         assert server.get("/v1/queues/a").json["ready"] == 1
 
 
-def test_a_wait_ends_when_its_client_goes_and_when_the_server_does(server: JobServer) -> None:
+@in_loop
+async def test_a_wait_ends_when_its_client_goes_and_when_the_server_does(server: JobServer) -> None:
     with Tidemill(server.url, allow_imports=["*"]) as mill:
         jobs = mill.enqueue_many(mill.call("math.sqrt", n).using(delay=600) for n in range(20))
     ids = [job.id for job in jobs]
-
-    async def main() -> None:
-        asked = requests(ids, "result") + requests(ids, "call")
-        lines = [await ask(server.port, request) for request in asked]
-        await asyncio.sleep(0.3)
-        for _, writer in lines[::2]:
-            writer.close()
-        await asyncio.sleep(0.3)
-        begun = time.monotonic()
-        assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10 + SLACK
-        for _, writer in lines:
-            writer.close()
-
-    asyncio.run(main())
+    asked = requests(ids, "result") + requests(ids, "call")
+    lines = [await ask(server.port, request) for request in asked]
+    await asyncio.sleep(0.3)
+    for _, writer in lines[::2]:
+        writer.close()
+    await asyncio.sleep(0.3)
+    begun = time.monotonic()
+    assert await asyncio.to_thread(server.end) == 0
+    assert time.monotonic() - begun < 10 + SLACK
+    for _, writer in lines:
+        writer.close()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from in_loop import in_loop
 
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.server.http import application
@@ -78,16 +79,15 @@ def test_a_server_is_ready_while_its_store_answers() -> None:
     asyncio.run(main())
 
 
-def test_a_server_whose_store_refuses_puts_is_ready_and_reports_it() -> None:
-    async def main() -> None:
-        pipeline, _ = served(lambda: {"puts_refused": "the disk has no room"})
-        told = {"status": "ready", "puts_refused": "the disk has no room"}
-        assert await ask(pipeline, "/ready") == (200, told)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_server_whose_store_refuses_puts_is_ready_and_reports_it() -> None:
+    pipeline, _ = served(lambda: {"puts_refused": "the disk has no room"})
+    told = {"status": "ready", "puts_refused": "the disk has no room"}
+    assert await ask(pipeline, "/ready") == (200, told)
 
 
-def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, answers = [], threading.Event()
 
     def info() -> dict[str, Any]:
@@ -95,15 +95,12 @@ def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPa
         assert answers.wait(30)
         return {}
 
-    async def main() -> None:
-        pipeline, _ = served(info)
-        monkeypatch.setattr(application, "READY_WITHIN", 0.05)
-        for status, problem in await asyncio.gather(*(ask(pipeline, "/ready") for _ in range(3))):
-            assert (status, problem["detail"]) == (503, "the store does not answer")
-        assert (await ask(pipeline, "/ready"))[0] == 503
-        assert len(looks) == 1
-        answers.set()
-        monkeypatch.setattr(application, "READY_WITHIN", 30.0)
-        assert (await ask(pipeline, "/ready"))[0] == 200
-
-    asyncio.run(main())
+    pipeline, _ = served(info)
+    monkeypatch.setattr(application, "READY_WITHIN", 0.05)
+    for status, problem in await asyncio.gather(*(ask(pipeline, "/ready") for _ in range(3))):
+        assert (status, problem["detail"]) == (503, "the store does not answer")
+    assert (await ask(pipeline, "/ready"))[0] == 503
+    assert len(looks) == 1
+    answers.set()
+    monkeypatch.setattr(application, "READY_WITHIN", 30.0)
+    assert (await ask(pipeline, "/ready"))[0] == 200

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from in_loop import in_loop
 
 from tidemill.server.beanstalk import commands as taking
 from tidemill.server.beanstalk.client import Client, Tubes
@@ -37,34 +37,30 @@ class SharedOwner:
         (100, -1, 0, (0, 0)),
     ],
 )
-def test_a_warning_and_the_end_of_a_pause_are_on_time(
+@in_loop
+async def test_a_warning_and_the_end_of_a_pause_are_on_time(
     until: float, warn: float, pause: float, given: tuple[float, float]
 ) -> None:
-    async def main() -> None:
-        tubes, shared_owner = Tubes(), SharedOwner()
-        client = Client(tubes, lambda reservation: None, lambda: None)
-        client.watch["paused"] = tube = tubes["paused"]
-        now = time.monotonic()
-        if pause:
-            tube.paused_for, tube.paused_until = 1, now + pause
-        look: Any = taking._look
-        assert (
-            await look(SimpleNamespace(shared_owner=shared_owner), client, now + until, now + warn)
-            is None
-        )
-        assert shared_owner.given == [given]
-
-    asyncio.run(main())
+    tubes, shared_owner = Tubes(), SharedOwner()
+    client = Client(tubes, lambda reservation: None, lambda: None)
+    client.watch["paused"] = tube = tubes["paused"]
+    now = time.monotonic()
+    if pause:
+        tube.paused_for, tube.paused_until = 1, now + pause
+    look: Any = taking._look
+    assert (
+        await look(SimpleNamespace(shared_owner=shared_owner), client, now + until, now + warn)
+        is None
+    )
+    assert shared_owner.given == [given]
 
 
 @pytest.mark.parametrize("what", ["the port closes", "the client has left"])
-def test_a_wait_ends_with_the_port_and_with_its_client(what: str) -> None:
-    async def main() -> None:
-        shared_owner = SharedOwner(closing=what == "the port closes")
-        client = Client(Tubes(), lambda reservation: None, lambda: None)
-        client.has_left = what == "the client has left"
-        backing: Any = SimpleNamespace(shared_owner=shared_owner)
-        assert await taking.reserve(backing, client) == TIMED_OUT
-        assert len(shared_owner.given) == 1
-
-    asyncio.run(main())
+@in_loop
+async def test_a_wait_ends_with_the_port_and_with_its_client(what: str) -> None:
+    shared_owner = SharedOwner(closing=what == "the port closes")
+    client = Client(Tubes(), lambda reservation: None, lambda: None)
+    client.has_left = what == "the client has left"
+    backing: Any = SimpleNamespace(shared_owner=shared_owner)
+    assert await taking.reserve(backing, client) == TIMED_OUT
+    assert len(shared_owner.given) == 1
