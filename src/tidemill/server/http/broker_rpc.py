@@ -170,9 +170,8 @@ class BrokerRpc:
         status, body = answer
         exchange: Exchange | None = scope.get("tidemill.exchange")
         if exchange is not None and len(body) > SMALL:
-            if CALLS[scope["path_params"]["name"]].role == CallRole.VIEWER:
-                exchange.share.check(len(body))
-            exchange.share.at_least(len(body))
+            reads = CALLS[scope["path_params"]["name"]].role == CallRole.VIEWER
+            exchange.hold(len(body), check=reads)
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

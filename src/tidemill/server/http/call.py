@@ -110,7 +110,7 @@ async def send_answer(call: Call, result: Any) -> None:
     else:
         data = msgspec.json.encode(result)
         if len(data) > SMALL and exchange.scope["method"] == "GET":
-            exchange.share.check(len(data))
+            exchange.hold(len(data))
         await exchange.answer(call.status, data, b"application/json")
 
 
@@ -127,8 +127,8 @@ async def _send_events(call: Call, stream: Stream) -> None:
     async def send_all() -> None:
         async for event in stream.events:
             if len(event) > SMALL and not stream.shared:
-                exchange.share.free()
-                exchange.share.take(len(event))
+                exchange.release()
+                exchange.hold(len(event))
             await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
 
     sending = asyncio.ensure_future(send_all())

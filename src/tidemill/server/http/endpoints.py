@@ -26,7 +26,7 @@ from tidemill.server.http.call import LARGE, Call
 from tidemill.server.http.exchange import Exchange, require
 from tidemill.server.http.problems import Problem, not_allowed
 from tidemill.server.http.queue_permissions import allowed_queues, check_path
-from tidemill.server.http.schemas.rules import needs_fields
+from tidemill.server.http.schemas.rules import NEVER_EMPTY
 from tidemill.server.http.validation_errors import validation_message
 from tidemill.server.tokens import Role
 
@@ -94,7 +94,7 @@ class Endpoint:
             return False
         body = self.body or Raw
         needed = any(field.required for field in msgspec.structs.fields(body))
-        return not needed and not needs_fields(body.__name__)
+        return not needed and body.__name__ not in NEVER_EMPTY
 
     async def read(self, call: Call, values: Sequence[str]) -> dict[str, Any]:
         """The arguments of the handler, from the path, the query and the body.

@@ -42,54 +42,6 @@ class MemoryBudget:
         self.held = 0
 
 
-class MemoryShare:
-    """The bytes that one request uses of a budget, until :meth:`free`."""
-
-    __slots__ = ("_budget", "_size")
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget = budget
-        self._size = 0
-
-    def take(self, size: int) -> None:
-        """Use ``size`` more bytes.
-
-        Raises:
-            Problem: the budget has no room for these bytes.
-        """
-        self.check(size)
-        self.add(size)
-
-    def check(self, size: int) -> None:
-        """Check that the budget has room for ``size`` more bytes.
-
-        Raises:
-            Problem: the budget has no room for these bytes.
-        """
-        if self._budget.held + size > self._budget.most:
-            raise Problem(
-                "busy",
-                f"requests and answers use {self._budget.held:,} of the {self._budget.most:,} "
-                "bytes of memory that the server may use; try again later, or start the server "
-                "with a larger --max-memory",
-                headers={"retry-after": "1"},
-            )
-
-    def add(self, size: int) -> None:
-        """Use ``size`` more bytes without a check: a finished call must be answered."""
-        self._size += size
-        self._budget.held += size
-
-    def at_least(self, size: int) -> None:
-        """Use at least ``size`` bytes in total, without a check."""
-        self.add(max(0, size - self._size))
-
-    def free(self) -> None:
-        """Give back all bytes."""
-        self._budget.held -= self._size
-        self._size = 0
-
-
 class ClientGone(Exception):
     """The client went away before its answer; no answer is possible."""
 
@@ -106,7 +58,8 @@ class Exchange:
     ) -> None:
         self.scope = scope
         self.settings = settings
-        self.share = MemoryShare(budget)
+        self._budget = budget
+        self._held = 0  # bytes of the budget
         self._receive = receive
         self._send = send
         self.status = 0
@@ -147,33 +100,55 @@ class Exchange:
         client = self.scope.get("client")
         return client[0] if client else "-"
 
+    def hold(self, size: int, *, check: bool = True) -> None:
+        """Use at least ``size`` bytes of the budget, until :meth:`release`.
+
+        Without ``check`` the budget may be exceeded: a finished call must be answered.
+
+        Raises:
+            Problem: the budget has no room for these bytes.
+        """
+        budget, more = self._budget, max(0, size - self._held)
+        if check and budget.held + more > budget.most:
+            raise Problem(
+                "busy",
+                f"requests and answers use {budget.held:,} of the {budget.most:,} bytes of memory "
+                "that the server may use; try again later, or start the server with a larger "
+                "--max-memory",
+                headers={"retry-after": "1"},
+            )
+        self._held += more
+        budget.held += more
+
+    def release(self) -> None:
+        """Give back all bytes of the budget."""
+        self._budget.held -= self._held
+        self._held = 0
+
     # -- reading the body -------------------------------------------------------------------------
 
-    def check_headers(self) -> None:
-        """Refuse a repeated header: a proxy in front may have read another value of it."""
+    def check(self) -> None:
+        """Check the headers, before the body is read.
+
+        Raises:
+            Problem: a header is repeated, and a proxy in front may have read another value of it;
+                or the body is too large, or compressed.
+        """
         if self._repeated:
             name = self._repeated.decode()
             raise Problem("invalid-request", f"the request has the header {name} twice; send one")
-
-    def check_length(self) -> None:
-        """Refuse a body whose Content-Length is too large, before it is read."""
-        length = self._headers.get(b"content-length", b"")
+        length = self.header(b"content-length")
         if length.isdigit() and int(length) > self.settings.max_request:
             raise self._too_large()
-
-    def check_coding(self) -> None:
-        """Refuse a compressed body: the server does not decompress it."""
         coding = self.header(b"content-encoding")
-        length = self.header(b"content-length").strip("0")
-        has_body = length or self.header(b"transfer-encoding")
-        if coding.lower() in ("", "identity") or not has_body:
-            return
-        raise Problem(
-            "unsupported-media-type",
-            f"the Content-Encoding {coding[:100]} is not supported; send the body uncompressed, "
-            "without this header",
-            headers={"accept-encoding": "identity"},
-        )
+        has_body = length.strip("0") or self.header(b"transfer-encoding")
+        if has_body and coding.lower() not in ("", "identity"):
+            raise Problem(
+                "unsupported-media-type",
+                f"the Content-Encoding {coding[:100]} is not supported; send the body "
+                "uncompressed, without this header",
+                headers={"accept-encoding": "identity"},
+            )
 
     def _too_large(self) -> Problem:
         return Problem(
@@ -197,12 +172,11 @@ class Exchange:
             ) from None
         if message["type"] == "http.request":
             self._is_read = not message.get("more_body")
-            before = self._size
             self._size += len(message.get("body", b""))
             if self._size > self.settings.max_request:
                 raise self._too_large()
             if self._size > SMALL:
-                self.share.take(self._size if before <= SMALL else self._size - before)
+                self.hold(self._size)
         return message
 
     async def body(self) -> bytes:
@@ -231,7 +205,7 @@ class Exchange:
 
     def end(self) -> None:
         """Free what the exchange holds."""
-        self.share.free()
+        self.release()
         if self._leaving is not None:
             self._leaving.cancel()
 
@@ -280,7 +254,7 @@ class Exchange:
             del sent[:2]
         await self._send({"type": "http.response.start", "status": status, "headers": sent})
         if len(body) > SMALL:
-            self.share.at_least(len(body))
+            self.hold(len(body), check=False)
             await self.send({"type": "http.response.body", "body": body})
             return
         await self._send({"type": "http.response.body", "body": body})

@@ -104,25 +104,25 @@ class RequestPipeline:
 
     def _let_in(self, exchange: Exchange, is_page: bool) -> None:
         """Admit, authenticate and limit. A request that is refused counts for the rate, too."""
+        is_public = not is_page and exchange.scope["path"] in self._public
         try:
             self._admit(exchange)
             if is_page and self._dashboard is not None:
                 client = self._dashboard.identify(exchange)
                 if client is not None:
                     self._note_client(exchange, client)
-            elif exchange.scope["path"] in self._public:
-                return
-            else:
-                self._authenticate(exchange)
+            elif not is_public:
+                client = self._access.identify(exchange.header(b"authorization"))
+                self._note_client(exchange, client)
         except Problem:
-            self._limit(exchange)
+            is_public = False
             raise
-        self._limit(exchange)
+        finally:
+            if not is_public:
+                self._access.check_rate(exchange.name or exchange.address)
 
     def _admit(self, exchange: Exchange) -> None:
-        exchange.check_headers()
-        exchange.check_length()
-        exchange.check_coding()
+        exchange.check()
         self._access.check_origin(
             exchange.scope["method"],
             exchange.header(b"host"),
@@ -130,18 +130,11 @@ class RequestPipeline:
             exchange.header(b"sec-fetch-site"),
         )
 
-    def _authenticate(self, exchange: Exchange) -> None:
-        client = self._access.identify(exchange.header(b"authorization"))
-        self._note_client(exchange, client)
-
     def _note_client(self, exchange: Exchange, client: Client) -> None:
         exchange.known = True
         exchange.name, exchange.role, exchange.token = client
         if client.token is not None and (task := asyncio.current_task()) is not None:
             self._with_token[exchange] = task
-
-    def _limit(self, exchange: Exchange) -> None:
-        self._access.check_rate(exchange.name or exchange.address)
 
     async def _answer_error(self, exchange: Exchange, error: Exception) -> None:
         if isinstance(error, HTTPException):

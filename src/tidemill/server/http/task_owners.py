@@ -37,12 +37,12 @@ class TaskOwners:
     def __init__(self, make: Callable[[Sequence[str]], SharedOwner]) -> None:
         self._make = make
         self._entries: dict[tuple[str, ...], _Entry] = {}
-        self._by_owner: dict[str, SharedOwner] = {}
         self._ending: set[asyncio.Future[None]] = set()
 
     def of_owner(self, owner_id: str) -> SharedOwner | None:
         """The shared owner with this id in the store."""
-        return self._by_owner.get(owner_id)
+        owners = (entry.shared_owner for entry in self._entries.values())
+        return next((it for it in owners if it.owner.id == owner_id), None)
 
     @contextlib.asynccontextmanager
     async def use(self, tasks: Sequence[str]) -> AsyncIterator[SharedOwner]:
@@ -74,27 +74,20 @@ class TaskOwners:
                 f"the same tasks in each request, or wait {IDLE:g} s",
                 headers={"retry-after": f"{IDLE:.0f}"},
             )
-        shared_owner = self._make(names)
-        entry = self._entries[names] = _Entry(shared_owner)
-        self._by_owner[shared_owner.owner.id] = shared_owner
+        entry = self._entries[names] = _Entry(self._make(names))
         return entry
 
     def _leave(self, names: tuple[str, ...], entry: _Entry) -> None:
         if self._entries.get(names) is not entry:
             return
         if entry.opened.done() and (entry.opened.cancelled() or entry.opened.exception()):
-            self._forget(names)
+            del self._entries[names]
             return
         loop = asyncio.get_running_loop()
         entry.closing = loop.call_later(IDLE, self._close, names)
 
-    def _forget(self, names: tuple[str, ...]) -> SharedOwner:
-        shared_owner = self._entries.pop(names).shared_owner
-        del self._by_owner[shared_owner.owner.id]
-        return shared_owner
-
     def _close(self, names: tuple[str, ...]) -> None:
-        ending = asyncio.ensure_future(self._forget(names).close())
+        ending = asyncio.ensure_future(self._entries.pop(names).shared_owner.close())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 

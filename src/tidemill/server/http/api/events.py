@@ -12,7 +12,6 @@ from tidemill.brokers.contract.inspection import totals_of
 from tidemill.core.clock import clock
 from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Record
-from tidemill.core.owner import Owner
 from tidemill.doctor.examine import problems
 from tidemill.server.http.api.queues import queue_out
 from tidemill.server.http.call import Call, Stream
@@ -58,7 +57,7 @@ async def get_health(call: Call) -> Health:
     ``ok`` is false if a finding is ``fail``. The findings are those of ``tidemill doctor``.
     """
     found = await call.backend.run(problems, call.backend.mill)
-    findings = [FindingOut(**msgspec.structs.asdict(finding)) for finding in found]
+    findings = msgspec.convert(found, list[FindingOut], from_attributes=True)
     return Health(not any(finding.status == "fail" for finding in found), findings)
 
 
@@ -68,20 +67,7 @@ async def list_workers(call: Call) -> Workers:
     if Feature.INSPECT not in broker.features:  # the broker knows only the owners of this process
         return Workers(None)
     owners = await call.backend.run(broker.owners)
-    return Workers([_worker(owner) for owner in owners])
-
-
-def _worker(owner: Owner) -> WorkerOut:
-    return WorkerOut(
-        id=owner.id,
-        kind=owner.kind,
-        name=owner.name,
-        host=owner.host,
-        pid=owner.pid,
-        started=owner.started,
-        queues=list(owner.queues),
-        concurrency=owner.concurrency,
-    )
+    return Workers(msgspec.convert(owners, list[WorkerOut], from_attributes=True))
 
 
 async def watch_queues(call: Call) -> Stream:

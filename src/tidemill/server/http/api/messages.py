@@ -106,7 +106,7 @@ async def hand_over(
     try:
         size = sum(size_of(job.lease) for job in found)
         if size > SMALL:
-            exchange.share.take(size)
+            exchange.hold(size)
         if any(job.envelope.links is not None for job in found):  # the results of parents are read
             shown = await backend.run(_shown, call, found, encode)
         else:

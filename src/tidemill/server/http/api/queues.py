@@ -109,7 +109,7 @@ async def purge_queue(call: Call, queue: str, query: PurgeQuery) -> Number:
 async def list_purges(call: Call, queue: str) -> PurgesOut:
     """List the purges of a queue that can be restored, the latest first."""
     found = await call.backend.run(call.backend.mill.queue(queue).purges)
-    return PurgesOut([PurgeOut(one.id, one.at, one.jobs) for one in found])
+    return PurgesOut(msgspec.convert(found, list[PurgeOut], from_attributes=True))
 
 
 async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:

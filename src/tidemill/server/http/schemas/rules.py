@@ -122,11 +122,5 @@ RULES: dict[str, list[dict[str, Any]]] = {
 }
 """The rules of each schema. All rules must hold."""
 
-
-def needs_fields(schema: str) -> bool:
-    """Whether a rule of a schema refuses an empty object: each way to obey the rule needs fields.
-
-    A schema may need fields by its types, too.
-    """
-    ways = [rule.get("anyOf", ()) for rule in RULES.get(schema, ())]
-    return any(one and all("required" in way for way in one) for one in ways)
+NEVER_EMPTY = frozenset({"AlterIn"})
+"""Schemas without a required field whose rules refuse an empty object."""
