@@ -134,20 +134,6 @@ def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> N
         assert (late.status, late.json["type"]) == (409, "urn:tidemill:problem:already-settled")
 
 
-def test_release_returns_a_message_and_an_error_counts(server: JobServer, queue: str) -> None:
-    server.post("/v1/jobs", {"queue": queue, "body": 1, "retries": 1})
-    (job,) = reserve(server, queue)
-    server.post(f"/v1/reservations/{job['receipt']}/release")
-    (job,) = reserve(server, queue)
-    assert job["attempt"] == 1  # it was given back uncounted
-    server.post(f"/v1/reservations/{job['receipt']}/release", {"error": "no"})
-    (job,) = reserve(server, queue, timeout=10)
-    assert job["attempt"] == 2
-    server.post(f"/v1/reservations/{job['receipt']}/release", {"error": "no again"})
-    found = server.get(f"/v1/jobs/{job['id']}").json
-    assert (found["state"], found["error"]) == ("failed", "no again")
-
-
 def test_a_buried_message_can_be_kicked(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     (job,) = reserve(server, queue)
@@ -166,14 +152,6 @@ def test_a_long_poll_ends_with_a_message(server: JobServer, queue: str) -> None:
     assert [job["body"] for job in poll.answer().json["jobs"]] == ["here"]
 
 
-def test_the_first_queue_is_emptied_before_the_second(server: JobServer, queue: str) -> None:
-    for name in ("b", "a"):
-        for n in range(2):
-            server.post("/v1/jobs", {"queue": f"{queue}-{name}", "body": [name, n]})
-    taken = reserve(server, f"{queue}-a", f"{queue}-b", count=4)
-    assert [job["body"] for job in taken] == [["a", 0], ["a", 1], ["b", 0], ["b", 1]]
-
-
 def test_many_are_acknowledged_at_once(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(20)]})
     receipts = [job["receipt"] for job in reserve(server, queue, count=20)]
@@ -181,17 +159,6 @@ def test_many_are_acknowledged_at_once(server: JobServer, queue: str) -> None:
     server.post(f"/v1/reservations/{receipts[1]}/release")
     done = server.post("/v1/ack", {"receipts": receipts}).json["done"]
     assert done == [True, False] + [True] * 18
-
-
-def test_a_client_that_left_gets_nothing(server: JobServer, queue: str) -> None:
-    # given a client that gave up its long poll
-    with pytest.raises(TimeoutError):
-        server.post("/v1/reserve", {"queues": [queue], "timeout": 60}, timeout=0.5)
-    # when a message comes
-    server.post("/v1/jobs", {"queue": queue, "body": 1})
-    # then the next client has it, the first time it is handed out
-    (job,) = reserve(server, queue, timeout=20)
-    assert job["attempt"] == 1
 
 
 def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:

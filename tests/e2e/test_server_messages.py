@@ -19,6 +19,7 @@ def settle(server: JobServer, job: dict[str, Any], act: str, body: Any = None) -
     return answer.status, answer.json["type"].rpartition(":")[2] if answer.data else ""
 
 
+@pytest.mark.everyday
 def test_a_release_with_an_error_counts_and_is_shown(server: JobServer) -> None:
     # given a message whose consumer fails
     server.post("/v1/jobs", {"queue": "fails", "id": "bad", "body": 1})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import lmdb
 import pytest
+from in_loop import in_loop
 from lmdb_desk import Gate
 
 from tidemill import BrokerUnavailable, Tidemill
@@ -91,8 +92,9 @@ async def take_and_settle(shared_owner: SharedOwner) -> bool:
 
 
 @pytest.fixture
-def mill(broker: LmdbBroker) -> Tidemill:
-    return Tidemill(broker.url)
+def mill(broker: LmdbBroker) -> Iterator[Tidemill]:
+    with Tidemill(broker.url) as mill:
+        yield mill
 
 
 class FullDisk:
@@ -117,83 +119,72 @@ def test_only_lmdb_reports_leases_before_their_commit() -> None:
         assert not isinstance(mill.broker, EarlyLeases)
 
 
-def test_clients_reserve_and_settle_in_one_commit(mill: Tidemill, broker: LmdbBroker) -> None:
-    async def main() -> None:
-        counting = Faulty(broker)
-        async with opened(counting) as (shared_owner, failed):
-            shared_owner._dispatcher._early_delay = PatientDelay(least=1)
-            await mill.queue("a").aput_many(range(20))
-            assert await take_and_settle(shared_owner)
-            assert counting.rounds == [(1, 1)]
-            assert all(await asyncio.gather(*[take_and_settle(shared_owner) for _ in range(4)]))
-            assert sum(taken for taken, _ in counting.rounds) == 5
-            assert not failed
-            (row,) = mill.queues()
-            assert (row.ready, row.running) == (15, 0)
-
-    with mill:
-        asyncio.run(main())
+@in_loop
+async def test_clients_reserve_and_settle_in_one_commit(mill: Tidemill, broker: LmdbBroker) -> None:
+    counting = Faulty(broker)
+    async with opened(counting) as (shared_owner, failed):
+        shared_owner._dispatcher._early_delay = PatientDelay(least=1)
+        await mill.queue("a").aput_many(range(20))
+        assert await take_and_settle(shared_owner)
+        assert counting.rounds == [(1, 1)]
+        assert all(await asyncio.gather(*[take_and_settle(shared_owner) for _ in range(4)]))
+        assert sum(taken for taken, _ in counting.rounds) == 5
+        assert not failed
+        (row,) = mill.queues()
+        assert (row.ready, row.running) == (15, 0)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_failed_commit_takes_back_the_jobs_of_its_clients(
+@in_loop
+async def test_a_failed_commit_takes_back_the_jobs_of_its_clients(
     mill: Tidemill, broker: LmdbBroker, again: bool
 ) -> None:
     """Its tokens are given to others then: what is said of it must not reach their jobs."""
-
-    async def main() -> None:
-        async with opened(Faulty(broker, 1, again=again)) as (shared_owner, failed):
-            await mill.queue("a").aput("x", id="one")
-            await mill.queue("b").aput("y", id="another")
-            [lost] = await shared_owner.reserve(["a"], 1, 30)
-            while not failed:
-                await asyncio.sleep(0.005)
-            assert failed == [lost.commit]
-            [job] = await shared_owner.reserve(["b"], 1, 30)
-            # done again, it was leased once more, for who does not wait any longer
-            assert (job.lease.token == lost.lease.token) is not again
-            assert not await shared_owner.settle(done(lost), lost.commit)
-            assert not await shared_owner.touch(lost.lease.token, commit=lost.commit)
-            shared_owner.give_back(lost.lease.token, lost.commit)
-            assert await shared_owner.touch(job.lease.token, commit=job.commit)
-            assert broker.get("one") is not None
-            assert await shared_owner.settle(done(job), job.commit)
-
-    with mill:
-        asyncio.run(main())
+    async with opened(Faulty(broker, 1, again=again)) as (shared_owner, failed):
+        await mill.queue("a").aput("x", id="one")
+        await mill.queue("b").aput("y", id="another")
+        [lost] = await shared_owner.reserve(["a"], 1, 30)
+        while not failed:
+            await asyncio.sleep(0.005)
+        assert failed == [lost.commit]
+        [job] = await shared_owner.reserve(["b"], 1, 30)
+        # done again, it was leased once more, for who does not wait any longer
+        assert (job.lease.token == lost.lease.token) is not again
+        assert not await shared_owner.settle(done(lost), lost.commit)
+        assert not await shared_owner.touch(lost.lease.token, commit=lost.commit)
+        shared_owner.give_back(lost.lease.token, lost.commit)
+        assert await shared_owner.touch(job.lease.token, commit=job.commit)
+        assert broker.get("one") is not None
+        assert await shared_owner.settle(done(job), job.commit)
 
 
-def test_a_verdict_inside_a_failed_commit_is_not_stored(mill: Tidemill, broker: LmdbBroker) -> None:
-    async def main() -> None:
-        async with opened(Faulty(broker, 1)) as (shared_owner, failed):
-            shared_owner._dispatcher._early_delay = PatientDelay(least=1)
-            await mill.queue("a").aput("x", id="one")
-            assert not await take_and_settle(shared_owner)
-            assert len(failed) == 1
-            assert await take_and_settle(shared_owner)
-            assert broker.get("one") is None
+@in_loop
+async def test_a_verdict_inside_a_failed_commit_is_not_stored(
+    mill: Tidemill, broker: LmdbBroker
+) -> None:
+    async with opened(Faulty(broker, 1)) as (shared_owner, failed):
+        shared_owner._dispatcher._early_delay = PatientDelay(least=1)
+        await mill.queue("a").aput("x", id="one")
+        assert not await take_and_settle(shared_owner)
+        assert len(failed) == 1
+        assert await take_and_settle(shared_owner)
+        assert broker.get("one") is None
 
-    with mill:
-        asyncio.run(main())
 
-
-def test_a_message_with_ttr_0_is_withheld_until_the_commit(
+@in_loop
+async def test_a_message_with_ttr_0_is_withheld_until_the_commit(
     mill: Tidemill, broker: LmdbBroker
 ) -> None:
     """Else a failed commit would deliver it twice."""
-
-    async def main() -> None:
-        async with opened(Faulty(broker, 1)) as (shared_owner, _):
-            await mill.queue("a").aput("x", ttr=0)
-            [job] = await shared_owner.reserve(["a"], 1, 30)
-            assert job.commit is None
-            assert await shared_owner.reserve(["a"]) == []
-
-    with mill:
-        asyncio.run(main())
+    async with opened(Faulty(broker, 1)) as (shared_owner, _):
+        await mill.queue("a").aput("x", ttr=0)
+        [job] = await shared_owner.reserve(["a"], 1, 30)
+        assert job.commit is None
+        assert await shared_owner.reserve(["a"]) == []
 
 
-def test_limits_hold_for_jobs_reserved_and_settled_in_one_step(
+@in_loop
+async def test_limits_hold_for_jobs_reserved_and_settled_in_one_step(
     mill: Tidemill, broker: LmdbBroker
 ) -> None:
     limit = Limit(concurrency=1, name="one at a time")
@@ -201,64 +192,56 @@ def test_limits_hold_for_jobs_reserved_and_settled_in_one_step(
     @mill.task(queue="a", limit=limit)
     def work() -> None: ...
 
-    async def main() -> None:
-        async with opened(broker) as (shared_owner, _):
-            shared_owner._dispatcher._early_delay = PatientDelay(least=1)
-            for _ in range(3):
-                await work.aenqueue()
-            for _ in range(3):
-                assert await take_and_settle(shared_owner)
-            (row,) = mill.queues()
-            assert (row.ready, row.running) == (0, 0)
-            assert [found.running for found in broker.limits()] == [0]
-
-    with mill:
-        asyncio.run(main())
+    async with opened(broker) as (shared_owner, _):
+        shared_owner._dispatcher._early_delay = PatientDelay(least=1)
+        for _ in range(3):
+            await work.aenqueue()
+        for _ in range(3):
+            assert await take_and_settle(shared_owner)
+        (row,) = mill.queues()
+        assert (row.ready, row.running) == (0, 0)
+        assert [found.running for found in broker.limits()] == [0]
 
 
-def test_a_client_loses_a_job_when_a_put_in_its_commit_fails(
+@in_loop
+async def test_a_client_loses_a_job_when_a_put_in_its_commit_fails(
     mill: Tidemill, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # law 1: the commit of a put and of who gets it fails, and then that of the put by itself
     disk = FullDisk(monkeypatch)
-
-    async def main() -> None:
-        async with opened(broker) as (shared_owner, failed):
-            await mill.queue("b").aput("old", id="old")
-            [old] = await shared_owner.reserve(["b"], 1, 30)
-            shared_owner._dispatcher._early_delay = PatientDelay(least=1)
-            # given a put and somebody who waits for it, in one commit
-            await eventually(lambda: shared_owner._dispatcher.asleep)
-            gate = Gate(broker._store)
-            pending = broker._store.commits.pending
-            put = asyncio.ensure_future(mill.queue("a").aput("x", id="x"))
-            await eventually(lambda: len(pending) == 1)
-            taking = asyncio.ensure_future(shared_owner.reserve(["a"], 1, 30))
-            await eventually(lambda: len(pending) == 2)
-            # when
-            disk.coming = [False, True, True]  # that of the gate, that of both, that of the put
-            gate.open.set()
-            [lost] = await taking
-            old_and_lost = (
-                shared_owner.settle(done(old), old.commit),
-                shared_owner.settle(done(lost), lost.commit),
-            )
-            answers = await asyncio.gather(*old_and_lost)
-            # then it is told so, and what else was said in that moment is done
-            assert answers == [True, False]
-            assert failed == [lost.commit]
-            with pytest.raises(BrokerUnavailable):
-                await put
-            assert broker.get("x") is None is broker.get("old")
-            # and its word does not reach the job that has its token now
-            await mill.queue("a").aput("y", id="y")
-            [job] = await shared_owner.reserve(["a"], 1, 30)
-            assert job.lease.token == lost.lease.token
-            assert not await shared_owner.settle(done(lost), lost.commit)
-            assert await shared_owner.settle(done(job), job.commit)
-
-    with mill:
-        asyncio.run(main())
+    async with opened(broker) as (shared_owner, failed):
+        await mill.queue("b").aput("old", id="old")
+        [old] = await shared_owner.reserve(["b"], 1, 30)
+        shared_owner._dispatcher._early_delay = PatientDelay(least=1)
+        # given a put and somebody who waits for it, in one commit
+        await eventually(lambda: shared_owner._dispatcher.asleep)
+        gate = Gate(broker._store)
+        pending = broker._store.commits.pending
+        put = asyncio.ensure_future(mill.queue("a").aput("x", id="x"))
+        await eventually(lambda: len(pending) == 1)
+        taking = asyncio.ensure_future(shared_owner.reserve(["a"], 1, 30))
+        await eventually(lambda: len(pending) == 2)
+        # when
+        disk.coming = [False, True, True]  # that of the gate, that of both, that of the put
+        gate.open.set()
+        [lost] = await taking
+        old_and_lost = (
+            shared_owner.settle(done(old), old.commit),
+            shared_owner.settle(done(lost), lost.commit),
+        )
+        answers = await asyncio.gather(*old_and_lost)
+        # then it is told so, and what else was said in that moment is done
+        assert answers == [True, False]
+        assert failed == [lost.commit]
+        with pytest.raises(BrokerUnavailable):
+            await put
+        assert broker.get("x") is None is broker.get("old")
+        # and its word does not reach the job that has its token now
+        await mill.queue("a").aput("y", id="y")
+        [job] = await shared_owner.reserve(["a"], 1, 30)
+        assert job.lease.token == lost.lease.token
+        assert not await shared_owner.settle(done(lost), lost.commit)
+        assert await shared_owner.settle(done(job), job.commit)
 
 
 async def eventually(true: Callable[[], bool]) -> None:
