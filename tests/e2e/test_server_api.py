@@ -31,13 +31,6 @@ def queue(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-def reserve(server: JobServer, *queues: str, **more: Any) -> list[dict[str, Any]]:
-    answer = server.post("/v1/reserve", {"queues": list(queues), **more})
-    assert answer.status == 200, answer
-    jobs: list[dict[str, Any]] = answer.json["jobs"]
-    return jobs
-
-
 # -- putting --------------------------------------------------------------------------------------
 
 
@@ -51,7 +44,7 @@ def test_a_put_by_id_may_be_sent_again(server: JobServer, queue: str) -> None:
     # another under the same id is refused
     other = server.put(path, job | {"body": {"n": 2}})
     assert (other.status, other.json["job_id"]) == (409, "order/17")
-    assert len(reserve(server, queue, count=10)) == 1
+    assert len(server.reserve(queue, count=10)) == 1
 
 
 def test_a_number_of_retries_keeps_the_delays_of_the_served_app(tmp_path: Path) -> None:
@@ -82,9 +75,9 @@ def test_a_batch_is_put_whole_or_not_at_all(server: JobServer, queue: str) -> No
     jobs = [{"queue": queue, "body": n} for n in range(3)]
     bad = server.post("/v1/jobs/batch", {"jobs": [*jobs, {"queue": queue}]})
     assert (bad.status, bad.json["detail"][:8]) == (400, "jobs[3]:")
-    assert reserve(server, queue) == []
+    assert server.reserve(queue) == []
     assert server.post("/v1/jobs/batch", {"jobs": jobs}).status == 201
-    assert [job["body"] for job in reserve(server, queue, count=10)] == [0, 1, 2]
+    assert [job["body"] for job in server.reserve(queue, count=10)] == [0, 1, 2]
 
 
 def test_any_bytes_are_a_body(server: JobServer, queue: str) -> None:
@@ -93,7 +86,7 @@ def test_any_bytes_are_a_body(server: JobServer, queue: str) -> None:
     assert server.post(f"/v1/queues/{queue}/messages", b'{"a": [1]}', headers=JSON).status == 201
     encoded = {"queue": queue, "body": base64.b64encode(data).decode(), "encoding": "base64"}
     assert server.post("/v1/jobs", encoded).status == 201
-    first, second, third = reserve(server, queue, count=3)
+    first, second, third = server.reserve(queue, count=3)
     assert (base64.b64decode(first["body"]), first["encoding"]) == (data, "base64")
     assert (first["priority"], first["tags"]) == (1, ["a", "b"])
     assert (second["body"], second["encoding"]) == ({"a": [1]}, "json")
@@ -121,7 +114,7 @@ def test_keys_merge_over_http(server: JobServer, queue: str) -> None:
 
 def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1, "ttr": 30})
-    (job,) = reserve(server, queue)
+    (job,) = server.reserve(queue)
     assert (job["attempt"], job["ttr"]) == (1, 30)
     path = f"/v1/reservations/{job['receipt']}"
     assert server.post(f"{path}/touch", {"ttr": 60}).status == 204
@@ -136,12 +129,12 @@ def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> N
 
 def test_a_buried_message_can_be_kicked(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
-    (job,) = reserve(server, queue)
+    (job,) = server.reserve(queue)
     assert server.post(f"/v1/reservations/{job['receipt']}/bury", {"reason": "odd"}).status == 204
     failed = server.get(f"/v1/jobs?state=failed&queue={queue}").json["jobs"]
     assert [(f["id"], f["error"]) for f in failed] == [(job["id"], "odd")]
     assert server.post(f"/v1/queues/{queue}/kick").json == {"count": 1}
-    assert [j["id"] for j in reserve(server, queue)] == [job["id"]]
+    assert [j["id"] for j in server.reserve(queue)] == [job["id"]]
 
 
 def test_a_long_poll_ends_with_a_message(server: JobServer, queue: str) -> None:
@@ -154,7 +147,7 @@ def test_a_long_poll_ends_with_a_message(server: JobServer, queue: str) -> None:
 
 def test_many_are_acknowledged_at_once(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(20)]})
-    receipts = [job["receipt"] for job in reserve(server, queue, count=20)]
+    receipts = [job["receipt"] for job in server.reserve(queue, count=20)]
     assert server.post("/v1/ack", {"receipts": receipts[:1]}).json == {"done": [True]}
     server.post(f"/v1/reservations/{receipts[1]}/release")
     done = server.post("/v1/ack", {"receipts": receipts}).json["done"]
@@ -173,7 +166,7 @@ def test_requests_behind_a_long_poll(server: JobServer, queue: str) -> None:
             server.get("/health")  # by then it was read
     # then it gets nothing
     server.post("/v1/jobs", {"queue": queue, "body": "first"})
-    (job,) = reserve(server, queue, timeout=20)
+    (job,) = server.reserve(queue, timeout=20)
     assert (job["body"], job["attempt"]) == ("first", 1)
     # and one that stays gets an answer to each, in order, also to what it sends meanwhile
     with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
@@ -299,7 +292,7 @@ def test_a_waiting_job_gets_another_priority_and_queue(server: JobServer, queue:
     refused = server.post(f"/v1/jobs/{three}/alter", {"to_priority": 1})
     assert refused.status == 409
     assert "it was cancelled already" in refused.json["detail"]
-    assert reserve(server, target)[0]["id"] == one
+    assert server.reserve(target)[0]["id"] == one
     refused = server.post(f"/v1/jobs/{one}/alter", {"to_priority": 1})
     assert "it runs; only a job that waits" in refused.json["detail"]
 
@@ -310,7 +303,7 @@ def test_queues_are_paused_bounded_and_purged(server: JobServer, queue: str) -> 
     statuses = [server.post("/v1/jobs", {"queue": queue, "body": n}).status for n in range(3)]
     assert statuses == [201, 201, 429]
     assert server.post(f"/v1/queues/{queue}/pause").json["paused"] is True
-    assert reserve(server, queue) == []
+    assert server.reserve(queue) == []
     assert server.post(f"/v1/queues/{queue}/resume").json["paused"] is False
     assert server.post(f"/v1/queues/{queue}/purge").json == {"count": 2}
     assert server.get(f"/v1/queues/{queue}").json["size"] == 0
@@ -359,10 +352,10 @@ def test_limits_are_set_and_lifted(server: JobServer, queue: str) -> None:
     made = server.request("PATCH", path, said).json
     assert (made["rate"], made["burst"], made["breaker"]) == ("10/m", 1, breaker)
     server.post("/v1/jobs/batch", {"jobs": [{"queue": queue, "body": n} for n in range(3)]})
-    assert len(reserve(server, queue, count=3)) == 1
+    assert len(server.reserve(queue, count=3)) == 1
     lifted = server.request("PATCH", path, {"rate": None}).json
     assert (lifted["rate"], lifted["breaker"]) == (None, breaker)
-    assert len(reserve(server, queue, count=3)) == 2
+    assert len(server.reserve(queue, count=3)) == 2
     # what comes out goes in again
     assert server.request("PATCH", path, {"breaker": breaker}).json["breaker"] == breaker
     assert server.delete(path).json["breaker"] is None

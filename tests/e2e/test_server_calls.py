@@ -146,7 +146,7 @@ def fill(server: JobServer) -> None:
         assert server.post("/v1/jobs", given).status == 201, given
     assert server.post("/v1/jobs/cancelled/cancel").status == 204
     for queue, act in (("b", "bury"), ("a", "touch")):
-        (job,) = server.post("/v1/reserve", {"queues": [queue]}).json["jobs"]
+        (job,) = server.reserve(queue)
         assert server.post(f"/v1/reservations/{job['receipt']}/{act}", {}).status == 204
         NAMES["receipt"] = job["receipt"]
     schedule = {"task": "math.sqrt", "args": [2], "queue": "a", "every": 3600}

@@ -102,7 +102,7 @@ def test_pipelined_requests_are_answered_in_order(start: Start) -> None:
         answers = sock.makefile("rb").read()
     assert answers.count(b"HTTP/1.1 201 ") == 200
     assert answers.count(b"HTTP/1.1 200 ") == 1
-    got = server.post("/v1/reserve", {"queues": ["q"], "count": 200}).json["jobs"]
+    got = server.reserve("q", count=200)
     assert [job["body"] for job in got] == list(range(200))
 
 
@@ -154,7 +154,7 @@ def test_a_request_that_offers_an_upgrade_keeps_its_body(start: Start, name: str
 
 def bodies(server: JobServer) -> list[bytes]:
     """The messages of the queue q, as they were put."""
-    jobs = server.post("/v1/reserve", {"queues": ["q"], "count": 10}).json["jobs"]
+    jobs = server.reserve("q", count=10)
     assert all(job["encoding"] == "base64" for job in jobs), jobs
     return [base64.b64decode(job["body"]) for job in jobs]
 

@@ -9,8 +9,8 @@ from servers.http import JobServer
 
 
 def take(server: JobServer, queue: str, timeout: float = 10) -> dict[str, Any]:
-    (job,) = server.post("/v1/reserve", {"queues": [queue], "timeout": timeout}).json["jobs"]
-    return dict(job)
+    (job,) = server.reserve(queue, timeout=timeout)
+    return job
 
 
 def settle(server: JobServer, job: dict[str, Any], act: str, body: Any = None) -> tuple[int, str]:

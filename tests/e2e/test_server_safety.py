@@ -101,7 +101,7 @@ def test_a_second_signal_stops_at_once(start: Any) -> None:
 def test_an_open_request_is_finished_at_a_shutdown(start: Any) -> None:
     server = start()
     server.post("/v1/jobs", {"queue": "done", "body": 1})
-    (done,) = server.post("/v1/reserve", {"queues": ["done"]}).json["jobs"]
+    (done,) = server.reserve("done")
     assert server.post("/v1/ack", {"receipts": [done["receipt"]]}).json == {"done": [True]}
     request = server.begin("POST", "/v1/jobs", {"queue": "last", "body": "x" * 1000})
     request.send(request.body[:100])

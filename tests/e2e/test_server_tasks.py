@@ -216,7 +216,7 @@ def test_messages_and_tasks_of_one_queue_go_their_own_ways(server: JobServer, qu
     server.post("/v1/jobs", {"queue": queue, "id": f"{queue}-m", "body": 1})
     task = call(server, queue)
     assert [it["id"] for it in reserve(server, queue, count=5)] == [task]
-    (message,) = server.post("/v1/reserve", {"queues": [queue], "count": 5}).json["jobs"]
+    (message,) = server.reserve(queue, count=5)
     assert message["id"] == f"{queue}-m"
     answer = say(server, message, "complete", result=1)
     assert (answer.status, kind(answer)) == (400, "invalid-request")
@@ -454,7 +454,7 @@ def test_ready_reports_refused_puts(tmp_path: Path) -> None:
         answer = server.get("/ready")
         assert (answer.status, answer.json["status"]) == (200, "ready")
         assert "larger map_size" in answer.json["puts_refused"]
-        for message in server.post("/v1/reserve", {"queues": ["q"], "count": 100}).json["jobs"]:
+        for message in server.reserve("q", count=100):
             assert say(server, message, "ack").status == 204
         eventually(lambda: server.post("/v1/jobs", job).status == 201, "room for puts")
         assert server.get("/ready").json == {"status": "ready"}

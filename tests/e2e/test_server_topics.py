@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from servers.http import JobServer
 
 from tidemill.server import tokens
 from tidemill.server.tokens import Role
-
-
-def take(server: JobServer, queue: str) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = server.post("/v1/reserve", {"queues": [queue], "count": 100}).json[
-        "jobs"
-    ]
-    return jobs
 
 
 def test_a_published_message_reaches_each_bound_queue(server: JobServer) -> None:
@@ -28,7 +20,7 @@ def test_a_published_message_reaches_each_bound_queue(server: JobServer) -> None
 
     assert answer.status == 201
     assert [job["placed"] for job in answer.json["jobs"]] == ["created", "created"]
-    found = [*take(server, "mail"), *take(server, "audit")]
+    found = [*server.reserve("mail", count=100), *server.reserve("audit", count=100)]
     assert {job["id"] for job in found} == {job["id"] for job in answer.json["jobs"]}
     for job in found:
         assert (job["body"], job["priority"], job["tags"]) == ({"order": 17}, 5, ["t"])
@@ -76,7 +68,7 @@ def test_a_full_queue_refuses_all_copies(server: JobServer) -> None:
     server.request("PATCH", "/v1/queues/full", {"max_size": 1})
     assert server.post("/v1/topics/both/messages", 1).status == 201
     assert server.post("/v1/topics/both/messages", 2).status == 429
-    assert [job["body"] for job in take(server, "free")] == [1]
+    assert [job["body"] for job in server.reserve("free", count=100)] == [1]
 
 
 def test_roles_decide_who_binds_and_publishes(tmp_path: Path) -> None:

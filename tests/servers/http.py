@@ -129,6 +129,13 @@ class JobServer(Server):
         finally:
             connection.close()
 
+    def reserve(self, *queues: str, **more: Any) -> list[dict[str, Any]]:
+        """Messages of these queues."""
+        answer = self.post("/v1/reserve", {"queues": list(queues), **more})
+        assert answer.status == 200, answer
+        jobs: list[dict[str, Any]] = answer.json["jobs"]
+        return jobs
+
     def begin(self, method: str, path: str, body: Any = None) -> InHand:
         """A request that the server waits for the body of."""
         data = b"" if body is None else json.dumps(body).encode()

@@ -80,13 +80,6 @@ def test_a_server_is_ready_while_its_store_answers() -> None:
 
 
 @in_loop
-async def test_a_server_whose_store_refuses_puts_is_ready_and_reports_it() -> None:
-    pipeline, _ = served(lambda: {"puts_refused": "the disk has no room"})
-    told = {"status": "ready", "puts_refused": "the disk has no room"}
-    assert await ask(pipeline, "/ready") == (200, told)
-
-
-@in_loop
 async def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, answers = [], threading.Event()
 

@@ -239,11 +239,6 @@ def _anything(line: bytes, at: int) -> tuple[int | str, ...]:
     return ()
 
 
-def _id(line: bytes, at: int) -> tuple[int | str, ...]:
-    value, at = _number(line, at, _U64)
-    return (value, *_nothing(line, at))
-
-
 def _timeout(line: bytes, at: int) -> tuple[int | str, ...]:
     value, _ = _number(line, at, _INT)
     return (value,)
@@ -287,6 +282,8 @@ def _pause(line: bytes, at: int) -> tuple[int | str, ...]:
     except _Malformed:
         raise _Malformed("pause-tube") from None
 
+
+_id = _id_and_more()
 
 _Known = tuple[bytes, str, Callable[[bytes, int], tuple[int | str, ...]]]
 

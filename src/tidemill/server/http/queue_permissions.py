@@ -58,16 +58,6 @@ def check_put(
         raise _refused(exchange, "not put jobs with a limit, since a limit holds in all queues")
 
 
-def check_whole_store(exchange: Exchange) -> None:
-    """Check that the token is for all queues.
-
-    Raises:
-        Problem: the token is for some queues.
-    """
-    if allowed_queues(exchange):
-        raise _refused(exchange, "not a call that concerns the whole store")
-
-
 async def check_path(
     backend: Backend, exchange: Exchange, names: Sequence[str], values: Sequence[str], known: bool
 ) -> None:

@@ -8,11 +8,13 @@ from tidemill.server.http.api.jobs import options_of
 from tidemill.server.http.api.messages import value_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint, Raw
+from tidemill.server.http.exchange import require
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.queue_permissions import check_whole_store
 from tidemill.server.http.schemas.jobs import Placed, PlacedMany
 from tidemill.server.http.schemas.messages import BindingsOut, PublishQuery
 from tidemill.server.tokens import Role
+
+OPERATOR = Role.OPERATOR
 
 
 async def publish(call: Call, topic: str, query: PublishQuery, body: Raw) -> PlacedMany:
@@ -38,19 +40,18 @@ async def bind_queue(call: Call, queue: str, pattern: str) -> None:
 
     A token for some queues is refused: with a binding it could read messages for other queues.
     """
-    check_whole_store(call.exchange)
+    require(call.exchange.scope, OPERATOR)
     await call.backend.run(call.backend.queue(queue).bind, check_pattern(pattern))
 
 
 async def unbind_queue(call: Call, queue: str, pattern: str) -> None:
     """Delete a binding. The messages of the queue stay."""
-    check_whole_store(call.exchange)
+    require(call.exchange.scope, OPERATOR)
     bound = call.backend.queue(check_name("queue", queue))
     if not await call.backend.run(bound.unbind, check_pattern(pattern)):
         raise Problem("not-found", f"the queue {queue!r} is not bound to {pattern!r}")
 
 
-OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     Endpoint("POST", "/v1/topics/{topic}/messages", publish, OPERATOR, status=201, also=(507,)),
     Endpoint("GET", "/v1/queues/{queue}/bindings", list_bindings),
