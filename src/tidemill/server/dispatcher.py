@@ -252,7 +252,7 @@ class Dispatcher:
 
     def _exchange(self, want: Want | None) -> tuple[Reply, list[Answer]]:
         """Hand in verdicts and lease jobs; return the reply and the answers to the verdicts."""
-        self._drop_void_verdicts()
+        self._verdicts = self._without_void(self._verdicts)
         step = Step(
             self._owner.id,
             [it.verdict for it in self._verdicts if it.verdict is not None],
@@ -281,11 +281,10 @@ class Dispatcher:
         self._batch.learn(reply.leases)
         return reply, answers
 
-    def _drop_void_verdicts(self) -> None:
-        """Refuse verdicts on jobs that were lost with a failed commit."""
-        if void := [it for it in self._verdicts if it.is_void]:
-            self._refuse(void)
-            self._verdicts = [it for it in self._verdicts if not it.is_void]
+    def _without_void(self, verdicts: Sequence[PendingVerdict]) -> list[PendingVerdict]:
+        """Refuse verdicts on jobs that were lost with a failed commit; return the others."""
+        self._call_loop(_deliver, [(it.answer, False) for it in verdicts if it.is_void])
+        return [it for it in verdicts if not it.is_void]
 
     def _hand_out_reply(
         self, reply: Reply, want: Want | None, first: Sequence[Waiter]
@@ -369,16 +368,12 @@ class Dispatcher:
         if self._on_lost_commit is not None:
             self._call_loop(self._on_lost_commit, self._commit)
         self._commit = None
-        self._refuse([it for it in self._early_verdicts if it.is_void])
-        self._early_verdicts = [it for it in self._early_verdicts if not it.is_void]
+        self._early_verdicts = self._without_void(self._early_verdicts)
 
     def _answer(self, waiters: Sequence[Waiter]) -> None:
         for waiter in waiters:
             self._waiters.drop(waiter)
         self._call_loop(self._hand_over, waiters)
-
-    def _refuse(self, verdicts: Sequence[PendingVerdict]) -> None:
-        self._call_loop(_deliver, [(it.answer, False) for it in verdicts])
 
     def _call_loop(self, function: Callable[[Any], None], argument: Any) -> None:
         if argument:

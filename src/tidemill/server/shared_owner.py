@@ -168,9 +168,9 @@ class SharedOwner:
         self._dispatcher.send(PendingVerdict(verdict, None, answer, commit))
         return await answer
 
-    def settle_later(self, verdict: Verdict) -> None:
+    def settle_later(self, verdict: Verdict, commit: PendingCommit | None = None) -> None:
         """Settle a job without waiting for the answer."""
-        self._dispatcher.send(PendingVerdict(verdict, None, None, None))
+        self._dispatcher.send(PendingVerdict(verdict, None, None, commit))
 
     async def touch(
         self,
@@ -189,8 +189,7 @@ class SharedOwner:
 
     def give_back(self, token: int, commit: PendingCommit | None = None) -> None:
         """Release the job of a client that has left, without waiting for the answer."""
-        verdict = Verdict(token, Outcome.RELEASE)
-        self._dispatcher.send(PendingVerdict(verdict, None, None, commit))
+        self.settle_later(Verdict(token, Outcome.RELEASE), commit)
 
     def give_all_back(self, jobs: Sequence[ReservedJob]) -> None:
         """Release several jobs of clients that have left."""

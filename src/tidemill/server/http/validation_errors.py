@@ -60,12 +60,9 @@ def _helped(text: str, kinds: list[inspect.Type]) -> str:
             text = f"expected {', '.join(most)} or {last}, got {wrong[1][:80]}"
             return f"{text}; {near}" if near else text
         if isinstance(kind, inspect.StructType) and (unknown := _NO_FIELD.match(text)):
-            return _nearest(unknown[1], [field.encode_name for field in kind.fields])
+            name, known = unknown[1][:80], [field.encode_name for field in kind.fields]
+            return f"unknown field {name}; {hint(name, known)}"
     return text
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    return f"unknown field {name[:80]}; {hint(name[:80], known)}"
 
 
 def _at(shape: Any, place: str) -> list[inspect.Type]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -171,36 +170,28 @@ async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
 
     The limit of a task has the name of the task, unless the code gives another name.
     """
-    return await _set_limit(
-        call, name, False, lambda m: m.limits.set(name, **_settings_in(body)), body
-    )
+    return await _set_limit(call, name, False, body)
 
 
 async def change_queue_limit(call: Call, queue: str, body: QueueLimitIn) -> LimitOut:
     """Change the limit of a queue. The change applies at once, to all workers."""
-    settings = _settings_in(body)
-    return await _set_limit(
-        call, queue, True, lambda m: m.limits.set_queue(queue, **settings), body
-    )
+    return await _set_limit(call, queue, True, body)
 
 
 async def reset_limit(call: Call, name: str) -> LimitOut:
     """Reset a limit to the settings that code declares."""
-    return await _set_limit(call, name, False, lambda m: m.limits.reset(name))
+    return await _set_limit(call, name, False)
 
 
 async def reset_queue_limit(call: Call, queue: str) -> LimitOut:
     """Reset the limit of a queue to the settings that code declares."""
-    return await _set_limit(call, queue, True, lambda m: m.limits.reset_queue(queue))
+    return await _set_limit(call, queue, True)
 
 
 async def _set_limit(
-    call: Call,
-    name: str,
-    of_queue: bool,
-    change: Callable[[Tidemill], None],
-    body: LimitIn | None = None,
+    call: Call, name: str, of_queue: bool, body: LimitIn | None = None
 ) -> LimitOut:
+    """Set a limit, or reset it without a body."""
     mill = call.backend.mill
 
     def find() -> LimitOut | None:
@@ -213,7 +204,11 @@ async def _set_limit(
             raise _no_limit(name)
         if body is not None and _lacks_rate(body, row):
             raise Problem("conflict", f"burst: the limit {name!r} has no rate; give a rate, too")
-        change(mill)
+        limits = mill.limits
+        if body is None:
+            (limits.reset_queue if of_queue else limits.reset)(name)
+        else:
+            (limits.set_queue if of_queue else limits.set)(name, **_settings_in(body))
         if (row := find()) is None:
             raise _no_limit(name)
         return row
