@@ -14,11 +14,6 @@ class Response:
         ValueError: the bytes are not a response.
     """
 
-    __slots__ = (
-        *("_fed", "_head", "_parser", "_parts"),
-        *("body", "headers", "keeps", "status", "whole"),
-    )
-
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
-from tidemill.server.beanstalk.client import Client, Reservation
+from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.parser import NOT_FOUND, yaml_reply
 from tidemill.server.beanstalk.shared_state import PortState
 
@@ -83,10 +83,9 @@ def _time_left(port: PortState, number: int, record: Record) -> int:
         return max(0, int(record.due - clock.wall()))
     if record.state is not State.RUNNING:
         return 0
-    reservations = (client.reservations.get(number) for client in port.clients)
-    reservation: Reservation | None = next(
-        (reservation for reservation in reservations if reservation), None
-    )
+    holders = (client for client in port.clients if number in client.reservations)
+    holder = next(holders, None)
+    reservation = holder.reservations[number] if holder is not None else None
     if reservation is None or not reservation.ttr:  # the job is not reserved at this port
         return 0
     return max(0, int(reservation.deadline - time.monotonic()))

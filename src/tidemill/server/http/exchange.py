@@ -20,11 +20,8 @@ from tidemill.server.tokens import Role, Token
 
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,100}")
 _HEADERS = frozenset(
-    {
-        *(b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-request-id"),
-        *(b"content-encoding", b"content-length", b"content-type", b"transfer-encoding"),
-        *(b"accept", b"cookie"),
-    }
+    b"host origin sec-fetch-site authorization x-request-id accept cookie content-encoding "
+    b"content-length content-type transfer-encoding".split()
 )
 _LISTS = frozenset({b"accept", b"content-encoding", b"transfer-encoding"})
 """Headers that a request may repeat. All others of these headers have one value."""

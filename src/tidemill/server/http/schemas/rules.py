@@ -33,7 +33,8 @@ def _decoded(field: str, *needed: str) -> dict[str, Any]:
 _MESSAGE = {
     "title": "A message",
     **_fields(
-        *("queue", "body"),
+        "queue",
+        "body",
         queue=_TEXT,
         task=_NULL,
         args={"maxItems": 0},
@@ -101,7 +102,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
                 _fields("cron", cron=_TEXT, every=_NULL, at=_NULL),
                 _fields("every", every=_MOMENT, cron=_NULL, at=_NULL),
                 _fields(
-                    *("at",),
+                    "at",
                     at=_MOMENT,
                     cron=_NULL,
                     every=_NULL,
