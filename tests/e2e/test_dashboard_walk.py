@@ -18,9 +18,9 @@ from servers.http import JobServer
 from tidemill import Limit, chain, group
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import new_id
-from tidemill.dashboard import bulk_notes, bulk_run
+from tidemill.dashboard import bulk
+from tidemill.dashboard.bulk import Bulk
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.job_query import parse
 from tidemill.dashboard.routes import Route, routes_at
 
 APP = """
@@ -95,8 +95,9 @@ def fill(place: Place) -> None:
     if Feature.INSPECT in features:
         eventually(lambda: len(list(place.mill.jobs(state="scheduled", queue="mail"))) == 1)
     if Feature.HISTORY in features:
-        bulk = bulk_run.start(place.mill, "cancel", parse("queue:nothing"), "anna")
-        eventually(lambda: bulk_notes.get(place.mill, bulk.id).state == "done")
+        one = Bulk(id=new_id(), action="cancel", query="queue:nothing", who="anna")
+        bulk.start(place.mill, one)
+        eventually(lambda: bulk.get(place.mill, one.id).state == "done")
 
 
 class Walker:

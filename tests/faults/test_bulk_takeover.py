@@ -15,9 +15,9 @@ from servers import postgres_store, redis_url
 
 from tidemill import Fail, Tidemill
 from tidemill.core.clock import new_id
-from tidemill.dashboard import bulk_notes, bulk_run
+from tidemill.dashboard import bulk
 from tidemill.dashboard.audit import notes
-from tidemill.dashboard.bulk_notes import Bulk
+from tidemill.dashboard.bulk import Bulk
 from tidemill.testing import run_all
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -29,10 +29,9 @@ STORES: dict[str, Callable[[Path], str]] = {
 RUNNER = """
 import signal, sys, threading
 from tidemill import Tidemill
-from tidemill.dashboard import bulk_notes, bulk_run
-from tidemill.dashboard.job_query import parse
+from tidemill.dashboard import bulk
 
-act, sent = bulk_run.act, [0]
+act, sent = bulk.act, [0]
 
 def hit(when):
     if when == sys.argv[2] and sent[0] == 2:  # at the second piece
@@ -46,9 +45,9 @@ def act_on(*args):
     hit("after")
     return done
 
-bulk_run.act = act_on
+bulk.act = act_on
 mill = Tidemill(sys.argv[1])
-bulk = bulk_run.start(mill, "retry", parse("state:failed"), "anna", rate=5, expected=12)
+bulk.start(mill, bulk.Bulk(id=sys.argv[4], action="retry", query="state:failed", rate=5))
 for thread in threading.enumerate():
     if thread.name.startswith("bulk-"):
         thread.join()
@@ -70,7 +69,7 @@ def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
 
 def runner(mill: Tidemill, when: str, how: str) -> subprocess.Popen[bytes]:
     """A process with an operation on 12 jobs, stopped or killed at the second piece of 5 jobs."""
-    command = [sys.executable, "-c", RUNNER, mill.url, when, how]
+    command = [sys.executable, "-c", RUNNER, mill.url, when, how, new_id()]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     return process
@@ -78,16 +77,16 @@ def runner(mill: Tidemill, when: str, how: str) -> subprocess.Popen[bytes]:
 
 def taken_over(mill: Tidemill) -> Bulk:
     """The operation after another runner has gone on with it."""
-    [bulk] = bulk_notes.operations(mill)
-    bulk.beat -= 60
-    assert bulk.shown_state == "interrupted"
-    bulk.rate = 0
-    bulk_run.resume(mill, bulk)
+    [one] = bulk.operations(mill)
+    one.beat -= 60
+    assert one.shown_state == "interrupted"
+    one.rate = 0
+    bulk.resume(mill, one)
     for thread in threading.enumerate():
         if thread.name.startswith("bulk-"):
             thread.join(60)
             assert not thread.is_alive()
-    return bulk_notes.get(mill, bulk.id)
+    return bulk.get(mill, one.id)
 
 
 def states(mill: Tidemill) -> list[str]:
@@ -98,7 +97,7 @@ def test_a_stopped_runner_that_comes_back_ends(mill: Tidemill) -> None:
     with runner(mill, "after", "SIGSTOP") as process:
         try:
             # given a runner that is stopped after an act, and another runner that goes on
-            bulk = taken_over(mill)
+            one = taken_over(mill)
             # when
             process.send_signal(signal.SIGCONT)
             _, errors = process.communicate(timeout=120)
@@ -106,8 +105,8 @@ def test_a_stopped_runner_that_comes_back_ends(mill: Tidemill) -> None:
             process.kill()
     # then
     assert process.returncode == 0, errors
-    assert bulk.state == "done"
-    assert bulk_notes.get(mill, bulk.id) == bulk
+    assert one.state == "done"
+    assert bulk.get(mill, one.id) == one
     assert states(mill) == ["ready"] * 12
     assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
 
@@ -116,6 +115,6 @@ def test_a_repeated_piece_leaves_out_jobs_that_failed_again(mill: Tidemill) -> N
     with runner(mill, "after", "SIGKILL"):
         pass
     run_all(mill)  # the 10 retried jobs fail again
-    bulk = taken_over(mill)
-    assert bulk.state == "done"
+    one = taken_over(mill)
+    assert one.state == "done"
     assert sorted(states(mill)) == ["failed"] * 10 + ["ready"] * 2

@@ -10,14 +10,12 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
-from tidemill.core.job import WAITING_STATES, Record, State
+from tidemill.core.job import WAITING_STATES, State
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.target import Target
 
 RETRY_FIRST = 5
 """The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
-
-HAS_ALREADY = "it has this queue and priority already"
 
 _EXPLAINED = 20
 
@@ -117,14 +115,5 @@ def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
     if name == "retry":
         return why_not_run(mill.runtime, record).replace(f" {record.envelope.key!r}", "")
     if name == "alter":
-        if has(record, target):
-            return HAS_ALREADY
         return why_not_altered(record, target.queue)
     return f"it {record.state} already" if record.state.finished else f"it is {record.state}"
-
-
-def has(record: Record, target: Target) -> bool:
-    """True for a job that waits with the target's priority and queue."""
-    has_rank = target.rank in (None, record.rank)
-    has_queue = target.queue in (None, record.envelope.queue)
-    return has_rank and has_queue and record.state in WAITING_STATES

@@ -16,7 +16,7 @@ from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNumbers, latest_of
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
-from tidemill.dashboard import bulk_run
+from tidemill.dashboard import bulk
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.problems import has_tasks, worker_command
 from tidemill.dashboard.roles import Role
@@ -312,8 +312,8 @@ def restore(page: Page, name: str) -> Response:
     purges = {one.id: one for one in list_purges(page.mill.broker, name)}
     counts = [one.jobs for one in purges.values()]  # a restore reads the jobs of all purges
     if purge_id in purges and (0 in counts or sum(counts) > _RESTORED_AT_ONCE):
-        bulk = bulk_run.start_restore(page.mill, purges[purge_id], page.user.name)
-        return page.redirect(page.url("/bulk/{}", bulk.id))
+        one = bulk.start_restore(page.mill, purges[purge_id], page.user.name)
+        return page.redirect(page.url("/bulk/{}", one.id))
     restored = restore_jobs(page.mill.broker, name, purge_id)
     page.audit("restored queue", name, restored.jobs)
     text = f"{_jobs_were(restored.jobs)} restored to queue {name}."

@@ -12,11 +12,12 @@ import pytest
 from dashboard_desk import Visitor, read
 
 from tidemill import Fail, Tidemill
+from tidemill.core.clock import new_id
 from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import GROUP, State
-from tidemill.dashboard import bulk_notes, bulk_run, queues
+from tidemill.dashboard import bulk, queues
 from tidemill.dashboard.audit import notes
-from tidemill.dashboard.bulk_notes import Bulk
+from tidemill.dashboard.bulk import Bulk
 from tidemill.dashboard.job_actions import Done, act
 from tidemill.dashboard.job_query import parse
 from tidemill.testing import run_all
@@ -27,8 +28,8 @@ broken = threading.Event()
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation soon sees the wish to stop, and the ends of the jobs that it retried first."""
-    monkeypatch.setattr(bulk_run, "_LOOK_EVERY", 0.02)
-    monkeypatch.setattr(bulk_run, "_PROBE_EVERY", 0.02)
+    monkeypatch.setattr(bulk, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(bulk, "_PROBE_EVERY", 0.02)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def ended(mill: Tidemill, bulk_id: str) -> Bulk:
         if thread.name == f"bulk-{bulk_id[-8:]}":
             thread.join(30)
             assert not thread.is_alive()
-    return bulk_notes.get(mill, bulk_id)
+    return bulk.get(mill, bulk_id)
 
 
 def states(mill: Tidemill) -> set[str]:
@@ -88,20 +89,20 @@ def test_an_empty_search_is_refused(anna: Visitor, path: str) -> None:
 
 
 def test_a_search_means_the_states_in_which_the_action_makes_sense() -> None:
-    retry = bulk_run.narrowed(parse("queue:mail"), "retry")
+    retry = bulk.narrowed(parse("queue:mail"), "retry")
     assert str(retry) == "queue:mail state:failed"
-    cancel = bulk_run.narrowed(parse("queue:mail"), "cancel")
+    cancel = bulk.narrowed(parse("queue:mail"), "cancel")
     assert cancel.states == {State.WAITING, State.SCHEDULED, State.READY, State.RUNNING}
-    assert str(bulk_run.narrowed(parse("queue:mail"), "delete")) == "queue:mail"
-    again = bulk_run.narrowed(retry, "retry")
+    assert str(bulk.narrowed(parse("queue:mail"), "delete")) == "queue:mail"
+    again = bulk.narrowed(retry, "retry")
     assert again == retry
 
 
 def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor) -> None:
     failed_jobs(mill, 30)
     bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="30")
-    bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done, bulk.refused) == ("done", 30, 0)
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done, one.refused) == ("done", 30, 0)
     assert states(mill) == {State.READY}
     assert [(n.what, n.count) for n in reversed(notes(mill))] == [
         ("started bulk retry", 30),
@@ -110,7 +111,7 @@ def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor
     assert "done" in words(anna.get(f"/bulk/{bulk_id}"))
     assert "30 of 30" in words(anna.get("/bulk"))
     assert anna.act(f"/bulk/{bulk_id}/forget").startswith("ok")
-    assert bulk_notes.operations(mill) == []
+    assert bulk.operations(mill) == []
 
 
 def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Visitor) -> None:
@@ -123,9 +124,9 @@ def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Vis
     # when
     form = {"to_queue": "slow", "to_priority": "-5", "rate": "0", "expected": "31"}
     bulk_id = started(anna, act="alter", q="queue:mail", **form)
-    bulk = ended(mill, bulk_id)
+    one = ended(mill, bulk_id)
     # then
-    assert (bulk.state, bulk.done, bulk.refused) == ("done", 31, 0)
+    assert (one.state, one.done, one.refused) == ("done", 31, 0)
     records = [mill.job(i).refresh() for i in (*ids, later)]
     assert {(r.envelope.queue, r.public()["priority"]) for r in records} == {("slow", -5)}
     assert records[-1].state is State.SCHEDULED
@@ -136,40 +137,22 @@ def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Vis
     assert "queue slow, priority -5" in words(anna.get(f"/bulk/{bulk_id}"))
 
 
-def test_a_gentle_operation_is_stopped_and_goes_on_where_it_stopped(
-    mill: Tidemill, anna: Visitor
-) -> None:
-    failed_jobs(mill, 20)
-    bulk_id = started(anna, act="delete", q="state:failed", rate="5", expected="20")
-    anna.post(f"/bulk/{bulk_id}/stop")
-    bulk = ended(mill, bulk_id)
-    assert bulk.state == "stopped"
-    assert bulk.done in (0, 5)
-    left = len(list(mill.jobs()))
-    assert left == 20 - bulk.done
-    bulk.rate = 0
-    bulk_run.resume(mill, bulk)
-    assert ended(mill, bulk_id).done == 20
-    assert not list(mill.jobs())
-
-
 def test_an_operation_outlives_its_process(make_mill: Any) -> None:
     # given an app whose process ends in the middle
     first = make_mill()
     if first.url.startswith("memory"):
         return  # another process sees no jobs of memory://
-    first.enqueue_many([first.call("shop.pay", n).using(queue="q") for n in range(0)])
     jobs = [first.queue("q").put(n).id for n in range(12)]
-    bulk = bulk_run.start(first, "delete", parse("queue:q"), "anna", rate=4, expected=12)
+    one = bulk.start(first, Bulk(id=new_id(), action="delete", query="queue:q", rate=4))
     first.close()
     # then another process finds it interrupted, and resumes it
     second = make_mill()
-    bulk = bulk_notes.get(second, bulk.id)
-    bulk.beat -= 60
-    assert bulk.shown_state == "interrupted"
-    bulk.rate = 0
-    bulk_run.resume(second, bulk)
-    assert ended(second, bulk.id).state == "done"
+    one = bulk.get(second, one.id)
+    one.beat -= 60
+    assert one.shown_state == "interrupted"
+    one.rate = 0
+    bulk.resume(second, one)
+    assert ended(second, one.id).state == "done"
     assert [second.broker.get(job_id) for job_id in jobs] == [None] * 12
 
 
@@ -181,9 +164,9 @@ def test_the_others_follow_only_when_the_first_succeed(mill: Tidemill, anna: Vis
     while mill.queue("default").size() < 3:
         pass
     run_all(mill)
-    bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done) == ("stopped", 3)
-    assert "of the first 3 jobs failed again" in bulk.text
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("stopped", 3)
+    assert "of the first 3 jobs failed again" in one.text
     # and jobs that succeed
     broken.clear()
     bulk_id = started(anna, **form)
@@ -191,17 +174,6 @@ def test_the_others_follow_only_when_the_first_succeed(mill: Tidemill, anna: Vis
         pass
     run_all(mill)
     assert ended(mill, bulk_id).done == 10
-
-
-def test_a_running_operation_cannot_be_forgotten_or_resumed(mill: Tidemill, anna: Visitor) -> None:
-    failed_jobs(mill, 3)
-    bulk_id = started(anna, act="delete", q="state:failed", rate="1")
-    bulk = bulk_notes.get(mill, bulk_id)
-    for change in (bulk_notes.forget, bulk_run.resume):
-        with pytest.raises(InvalidOption):
-            change(mill, bulk)
-    anna.post(f"/bulk/{bulk_id}/stop")
-    ended(mill, bulk_id)
 
 
 @pytest.mark.parametrize("form", [{"rate": "-1"}, {"rate": "fast"}, {"first": "9999999"}])
@@ -227,19 +199,19 @@ def test_an_operation_that_goes_on_does_not_count_a_job_twice(
 
     def act_and_stop(*args: Any) -> Done:
         done = act(*args)
-        [bulk] = bulk_notes.operations(mill)
-        bulk_notes.request_stop(mill, bulk)
+        [one] = bulk.operations(mill)
+        anna.post(f"/bulk/{one.id}/stop")
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(bulk_run, "act", act_and_stop)
+        patch.setattr(bulk, "act", act_and_stop)
         bulk_id = started(anna, act="retry", q="state:failed", rate="5", expected="8")
-        bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done) == ("stopped", 5)
+        one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("stopped", 5)
     run_all(mill)  # these jobs fail again
-    bulk_run.resume(mill, bulk)
-    bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done) == ("done", 8)
+    bulk.resume(mill, one)
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("done", 8)
 
 
 def test_a_search_is_shown_as_the_user_typed_it(mill: Tidemill, anna: Visitor) -> None:
@@ -261,20 +233,20 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     halted, goes_on = threading.Event(), threading.Event()
 
     def halt(*args: Any) -> None:
-        monkeypatch.setattr(bulk_run, "hear", hear)
+        monkeypatch.setattr(bulk._Runner, "_go_on", look)
         halted.set()
         assert goes_on.wait(60)
-        hear(*args)
+        look(*args)
 
-    hear = bulk_run.hear
-    monkeypatch.setattr(bulk_run, "hear", halt)
+    look = bulk._Runner._go_on
+    monkeypatch.setattr(bulk._Runner, "_go_on", halt)
     bulk_id = started(anna, act="retry", q="state:failed", rate="0", expected="8")
     assert halted.wait(60)
     [silent] = [thread for thread in threading.enumerate() if thread.name.startswith("bulk-")]
     # and another runner that has retried all jobs, which failed again
-    bulk = bulk_notes.get(mill, bulk_id)
-    bulk.beat -= 60
-    bulk_run.resume(mill, bulk)
+    one = bulk.get(mill, bulk_id)
+    one.beat -= 60
+    bulk.resume(mill, one)
     for thread in threading.enumerate():
         if thread.name.startswith("bulk-") and thread is not silent:
             thread.join(60)
@@ -284,8 +256,8 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     silent.join(60)
     # then
     assert states(mill) == {State.FAILED}
-    bulk = bulk_notes.get(mill, bulk_id)
-    assert (bulk.state, bulk.done, bulk.refused) == ("done", 8, 0)
+    one = bulk.get(mill, bulk_id)
+    assert (one.state, one.done, one.refused) == ("done", 8, 0)
     assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
 
 
@@ -294,11 +266,13 @@ def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
     bulk_id = started(anna, act="retry", q="state:failed", rate="1", expected="3")
     anna.post(f"/bulk/{bulk_id}/stop")
     ended(mill, bulk_id)
-    first, second = bulk_notes.get(mill, bulk_id), bulk_notes.get(mill, bulk_id)
-    bulk_run.resume(mill, first)
-    for change in (bulk_notes.forget, bulk_run.resume):
+    first, second = bulk.get(mill, bulk_id), bulk.get(mill, bulk_id)
+    bulk.resume(mill, first)
+    for change in (bulk.forget, bulk.resume):
         with pytest.raises(InvalidOption, match="somebody else has changed"):
             change(mill, second)
+        with pytest.raises(InvalidOption, match=r"stop the operation|nothing to resume"):
+            change(mill, bulk.get(mill, bulk_id))
     anna.post(f"/bulk/{bulk_id}/stop")
     ended(mill, bulk_id)
 
@@ -312,24 +286,13 @@ def test_a_failed_act_leaves_its_place(
         raise BrokerUnavailable("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bulk_run, "act", fail)
+        patch.setattr(bulk, "act", fail)
         bulk_id = started(anna, act="retry", q="state:failed", rate="20", expected="3")
-        bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.text) == ("failed", "the store is away")
-    bulk_run.resume(mill, bulk)
-    bulk = ended(mill, bulk_id)
-    assert (bulk.state, bulk.done) == ("done", len(ids))
-
-
-def test_a_job_that_has_the_queue_already_is_not_counted(mill: Tidemill, anna: Visitor) -> None:
-    jobs = [mill.queue("mail").put(n) for n in range(6)]
-    assert jobs[0].alter(queue="slow")
-    form = {"to_queue": "slow", "rate": "0", "expected": "6"}
-    bulk = ended(mill, started(anna, act="alter", q="state:ready", **form))
-    assert (bulk.done, bulk.refused) == (5, 1)
-    again = ended(mill, started(anna, act="alter", q="queue:slow", **form))
-    assert (again.done, again.refused) == (0, 6)
-    assert again.reasons == {"it has this queue and priority already": 6}
+        one = ended(mill, bulk_id)
+    assert (one.state, one.text) == ("failed", "the store is away")
+    bulk.resume(mill, one)
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("done", len(ids))
 
 
 # -- the restore of a purge ------------------------------------------------------------------------
@@ -356,12 +319,12 @@ def test_a_large_purge_is_restored_in_the_background(
     monkeypatch.setattr(queues, "_RESTORED_AT_ONCE", 599)
     purge_id = purged(mill, 600)
     # when
-    bulk = ended(mill, restored(anna, purge_id))
+    one = ended(mill, restored(anna, purge_id))
     # then all jobs are back, the page tells so, and the purge is off the list
-    assert (bulk.state, bulk.done, bulk.refused, bulk.expected) == ("done", 600, 0, 600)
+    assert (one.state, one.done, one.refused, one.expected) == ("done", 600, 0, 600)
     assert mill.queue("mail").size() == 600
     assert mill.queue("mail").purges() == []
-    assert "Restore a purge done" in words(anna.get(f"/bulk/{bulk.id}"))
+    assert "Restore a purge done" in words(anna.get(f"/bulk/{one.id}"))
     assert "Restore a purge done" in words(anna.get("/bulk"))
     found = [(note.what, note.count) for note in notes(mill)]
     assert found[:2] == [
@@ -373,19 +336,22 @@ def test_a_large_purge_is_restored_in_the_background(
 def test_an_interrupted_restore_goes_on_where_it_stopped(
     mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a restore whose process dies after the first piece
+    # given a restore whose process ends after the first piece
+    def end_after_a_piece(runner: bulk._Runner, seconds: float = 0.0) -> None:
+        if runner._bulk.done:
+            raise bulk._LeftError
+
     monkeypatch.setattr(queues, "_RESTORED_AT_ONCE", 599)
     purge_id = purged(mill, 600)
-    monkeypatch.setattr(bulk_run._Runner, "_goes_on", lambda *_: False)
-    monkeypatch.setattr(bulk_run._Runner, "_end", lambda *_: None)
-    bulk = ended(mill, restored(anna, purge_id))
-    assert (bulk.state, bulk.done) == ("running", 500)
+    monkeypatch.setattr(bulk._Runner, "_go_on", end_after_a_piece)
+    one = ended(mill, restored(anna, purge_id))
+    assert (one.state, one.done) == ("running", 500)
     monkeypatch.undo()
-    monkeypatch.setattr(bulk_notes.Bulk, "shown_state", "interrupted")
+    monkeypatch.setattr(bulk.Bulk, "shown_state", "interrupted")
     # when somebody resumes the restore
-    anna.act(f"/bulk/{bulk.id}/resume")
+    anna.act(f"/bulk/{one.id}/resume")
     # then the other jobs are back, too, each once
     monkeypatch.undo()
-    bulk = ended(mill, bulk.id)
-    assert (bulk.state, bulk.done, bulk.refused) == ("done", 600, 0)
+    one = ended(mill, one.id)
+    assert (one.state, one.done, one.refused) == ("done", 600, 0)
     assert mill.queue("mail").size() == 600

@@ -10,9 +10,10 @@ import pytest
 from dashboard_desk import ANNA, Visitor, read
 
 from tidemill import Tidemill
-from tidemill.dashboard import audit, bulk_run
+from tidemill.core.clock import new_id
+from tidemill.dashboard import audit, bulk
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.job_query import parse, without_values
+from tidemill.dashboard.job_query import without_values
 from tidemill.dashboard.roles import Role, User
 
 SECRETS = "key:secret-1 args:secret-2"
@@ -42,11 +43,11 @@ def words(text: str) -> str:
 
 def ended_bulk(mill: Tidemill, query: str) -> str:
     """The id of an operation on all jobs that match, which has ended."""
-    bulk = bulk_run.start(mill, "delete", parse(query), "anna")
+    one = bulk.start(mill, bulk.Bulk(id=new_id(), action="delete", query=query, who="anna"))
     for thread in threading.enumerate():
-        if thread.name == f"bulk-{bulk.id[-8:]}":
+        if thread.name == f"bulk-{one.id[-8:]}":
             thread.join(30)
-    return bulk.id
+    return one.id
 
 
 def test_a_bulk_operation_hides_what_it_searched(
