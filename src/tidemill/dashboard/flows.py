@@ -22,8 +22,8 @@ from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound, RetryRefused
 from tidemill.core.job import GROUP, Record, State
-from tidemill.dashboard.flow_svg import MOST_NODES, FlowNode, draw, folded
-from tidemill.dashboard.formats import ICONS, duration, percent
+from tidemill.dashboard.flow_graph import BOX, MOST_NODES, FlowNode, drawn, folded
+from tidemill.dashboard.formats import duration, percent
 from tidemill.dashboard.job_list import page_of
 from tidemill.dashboard.job_query import parse, query_text
 from tidemill.dashboard.page import Page
@@ -126,14 +126,15 @@ def flow(page: Page, flow_id: str) -> Response:
     records, is_whole = jobs_of(page.mill, root)
     if not records:
         raise JobNotFound(f"no chain, group or flow has the id {flow_id}")
-    nodes = folded([_node(record) for record in records])
     states = collections.Counter(record.state.value for record in records)
     return page.render(
         "flow.html",
         title=f"Flow {root}",
         section="/flows",
         root=root,
-        graph=draw(nodes, lambda node: _link(page, node, root), ICONS, {flow_id} - {root}),
+        graph=drawn(folded([_node(record) for record in records])),
+        box=BOX,
+        here=flow_id,
         states=[(state.value, states[state.value]) for state in State if states[state.value]],
         count=len(records),
         is_whole=is_whole,
@@ -190,12 +191,6 @@ def _note(record: Record) -> str:
         word = "in" if state is State.SUCCEEDED else "after"
         return f"{state.value} {word} {duration(last.ended - last.started)}"
     return state.value
-
-
-def _link(page: Page, node: FlowNode, root: str) -> str:
-    if node.count > 1:
-        return page.jobs_url(group=root, task=node.label)
-    return page.url("/jobs/{}", node.id)
 
 
 @routes.post("/flows/{flow_id}/cancel", Role.OPERATOR)

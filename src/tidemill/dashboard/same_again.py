@@ -2,90 +2,47 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import keyword
-import math
+import re
 import shlex
-import uuid
-import zoneinfo
 from typing import Any
 
 import msgspec
 
 from tidemill.core.codec import unpack
-from tidemill.core.envelope import Ref
+from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import GROUP, Record
 from tidemill.core.priority import priority_of
 from tidemill.dashboard.job_facts import call_of
 
-_STANDS = "# this job stands for a group or a flow; enqueue the group or the flow again"
-
-_DATETIME = (dt.datetime, dt.date, dt.time, dt.timedelta)
-_LONGEST = 10**600  # Python reads and writes longer numbers only in base 16
-
-
-class _Python:
-    """Python values as expressions, with the modules that the expressions need."""
-
-    def __init__(self) -> None:
-        self._modules: set[str] = set()
-
-    @property
-    def imports(self) -> str:
-        """The statement before the expressions; empty when they need no module."""
-        return f"import {', '.join(sorted(self._modules))}; " if self._modules else ""
-
-    def of(self, value: Any) -> str:
-        """The expression of a value that :func:`tidemill.core.codec.unpack` gives.
-
-        Raises:
-            InvalidOption: no expression gives the value.
-        """
-        kind = type(value)
-        if kind is Ref:
-            return _result(value)
-        if kind in (list, tuple, set, frozenset):
-            return self._collection(value)
-        if kind is dict:
-            items = (f"{self.of(name)}: {self.of(item)}" for name, item in value.items())
-            return f"{{{', '.join(items)}}}"
-        if kind is float and not math.isfinite(value):
-            return f"float({str(value)!r})"
-        if kind is int and abs(value) > _LONGEST:
-            return hex(value)
-        return self._scalar(value)
-
-    def _collection(self, value: Any) -> str:
-        items = ", ".join(map(self.of, value))
-        if type(value) is list:
-            return f"[{items}]"
-        if type(value) is tuple:
-            return f"({items},)" if len(value) == 1 else f"({items})"
-        whole = f"{{{items}}}" if value else ""
-        return whole if whole and type(value) is set else f"{type(value).__name__}({whole})"
-
-    def _scalar(self, value: Any) -> str:
-        if isinstance(value, _DATETIME):
-            self._modules.add("datetime")
-            if isinstance(getattr(value, "tzinfo", None), zoneinfo.ZoneInfo):
-                self._modules.add("zoneinfo")
-        if isinstance(value, (decimal.Decimal, uuid.UUID)):
-            module = type(value).__module__
-            self._modules.add(module)
-            return f"{module}.{value!r}"
-        return repr(value)
+_IMPORTS = {
+    "datetime": "import datetime",
+    "zoneinfo": "import zoneinfo",
+    "Decimal": "from decimal import Decimal",
+    "UUID": "from uuid import UUID",
+    "inf": "from math import inf",
+    "nan": "from math import nan",
+}
+"""The statements for the names in the ``repr`` of values that :func:`unpack` gives."""
 
 
-def _result(value: Ref) -> str:
-    """The expression of the result of another job."""
-    if value.group or value.ended:
-        what = "end" if value.ended else "list of results"
+def _call(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a job that can be put again on its own.
+
+    Raises:
+        CodecError, InvalidOption: nobody can put the job again; the error says why.
+    """
+    if envelope.task == GROUP:
         raise InvalidOption(
-            f"an argument is the {what} of {value.ids[-1]}; only its flow can put this job"
+            "this job stands for a group or a flow; enqueue the group or the flow again"
         )
-    return f"mill.job({value.ids[-1]!r}).result()"
+    args, kwargs = call_of(envelope)
+    if _has_results([args, kwargs]):
+        raise InvalidOption(
+            "an argument is the result of another job; only its flow can put this job"
+        )
+    return args, kwargs
 
 
 def _has_results(value: Any) -> bool:
@@ -100,53 +57,47 @@ def _has_results(value: Any) -> bool:
 def as_python(record: Record) -> str:
     """One line of Python that puts the same job again, or a comment if no line can.
 
-    The line imports the modules that its arguments need.
+    The line imports the names that its arguments need.
     """
-    envelope, python = record.envelope, _Python()
-    if envelope.task == GROUP:
-        return _STANDS
-    priority = priority_of(record.rank)
+    envelope, priority = record.envelope, priority_of(record.rank)
     options = {
+        "queue": "" if envelope.is_message else envelope.queue,
         "priority": priority if priority or record.rank != envelope.rank else None,
-        "key": envelope.key or None,
-        "tags": list(envelope.tags) or None,
+        "key": envelope.key,
+        "tags": [] if envelope.is_message else list(envelope.tags),
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    given = [f"{name}={value!r}" for name, value in options.items() if value not in ("", None, [])]
     try:
         if envelope.is_message:
-            parts = [python.of(unpack(envelope.body)) if envelope.body else "None"]
-            parts += [f"{name}={value!r}" for name, value in given.items() if name != "tags"]
-            return f"{python.imports}mill.queue({envelope.queue!r}).put({', '.join(parts)})"
-        args, kwargs = call_of(envelope)
-        parts = [repr(envelope.task), *map(python.of, args)]
-        spread = {name: value for name, value in kwargs.items() if not _is_name(name)}
-        parts += [f"{name}={python.of(kwargs[name])}" for name in kwargs if name not in spread]
-        parts += [f"**{python.of(spread)}"] if spread else []
-    except (CodecError, InvalidOption) as error:
+            values = repr(unpack(envelope.body) if envelope.body else None)
+            line = f"mill.queue({envelope.queue!r}).put({', '.join([values, *given])})"
+        else:
+            args, kwargs = _call(envelope)
+            parts = [*map(repr, args), *_named(kwargs)]
+            values = ", ".join(parts)
+            call = f"mill.call({', '.join([repr(envelope.task), *parts])})"
+            line = f"mill.enqueue({call}.using({', '.join(given)}))"
+    except (CodecError, InvalidOption, ValueError) as error:  # ValueError: an endless number
         return f"# {error}"
-    given = {"queue": envelope.queue, **given}
-    using = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    return f"{python.imports}mill.enqueue(mill.call({', '.join(parts)}).using({using}))"
+    imports = [_IMPORTS[name] for name in _IMPORTS if re.search(rf"\b{name}\b", values)]
+    return "; ".join([*imports, line])
 
 
-def _is_name(name: Any) -> bool:
-    """True for the name of an argument that code can write before ``=``."""
-    return str(name).isidentifier() and not keyword.iskeyword(str(name))
+def _named(kwargs: dict[str, Any]) -> list[str]:
+    if all(str(name).isidentifier() and not keyword.iskeyword(str(name)) for name in kwargs):
+        return [f"{name}={value!r}" for name, value in kwargs.items()]
+    return [f"**{kwargs!r}"]
 
 
 def as_curl(record: Record, base: str) -> str:
     """The request that puts the same job through the job server at ``base``, or a comment."""
     envelope, priority = record.envelope, priority_of(record.rank)
-    if envelope.task == GROUP:
-        return _STANDS
-    document: dict[str, Any] = {}
+    document: dict[str, Any]
     try:
         if envelope.is_message:
             document = {"queue": envelope.queue, "body": unpack(envelope.body)}
         else:
-            args, kwargs = call_of(envelope)
-            if _has_results([args, kwargs]):
-                return "# an argument is the result of another job; only its flow can put this job"
+            args, kwargs = _call(envelope)
             document = {"task": envelope.task, "args": args, "kwargs": kwargs}
             document["queue"] = envelope.queue
         if priority or record.rank != envelope.rank:
@@ -154,6 +105,6 @@ def as_curl(record: Record, base: str) -> str:
         text = msgspec.json.encode(document).decode()
         if msgspec.json.decode(text) != document:
             return "# JSON lacks a type of these arguments; use Python"
-    except (CodecError, TypeError, ValueError, OverflowError) as error:
+    except (CodecError, InvalidOption, TypeError, ValueError, OverflowError) as error:
         return f"# {error}"
     return f"curl --json {shlex.quote(text)} {shlex.quote(base + '/v1/jobs')}"
