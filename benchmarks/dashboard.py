@@ -27,9 +27,9 @@ from types import SimpleNamespace
 from tidemill import Fail, Limit, Retries, Retry, Tidemill, chain, group, this_job
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.job import GROUP, State
-from tidemill.dashboard import bulk_run, failures, job_list
+from tidemill.dashboard import bulk, failures, job_search
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.request import Request
+from tidemill.dashboard.http import Request
 from tidemill.dashboard.roles import User
 
 FOLDER = os.environ.get("TIDEMILL_BENCH_FOLDER", "")
@@ -167,7 +167,7 @@ def first(what: Filter) -> str:
 def measure(rounds: int) -> None:
     """Print the times of all pages, the slowest first."""
     dashboard = Dashboard(mill)
-    for module in (bulk_run, failures, job_list):  # their patience, as on an idle machine
+    for module in (bulk, failures, job_search):  # their patience, as on an idle machine
         module.time = SimpleNamespace(time=time.time, monotonic=time.process_time)
     rows = []
     for path in paths():

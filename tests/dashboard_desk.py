@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlencode
 from starlette.responses import Response
 
 from tidemill import Tidemill
-from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.mounts import parts_of
+from tidemill.dashboard.dashboard import Dashboard, parts_of
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
 

@@ -72,7 +72,6 @@ CROWDED_ROOMS = {
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
     "core": 36,
-    "dashboard": 45,
     "server/http": 38,
     "worker": 46,
 }

@@ -16,8 +16,7 @@ from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.roles import User
 
 if TYPE_CHECKING:
-    from tidemill.dashboard.dashboard import Dashboard
-    from tidemill.dashboard.mounts import AsgiDashboard, Who, WsgiDashboard
+    from tidemill.dashboard.dashboard import AsgiDashboard, Dashboard, Who, WsgiDashboard
 
 __all__ = ["User", "asgi", "wsgi"]
 
@@ -36,7 +35,7 @@ def asgi(mill: Tidemill, *, user: Who | None, **settings: Any) -> AsgiDashboard:
         InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
     dashboard = _dashboard(mill, **settings)
-    from tidemill.dashboard.mounts import AsgiDashboard
+    from tidemill.dashboard.dashboard import AsgiDashboard
 
     return AsgiDashboard(dashboard, user)
 
@@ -57,7 +56,7 @@ def wsgi(
         InvalidOption: a setting is wrong, or a package of ``tidemill[dashboard]`` is missing.
     """
     dashboard = _dashboard(mill, live="poll", **settings)
-    from tidemill.dashboard.mounts import WsgiDashboard
+    from tidemill.dashboard.dashboard import WsgiDashboard
 
     return WsgiDashboard(dashboard, user)
 

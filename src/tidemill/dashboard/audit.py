@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.responses import Response
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import clock
+from tidemill.dashboard.routes import Routes
+
+if TYPE_CHECKING:
+    from tidemill.dashboard.page import Page
+
+routes = Routes()
 
 KEPT = 90 * 86_400.0
 """Seconds for which an entry is kept."""
@@ -69,3 +77,48 @@ def _newest_first(at: float) -> str:
 
 def _kept(mill: Tidemill) -> Notes:
     return Notes(mill.broker, "audit", "the audit list")
+
+
+_PAGE = 100
+
+
+@routes.get("/audit")
+def index(page: Page) -> Response:
+    """Actions of users, newest first; a page ends with a link to older actions."""
+    values: dict[str, Any] = {
+        "title": "Audit",
+        "section": "/audit",
+        "knows": page.has(Feature.HISTORY),
+    }
+    if not values["knows"]:
+        return page.render(
+            "audit.html", rows=[], more="", who="", what="", filtered=False, **values
+        )
+    before = _time(page.request.arg("before"))
+    who, what = page.request.arg("who").strip(), page.request.arg("what").strip()
+    found = notes(page.mill, clock.wall() - KEPT, before)
+    found = [
+        note
+        for note in (_shown(page, note) for note in found)
+        if who.lower() in note.who.lower() and what.lower() in f"{note.what} {note.target}".lower()
+    ]
+    rows = found[:_PAGE]
+    more = f"{rows[-1].at - 1e-6:.6f}" if len(found) > _PAGE else ""
+    filtered = bool(who or what or page.request.arg("before"))
+    return page.render(
+        "audit.html", rows=rows, more=more, who=who, what=what, filtered=filtered, **values
+    )
+
+
+def _shown(page: Page, note: AuditNote) -> AuditNote:
+    """A note without the parts that the user may not see. The page searches notes in this form."""
+    if not note.is_search:
+        return note
+    return msgspec.structs.replace(note, target=page.shown_search(note.target))
+
+
+def _time(text: str) -> float:
+    try:
+        return float(text[:30])
+    except ValueError:
+        return float(1 << 40)

@@ -32,14 +32,11 @@ from tidemill.core.clock import clock, new_id
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
 from tidemill.dashboard import audit
-from tidemill.dashboard.job_actions import ACTIONS, Done, act
-from tidemill.dashboard.job_list import need_lists, pages_of
-from tidemill.dashboard.job_query import JobQuery, parse, query_text
-from tidemill.dashboard.jobs import query_of
+from tidemill.dashboard.job_search import JobQuery, need_lists, pages_of, parse, query_text
+from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, query_of, target_of
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.target import Target, target_of
 
 log = logging.getLogger("tidemill.dashboard")
 routes = Routes()
@@ -429,8 +426,8 @@ class _Runner:
         self._count(done)
         until = time.monotonic() + _PROBE_MOST
         while time.monotonic() < until:
-            records = self._mill.broker.wait_for([job.envelope.id for job in jobs], 0)
-            ends = [record.state for record in records if record is not None]
+            found = self._mill.broker.wait_for([job.envelope.id for job in jobs], 0)
+            ends = [record.state for record in found if record is not None]
             bad = [state for state in ends if state.finished and state is not State.SUCCEEDED]
             if bad:
                 bulk.first = 0

@@ -7,12 +7,18 @@ answer     make the page; an error becomes a page, too
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Scope
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from tidemill.app import Tidemill
 from tidemill.core.errors import (
@@ -22,16 +28,72 @@ from tidemill.core.errors import (
     ScheduleNotFound,
     TidemillError,
 )
-from tidemill.dashboard.live import News
-from tidemill.dashboard.look import Cache, Looks
+from tidemill.dashboard import (
+    audit,
+    bulk,
+    failures,
+    flows,
+    http,
+    job,
+    jobs,
+    limits,
+    look,
+    overview,
+    queues,
+    schedules,
+    settings,
+    tasks,
+    workers,
+)
+from tidemill.dashboard.http import MOST_BODY, LongResponse, Request
+from tidemill.dashboard.look import Cache, Looks, News
 from tidemill.dashboard.page import Forbidden, NotFound, Page
-from tidemill.dashboard.page_modules import MODULES, NAVIGATION
-from tidemill.dashboard.request import Request
 from tidemill.dashboard.roles import Role, User, role_named
 from tidemill.dashboard.routes import Route, routes_at
 from tidemill.dashboard.security import HEADERS, Signer, is_same_origin
 
 log = logging.getLogger("tidemill.dashboard")
+
+Environ = dict[str, Any]
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+Who = Callable[[Any], User | Awaitable[User | None] | None]
+
+_OTHERS = Router()  # answers the start and the end of a server, and refuses web sockets
+
+MODULES = (
+    http,
+    look,
+    overview,
+    queues,
+    jobs,
+    job,
+    failures,
+    tasks,
+    schedules,
+    flows,
+    limits,
+    workers,
+    bulk,
+    audit,
+    settings,
+)
+"""The modules of pages. Each has its ``routes``; the first route that matches a path answers."""
+
+NAVIGATION = (
+    ("/", "Overview", "gauge", "o"),
+    ("/queues", "Queues", "queues", "q"),
+    ("/jobs", "Jobs", "list", "j"),
+    ("/failed", "Failed", "cross", "f"),
+    ("/tasks", "Tasks", "code", "t"),
+    ("/schedules", "Schedules", "clock", "s"),
+    ("/flows", "Flows", "flow", "l"),
+    ("/limits", "Limits", "limit", "i"),
+    ("/workers", "Workers", "workers", "w"),
+    ("/bulk", "Bulk", "stack", "b"),
+    ("/audit", "Audit", "audit", "a"),
+    ("/settings", "Settings", "settings", "e"),
+)
+"""Path, name, icon and key (after ``g``) of each link."""
 
 
 class Dashboard:
@@ -163,3 +225,94 @@ class Dashboard:
     def _error(self, page: Page, status: int, title: str, text: str) -> Response:
         still = status < 500
         return page.render("error.html", status, title=title, section="", text=text, still=still)
+
+
+class AsgiDashboard:
+    """An ASGI application. ``user`` gets the scope of a request; it may be async."""
+
+    def __init__(self, dashboard: Dashboard, user: Who | None = None) -> None:
+        self.dashboard = dashboard
+        self._user = user
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await _OTHERS(scope, receive, send)
+            return
+        user = self._user(scope) if self._user is not None else User("")
+        if inspect.isawaitable(user):
+            user = await user
+        body = bytearray()
+        try:
+            async for part in StarletteRequest(scope, receive).stream():
+                body += part[: MOST_BODY + 1 - len(body)]  # read and drop what is too much
+        except ClientDisconnect:
+            return
+        handle = self.dashboard.handle
+        response = await self.dashboard.mill.runtime.threaded(handle, scope, user, bytes(body))
+        await response(scope, receive, send)
+
+
+class WsgiDashboard:
+    """A WSGI application. ``user`` gets the ``environ`` of a request.
+
+    Each request runs in the thread of its server, without an event loop. So a server may fork after
+    it has loaded the application, and ``user`` may use what the site keeps for each thread.
+    """
+
+    def __init__(
+        self, dashboard: Dashboard, user: Callable[[Environ], User | None] | None = None
+    ) -> None:
+        self.dashboard = dashboard
+        self._user = user
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        user = self._user(environ) if self._user is not None else User("")
+        length = environ.get("CONTENT_LENGTH") or "0"
+        size = min(int(length), MOST_BODY + 1) if length.isdigit() else 0
+        body = environ["wsgi.input"].read(size) if size else b""
+        response = self.dashboard.handle(scope_of(environ), user, body)
+        status = HTTPStatus(response.status_code)
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in response.raw_headers]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return parts_of(response)
+
+
+def scope_of(environ: Mapping[str, Any]) -> Scope:
+    """The scope of ASGI for a request of WSGI."""
+    root, path = (
+        str(environ.get(name, "")).encode("latin-1").decode("utf-8", "replace")
+        for name in ("SCRIPT_NAME", "PATH_INFO")
+    )
+    return {
+        "type": "http",
+        "method": environ["REQUEST_METHOD"],
+        "scheme": environ.get("wsgi.url_scheme", "http"),
+        "root_path": root,
+        "path": root + path,
+        "query_string": environ.get("QUERY_STRING", "").encode("latin-1", "replace"),
+        "headers": [
+            (_header(name), str(value).encode("latin-1", "replace"))
+            for name, value in environ.items()
+            if name.startswith("HTTP_") or name == "CONTENT_TYPE"
+        ],
+    }
+
+
+def _header(name: str) -> bytes:
+    return name.removeprefix("HTTP_").replace("_", "-").lower().encode("latin-1", "replace")
+
+
+def parts_of(response: Response) -> Iterable[bytes]:
+    """The body of an answer for WSGI, without empty parts. It may be closed."""
+    if isinstance(response, LongResponse):
+        return _filled(response.parts)
+    return [bytes(response.body)]
+
+
+def _filled(parts: Generator[bytes]) -> Generator[bytes]:
+    try:
+        yield from filter(None, parts)
+    finally:
+        parts.close()

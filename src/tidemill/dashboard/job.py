@@ -1,42 +1,47 @@
-"""The page of one job: its life as a waterfall, and all facts that the store has about the job."""
+"""The page of one job: its life as a waterfall, all facts that the store has, and its actions."""
 
 from __future__ import annotations
 
+import keyword
+import pprint
 import re
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from tidemill.app import Tidemill
+from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.arguments import pack_checked_call, summary
-from tidemill.client.compositions import size_of
-from tidemill.client.explain import explain_in
+from tidemill.client.compositions import jobs_before, size_of
+from tidemill.client.explain import explain_in, why_ready
 from tidemill.client.puts import seal
 from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
-from tidemill.core.codec import pack_plain_call
+from tidemill.core.codec import pack_plain_call, unpack
 from tidemill.core.config import check_name
-from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError, InvalidOption, JobNotFound, JobPruned
-from tidemill.core.job import GROUP, Placed, Record
-from tidemill.core.priority import priority_of, rank_of
-from tidemill.dashboard.job_actions import ACTIONS, act
-from tidemill.dashboard.job_facts import (
-    RERUN_OF,
-    arguments_of,
-    call_of,
-    known_of,
-    other_runs,
-    relatives,
-    result_of,
-    whole_of,
+from tidemill.core.envelope import Envelope, Ref
+from tidemill.core.errors import (
+    CodecError,
+    InvalidOption,
+    JobNotFound,
+    JobPruned,
+    ResultNotKept,
+    TidemillError,
 )
+from tidemill.core.job import GROUP, Placed, Record, State
+from tidemill.core.owner import Owner
+from tidemill.core.priority import priority_of, rank_of
+from tidemill.core.scoreboard import read_runs
+from tidemill.dashboard.job_search import Listed
+from tidemill.dashboard.jobs import ACTIONS, act, alter_form, target_of
+from tidemill.dashboard.look import Look
 from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.same_again import as_curl, as_python
-from tidemill.dashboard.target import alter_form, target_of
-from tidemill.dashboard.waterfall import WIDTH, bars_of, spans_of
+from tidemill.dashboard.waterfall import WIDTH, Cause, Known, bars_of, spans_of
 
 routes = Routes()
 
@@ -301,3 +306,255 @@ def _rank(text: str, record: Record) -> int:
     if not _PRIORITIES[0] <= priority <= _PRIORITIES[1]:
         raise InvalidOption(f"priority must be from -100 to 100, not {text[:20]}")
     return rank_of(priority)
+
+
+RERUN_OF = "rerun-of"
+"""The header of an edited repeat of a job: the id of the original job."""
+
+_RELATIVES_MOST = 50
+_LATEST = 10
+_LOOK = 3000  # jobs that the search for the latest jobs of a task reads
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A value as text, in full, or the reason why the value cannot be shown."""
+
+    name: str
+    text: str
+    is_readable: bool = True
+
+
+def call_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments in the body of a task's job, as plain data.
+
+    Raises:
+        CodecError: the body is pickled, or cannot be decoded.
+    """
+    if envelope.pickled:
+        raise CodecError("the arguments are pickled; only a worker with the key opens them")
+    body = unpack(envelope.body) if envelope.body else [[], {}]
+    if not (isinstance(body, (list, tuple)) and len(body) == 2 and isinstance(body[1], dict)):
+        raise CodecError("the body is no call: another program put this job")
+    return list(body[0]), dict(body[1])
+
+
+def arguments_of(mill: Tidemill, envelope: Envelope) -> list[Shown]:
+    """The arguments of a job, or the body of a message, each in full."""
+    if envelope.is_message:
+        return [_body_of(envelope)]
+    try:
+        args, kwargs = call_of(envelope)
+        return [Shown(name, in_full(value)) for name, value in _named(mill, envelope, args, kwargs)]
+    except CodecError as error:
+        return [Shown("", str(error), is_readable=False)]
+
+
+def _body_of(envelope: Envelope) -> Shown:
+    if envelope.pickled:
+        return Shown("body", "the body is pickled; only a consumer with the key opens it", False)
+    try:
+        return Shown("body", in_full(unpack(envelope.body)) if envelope.body else "None")
+    except CodecError:
+        return Shown("body", envelope.body.decode("utf-8", "backslashreplace"))
+
+
+def _named(
+    mill: Tidemill, envelope: Envelope, args: list[Any], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    task = mill.tasks.get(envelope.task)
+    try:
+        names = [each.name for each in task.arguments.each(args, kwargs)] if task else []
+    except (TypeError, IndexError):
+        names = []
+    for place, value in enumerate(args):
+        yield names[place] if place < len(names) else f"[{place}]", value
+    yield from kwargs.items()
+
+
+def in_full(value: Any) -> str:
+    """A value as Python text over several lines, never shortened."""
+    if isinstance(value, str) and "\n" in value:
+        return value
+    return pprint.pformat(value, width=100, sort_dicts=False)
+
+
+def result_of(record: Record) -> Shown | None:
+    """The result of a job that succeeded, in full."""
+    if record.state is not State.SUCCEEDED:
+        return None
+    try:
+        return Shown("result", in_full(record.result))
+    except (CodecError, ResultNotKept) as error:
+        return Shown("result", str(error), is_readable=False)
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
+def known_of(mill: Tidemill, record: Record, look: Look, now: float) -> Known:
+    """The facts about a job that the store has besides its record, at this moment."""
+    cause = cause_of(mill, record, look) if record.state is State.READY else None
+    started = started_at(record, look.owners) if record.state is State.RUNNING else 0.0
+    return Known(now, cause, started, _parents(mill, record))
+
+
+def cause_of(mill: Tidemill, record: Record, look: Look) -> Cause:
+    """Why a ready job waits at this moment."""
+    queue = record.envelope.queue
+    row = look.queue(queue) or QueueStats(name=queue)
+    return Cause(*why_ready(mill.broker, record, row, len(look.serving(queue))))
+
+
+def started_at(record: Record, owners: Sequence[Owner]) -> float:
+    """When the present run of a job began, by the scoreboard of its worker; 0 if nobody knows."""
+    for owner in owners:
+        if owner.name == record.worker and owner.board:
+            try:
+                runs = read_runs(owner.board, owner.id)
+            except (TidemillError, OSError):
+                runs = None
+            if runs and record.token in runs:
+                return runs[record.token][1]
+    return 0.0
+
+
+# -- relatives -------------------------------------------------------------------------------------
+
+
+def _parents(mill: Tidemill, record: Record) -> list[Record]:
+    """The jobs that a job waits or waited for, without jobs that are no longer kept."""
+    links = record.envelope.links
+    if links is None:
+        return []
+    found = relatives(mill, links.inputs)
+    return [*found, *jobs_before(mill.broker, record)][:_RELATIVES_MOST]
+
+
+def relatives(mill: Tidemill, ids: Sequence[str]) -> list[Record]:
+    """The jobs of these ids that are still kept; at most 50."""
+    if not ids:
+        return []
+    found = mill.broker.wait_for(ids[:_RELATIVES_MOST], 0)
+    return [record for record in found if record is not None]
+
+
+def whole_of(mill: Tidemill, record: Record) -> Record | None:
+    """The group, chain or flow that a job is a part of."""
+    job_id = record.envelope.id
+    if record.envelope.links is None:
+        return None
+    while "." in job_id:
+        job_id = job_id.rpartition(".")[0]
+        found = mill.broker.get(job_id)
+        if found is not None:
+            return found
+    return record if record.envelope.task == GROUP else None
+
+
+def other_runs(mill: Tidemill, record: Record) -> Listed:
+    """The latest other jobs of the same task, or of the queue of a message."""
+    envelope = record.envelope
+    what = Filter(task=envelope.task, queue=envelope.queue)
+    return latest_jobs(mill, what, without=envelope.id)
+
+
+def latest_jobs(mill: Tidemill, what: Filter, without: str = "") -> Listed:
+    """The latest jobs of a filter, apart from the job ``without``, from a short search."""
+    found = mill.find(msgspec.structs.replace(what, look=_LOOK), limit=_LATEST + 1)
+    records = [each for each in found.records if each.envelope.id != without][:_LATEST]
+    cursor = "" if len(records) == _LATEST else found.cursor
+    return Listed(records, cursor, is_full=not cursor)
+
+
+_IMPORTS = {
+    "datetime": "import datetime",
+    "zoneinfo": "import zoneinfo",
+    "Decimal": "from decimal import Decimal",
+    "UUID": "from uuid import UUID",
+    "inf": "from math import inf",
+    "nan": "from math import nan",
+}
+"""The statements for the names in the ``repr`` of values that :func:`unpack` gives."""
+
+
+def _call(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a job that can be put again on its own.
+
+    Raises:
+        CodecError, InvalidOption: nobody can put the job again; the error says why.
+    """
+    if envelope.task == GROUP:
+        raise InvalidOption(
+            "this job stands for a group or a flow; enqueue the group or the flow again"
+        )
+    args, kwargs = call_of(envelope)
+    if _has_results([args, kwargs]):
+        raise InvalidOption(
+            "an argument is the result of another job; only its flow can put this job"
+        )
+    return args, kwargs
+
+
+def _has_results(value: Any) -> bool:
+    """True when a value of a call has the result of another job in it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, Ref) or (
+        isinstance(value, (list, tuple)) and any(map(_has_results, value))
+    )
+
+
+def as_python(record: Record) -> str:
+    """One line of Python that puts the same job again, or a comment if no line can.
+
+    The line imports the names that its arguments need.
+    """
+    envelope, priority = record.envelope, priority_of(record.rank)
+    options = {
+        "queue": "" if envelope.is_message else envelope.queue,
+        "priority": priority if priority or record.rank != envelope.rank else None,
+        "key": envelope.key,
+        "tags": [] if envelope.is_message else list(envelope.tags),
+    }
+    given = [f"{name}={value!r}" for name, value in options.items() if value not in ("", None, [])]
+    try:
+        if envelope.is_message:
+            values = repr(unpack(envelope.body) if envelope.body else None)
+            line = f"mill.queue({envelope.queue!r}).put({', '.join([values, *given])})"
+        else:
+            args, kwargs = _call(envelope)
+            parts = [*map(repr, args), *_keywords(kwargs)]
+            values = ", ".join(parts)
+            call = f"mill.call({', '.join([repr(envelope.task), *parts])})"
+            line = f"mill.enqueue({call}.using({', '.join(given)}))"
+    except (CodecError, InvalidOption, ValueError) as error:  # ValueError: an endless number
+        return f"# {error}"
+    imports = [_IMPORTS[name] for name in _IMPORTS if re.search(rf"\b{name}\b", values)]
+    return "; ".join([*imports, line])
+
+
+def _keywords(kwargs: dict[str, Any]) -> list[str]:
+    if all(str(name).isidentifier() and not keyword.iskeyword(str(name)) for name in kwargs):
+        return [f"{name}={value!r}" for name, value in kwargs.items()]
+    return [f"**{kwargs!r}"]
+
+
+def as_curl(record: Record, base: str) -> str:
+    """The request that puts the same job through the job server at ``base``, or a comment."""
+    envelope, priority = record.envelope, priority_of(record.rank)
+    document: dict[str, Any]
+    try:
+        if envelope.is_message:
+            document = {"queue": envelope.queue, "body": unpack(envelope.body)}
+        else:
+            args, kwargs = _call(envelope)
+            document = {"task": envelope.task, "args": args, "kwargs": kwargs}
+            document["queue"] = envelope.queue
+        if priority or record.rank != envelope.rank:
+            document["priority"] = priority
+        text = msgspec.json.encode(document).decode()
+        if msgspec.json.decode(text) != document:
+            return "# JSON lacks a type of these arguments; use Python"
+    except (CodecError, InvalidOption, TypeError, ValueError, OverflowError) as error:
+        return f"# {error}"
+    return f"curl --json {shlex.quote(text)} {shlex.quote(base + '/v1/jobs')}"

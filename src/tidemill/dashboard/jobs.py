@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
 
+from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
+from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.clock import clock
+from tidemill.core.config import check_alter
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import FINISHED, Record, State
-from tidemill.dashboard.job_actions import ACTIONS, act
-from tidemill.dashboard.job_list import (
+from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
+from tidemill.core.priority import priority_of
+from tidemill.dashboard.http import LongResponse, Request
+from tidemill.dashboard.job_search import (
+    FIELDS,
+    SECRET,
     Count,
+    JobQuery,
     count_of,
     counted_by_queues,
     need_lists,
     page_of,
     pages_of,
+    parse,
 )
-from tidemill.dashboard.job_query import FIELDS, SECRET, JobQuery, parse
 from tidemill.dashboard.page import Forbidden, Page
-from tidemill.dashboard.response import LongResponse
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.target import alter_form, target_of
 
 routes = Routes()
 
@@ -205,3 +213,163 @@ def _cell(value: object) -> str:
     """A value as a cell. A text that a spreadsheet would run as a formula begins with a quote."""
     text = "" if value is None else str(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+RETRY_FIRST = 5
+"""The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
+
+_EXPLAINED = 20
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The priority and the queue that an action gives to jobs.
+
+    Attributes:
+        rank: the stored form of the new priority; None leaves the priority.
+        queue: the queue to move the jobs to; None leaves the queue.
+        text: the priority and the queue in words; empty for an action other than ``alter``.
+    """
+
+    rank: int | None = None
+    queue: str | None = None
+    text: str = ""
+
+    @property
+    def noted(self) -> str:
+        """The end of a note in the audit list; empty for an action other than ``alter``."""
+        return f" to {self.text}" if self.text else ""
+
+
+class Action(NamedTuple):
+    """An action on jobs: its words, icon and function, the role it needs, and states of its jobs.
+
+    An action with ``asks`` needs a target. A separate page asks the user for the target.
+    """
+
+    label: str
+    past: str
+    icon: str
+    role: Role
+    states: frozenset[State]
+    do: Callable[[Tidemill, Sequence[str], Target], list[bool]]
+    question: str = ""
+    asks: bool = False
+
+
+_UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
+
+ACTIONS = {
+    "retry": Action(
+        *("Retry", "retried", "retry", Role.OPERATOR),
+        frozenset({State.FAILED, State.CANCELLED, State.EXPIRED, State.SCHEDULED}),
+        lambda mill, ids, _: retry_jobs(mill.runtime, ids),
+    ),
+    "cancel": Action(
+        *("Cancel", "cancelled", "ban", Role.OPERATOR, _UNFINISHED),
+        lambda mill, ids, _: cancel_jobs(mill.runtime, ids),
+        "Cancel? Jobs that have not started never will; running jobs are asked to stop.",
+    ),
+    "terminate": Action(
+        *("Stop now", "stopped", "stop", Role.OPERATOR, _UNFINISHED),
+        lambda mill, ids, _: cancel_jobs(mill.runtime, ids, terminate=True),
+        "Stop now? Running jobs are interrupted within a second.",
+    ),
+    "alter": Action(
+        *("Change queue or priority", "altered", "up", Role.OPERATOR, WAITING_STATES),
+        lambda mill, ids, to: alter_jobs(mill.runtime, ids, rank=to.rank, queue=to.queue),
+        asks=True,
+    ),
+    "delete": Action(
+        *("Delete", "deleted", "trash", Role.OPERATOR, frozenset(State)),
+        lambda mill, ids, _: delete_jobs(mill.runtime, ids),
+        "Delete? The jobs are gone with their results, in any state.",
+    ),
+}
+"""The actions on jobs, by name."""
+
+
+class Done(NamedTuple):
+    """What an action did: the number of jobs changed and refused, and the most frequent reasons."""
+
+    done: int
+    refused: int
+    reasons: list[tuple[str, int]]
+
+    def text(self, name: str) -> str:
+        """The outcome in a sentence."""
+        text = f"{ACTIONS[name].past} {self.done:,} job{'' if self.done == 1 else 's'}"
+        if self.refused:
+            reasons = "; ".join(reason for reason, _ in self.reasons)
+            text += f"; {self.refused:,} refused: {reasons}"
+        return text
+
+
+def act(
+    mill: Tidemill,
+    name: str,
+    ids: Sequence[str],
+    target: Target = Target(),  # noqa: B008 - frozen
+) -> Done:
+    """Act on jobs in one call of the store.
+
+    Raises:
+        BrokerUnavailable: the store cannot be reached; the jobs may have been changed.
+        FeatureMissing: the broker cannot do this.
+    """
+    unique = list(dict.fromkeys(ids))
+    if name == "alter":
+        mill.runtime.features.need(Feature.ALTER, "alter")
+    answers = ACTIONS[name].do(mill, unique, target)
+    refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
+    reasons = collections.Counter(
+        _why(mill, name, job_id, target) for job_id in refused[:_EXPLAINED]
+    )
+    return Done(sum(answers), len(refused), reasons.most_common(3))
+
+
+def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
+    """Why a job was refused. The text leaves out the key of the job, which may be secret."""
+    record = mill.broker.get(job_id)
+    if record is None:
+        return "it is no longer kept"
+    if name == "retry":
+        return why_not_run(mill.runtime, record).replace(f" {record.envelope.key!r}", "")
+    if name == "alter":
+        return why_not_altered(record, target.queue)
+    return f"it {record.state} already" if record.state.finished else f"it is {record.state}"
+
+
+def target_of(request: Request, action: str) -> Target:
+    """The target in a form; an empty field changes nothing.
+
+    Raises:
+        InvalidOption: a value cannot be used, or the form of ``alter`` has none.
+    """
+    if action != "alter":
+        return Target()
+    priority, queue = request.field("to_priority").strip(), request.field("to_queue").strip()
+    try:
+        number = float(priority) if priority else None
+    except ValueError:
+        raise InvalidOption(f"priority must be a number, not {priority[:20]!r}") from None
+    rank, name = check_alter(number, queue or None)
+    parts = [f"queue {queue}" if queue else "", f"priority {number:g}" if priority else ""]
+    return Target(rank, name, ", ".join(filter(None, parts)))
+
+
+def alter_form(
+    page: Page, where: str, ids: Sequence[str], record: Record | None = None
+) -> Response:
+    """The page that asks for the target of jobs; ``record`` is given when there is a single job."""
+    return page.render(
+        "jobs_alter.html",
+        title="Change queue or priority",
+        section="/jobs",
+        still=True,
+        where=where,
+        ids=ids,
+        record=record,
+        priority=priority_of(record.rank) if record is not None else None,
+        queues=[row.name for row in page.look.queues],
+        back=page.request.field("back") or page.request.root + "/jobs",
+    )

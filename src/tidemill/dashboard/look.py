@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -15,7 +18,12 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
+from tidemill.core.errors import TidemillError
 from tidemill.core.owner import Owner
+from tidemill.dashboard.routes import Routes
+
+if TYPE_CHECKING:
+    from tidemill.dashboard.page import Page
 
 T = TypeVar("T")
 
@@ -123,3 +131,50 @@ class Cache:
         """Drop all answers, because an action has changed something."""
         with self._lock:
             self._kept.clear()
+
+
+routes = Routes()
+
+KEEP_ALIVE = 15.0
+"""Seconds after which a stream without events sends a comment, so that no proxy closes it."""
+
+
+class News:
+    """The updates of one store, for any number of viewers on one event loop."""
+
+    def __init__(self, looks: Looks, ended: Callable[[], bool]) -> None:
+        self._looks = looks
+        self._ended = ended
+        self._latest = b""
+        self._looking: asyncio.Task[None] | None = None  # at most one thread, shared by all
+
+    async def listen(self) -> AsyncGenerator[bytes]:
+        """The parts of an event stream: a comment at once, then an event for each change."""
+        seen, quiet = self._latest, 0.0
+        yield b": live\n\nretry: 2000\n\n"
+        while not self._ended():
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+            await asyncio.wait([self._looking], timeout=EVERY)
+            if seen != self._latest:
+                seen, quiet = self._latest, 0.0
+                yield b"event: changed\ndata: 1\n\n"
+            elif quiet >= KEEP_ALIVE:
+                quiet = 0.0
+                yield b": here\n\n"
+            await asyncio.sleep(EVERY)
+            quiet += EVERY
+
+    def _look(self) -> None:
+        with contextlib.suppress(TidemillError):  # the pages of the viewers show the error
+            self._latest = self._looks.take(EVERY).digest()
+
+
+@routes.get("/live")
+def live(page: Page) -> Response:
+    """The event stream of a page, in a site that is not of WSGI."""
+    if page.dashboard.live != "sse":
+        return PlainTextResponse("this site has no event stream; its pages ask for changes", 404)
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    news = page.dashboard.news.listen()
+    return StreamingResponse(news, headers=headers, media_type="text/event-stream")

@@ -14,12 +14,11 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import audit
 from tidemill.dashboard.formats import FILTERS, ICONS
-from tidemill.dashboard.job_query import query_text, without_values
+from tidemill.dashboard.http import Request, version_of
+from tidemill.dashboard.job_search import query_text, without_values
 from tidemill.dashboard.look import Look
-from tidemill.dashboard.request import Request
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
-from tidemill.dashboard.static_files import version_of
 from tidemill.doctor.held import Held, held_jobs
 
 if TYPE_CHECKING:

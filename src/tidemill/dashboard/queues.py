@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
@@ -17,11 +18,10 @@ from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNu
 from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk
+from tidemill.dashboard.overview import has_tasks, worker_command
 from tidemill.dashboard.page import NotFound, Page
-from tidemill.dashboard.problems import has_tasks, worker_command
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.spark import spark
 from tidemill.dashboard.windows import (
     WINDOWS,
     chart,
@@ -364,3 +364,19 @@ def _whole(what: str, text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise InvalidOption(f"{what} must be a whole number, or empty for none, not {text[:50]!r}")
     return int(text)
+
+
+WIDTH, HEIGHT = 100, 24
+
+
+def spark(values: Sequence[float]) -> str:
+    """The path of a line through values. The bottom is 0, the top is the largest value."""
+    if len(values) < 2:
+        return ""
+    most = max(values) or 1
+    step = WIDTH / (len(values) - 1)
+    points = [
+        f"{place * step:.1f},{HEIGHT - value / most * (HEIGHT - 2):.1f}"
+        for place, value in enumerate(values)
+    ]
+    return "M" + "L".join(points)

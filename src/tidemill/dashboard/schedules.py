@@ -11,7 +11,7 @@ from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.dashboard.job_list import LOOK, Listed
+from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes

@@ -9,11 +9,19 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.requests import cookie_parser
+from starlette.responses import Response
 
-from tidemill.dashboard.request import Request
+from tidemill.dashboard.http import Request
+from tidemill.dashboard.roles import User
+from tidemill.dashboard.routes import Routes
+
+if TYPE_CHECKING:
+    from tidemill.dashboard.page import Page
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -65,3 +73,46 @@ class Signer:
 
     def _sign(self, text: str) -> str:
         return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
+class Login:
+    """The routes of a login, and the user of a request.
+
+    Args:
+        find: the user of a token; None for a wrong token. It may raise ``InvalidOption``.
+        cookie: the name of the cookie.
+    """
+
+    def __init__(self, find: Callable[[str], User | None], cookie: str) -> None:
+        self._find = find
+        self.cookie = cookie
+        self.routes = Routes()
+        self.routes.get("/login", role=None)(self._ask)
+        self.routes.post("/login", role=None)(self._log_in)
+        self.routes.post("/logout", role=None)(self._log_out)
+
+    def token_of(self, cookies: str) -> str:
+        """The token in the header ``Cookie`` of a request; empty for none."""
+        return cookie_parser(cookies).get(self.cookie, "")
+
+    def _ask(self, page: Page) -> Response:
+        return _form(page, page.request.arg("next"))
+
+    def _log_in(self, page: Page) -> Response:
+        token = page.request.field("token").strip()
+        if not token or self._find(token) is None:
+            wrong = "The token is unknown or has expired."
+            return _form(page, page.request.field("back"), wrong, 403)
+        response = page.back()
+        page.set_cookie(response, self.cookie, token)
+        return response
+
+    def _log_out(self, page: Page) -> Response:
+        response = page.redirect(page.url("/login"))
+        page.set_cookie(response, self.cookie, "", age=0)
+        return response
+
+
+def _form(page: Page, after: str, wrong: str = "", status: int = 200) -> Response:
+    values = {"title": "Log in", "section": "", "still": True}
+    return page.render("login.html", status, next=after, wrong=wrong, **values)

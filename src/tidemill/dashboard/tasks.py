@@ -11,8 +11,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.history import Deploy, TaskNumbers, Times
 from tidemill.core.clock import clock
-from tidemill.dashboard.job_facts import latest_jobs
-from tidemill.dashboard.job_list import Listed
+from tidemill.dashboard.job import latest_jobs
+from tidemill.dashboard.job_search import Listed
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import (

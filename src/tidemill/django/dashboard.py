@@ -22,10 +22,8 @@ from django.views.decorators.csrf import csrf_exempt
 from starlette.responses import Response
 from starlette.types import Scope
 
-from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.mounts import parts_of, scope_of
-from tidemill.dashboard.request import MOST_BODY
-from tidemill.dashboard.response import LongResponse
+from tidemill.dashboard.dashboard import Dashboard, parts_of, scope_of
+from tidemill.dashboard.http import MOST_BODY, LongResponse
 from tidemill.dashboard.roles import Role, User
 from tidemill.django.project import project_mill
 

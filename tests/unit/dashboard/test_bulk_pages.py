@@ -18,8 +18,8 @@ from tidemill.core.job import GROUP, State
 from tidemill.dashboard import bulk, queues
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.bulk import Bulk
-from tidemill.dashboard.job_actions import Done, act
-from tidemill.dashboard.job_query import parse
+from tidemill.dashboard.job_search import parse
+from tidemill.dashboard.jobs import Done, act
 from tidemill.testing import run_all
 
 broken = threading.Event()

@@ -20,9 +20,9 @@ from werkzeug.test import Client
 from tidemill import Tidemill
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.dashboard import User, asgi, wsgi
-from tidemill.dashboard import live as live_module
-from tidemill.dashboard.mounts import AsgiDashboard
-from tidemill.dashboard.response import LongResponse
+from tidemill.dashboard import look as look_module
+from tidemill.dashboard.dashboard import AsgiDashboard
+from tidemill.dashboard.http import LongResponse
 from tidemill.dashboard.routes import Routes
 
 
@@ -153,7 +153,7 @@ class Viewer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "EVERY", 0.02)
+    monkeypatch.setattr(look_module, "EVERY", 0.02)
 
 
 @pytest.mark.usefixtures("quick")
@@ -181,13 +181,13 @@ def test_news_come_to_all_viewers_from_one_look(
         await mill.queue("a/b").aput("more")
         for viewer in viewers:
             assert (await viewer.part()).startswith(b"event: changed\n")
-        assert looks - before <= (time.monotonic() - began) / live_module.EVERY + 2
+        assert looks - before <= (time.monotonic() - began) / look_module.EVERY + 2
         for viewer in viewers:
             await viewer.leave()
         while not app.dashboard.news._looking.done():
             await asyncio.sleep(0.01)
         looked = looks
-        await asyncio.sleep(5 * live_module.EVERY)  # nobody looks while nobody watches
+        await asyncio.sleep(5 * look_module.EVERY)  # nobody looks while nobody watches
         assert looks == looked
 
     asyncio.run(run())

@@ -25,7 +25,7 @@ from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WAITS, WIDTH, bucket_o
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.look import Looks
 from tidemill.dashboard.page import jobs_query
-from tidemill.dashboard.spark import spark
+from tidemill.dashboard.queues import spark
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_a_purge_is_restored_from_the_page_of_its_queue(mill: Tidemill, anna: Vi
 def test_the_audit_list_goes_on_with_older_actions(
     mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.dashboard.audit_page._PAGE", 3)
+    monkeypatch.setattr("tidemill.dashboard.audit._PAGE", 3)
     mill.queue("mail").put("a")
     for _ in range(4):
         anna.post("/queues/mail/pause")

@@ -10,10 +10,10 @@ from dashboard_desk import Visitor, read
 
 from tidemill import InvalidOption, Tidemill
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.login import Login
-from tidemill.dashboard.request import MOST_BODY
+from tidemill.dashboard.http import MOST_BODY
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import Routes, part_of, routes_at
+from tidemill.dashboard.security import Login
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 PAUSE = "/queues/mail/pause"

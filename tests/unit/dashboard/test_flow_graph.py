@@ -9,7 +9,7 @@ import pytest
 from dashboard_desk import Visitor
 
 from tidemill import Tidemill, group
-from tidemill.dashboard.flow_graph import MOST_NODES, FlowNode, drawn, folded, layers_of
+from tidemill.dashboard.flows import MOST_NODES, FlowNode, drawn, folded, layers_of
 
 
 def node(name: str, *after: str, state: str = "ready", label: str = "t") -> FlowNode:

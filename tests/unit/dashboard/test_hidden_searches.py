@@ -13,7 +13,7 @@ from tidemill import Tidemill
 from tidemill.core.clock import new_id
 from tidemill.dashboard import audit, bulk
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.job_query import without_values
+from tidemill.dashboard.job_search import without_values
 from tidemill.dashboard.roles import Role, User
 
 SECRETS = "key:secret-1 args:secret-2"

@@ -16,7 +16,7 @@ from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
-from tidemill.dashboard.job_facts import RERUN_OF
+from tidemill.dashboard.job import RERUN_OF
 from tidemill.dashboard.roles import Role, User
 from tidemill.testing import run_all
 
@@ -96,8 +96,8 @@ def test_a_link_with_its_count_says_how_many_jobs_are_kept(mill: Tidemill, anna:
 def test_a_search_for_a_rare_job_goes_on_in_pieces(
     mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.dashboard.job_list.PATIENCE", 0)
-    monkeypatch.setattr("tidemill.dashboard.job_list._BATCH", 5)
+    monkeypatch.setattr("tidemill.dashboard.job_search.PATIENCE", 0)
+    monkeypatch.setattr("tidemill.dashboard.job_search._BATCH", 5)
 
     @mill.task(name="shop.bad", retries=0)
     def bad() -> None:
@@ -126,9 +126,9 @@ def test_a_look_that_stopped_early_does_not_say_none(  # case M17
     mill.schedules.add("nightly", call, cron="0 3 * * *")
     of_schedule = mill.schedules.run("nightly").id
     pay(mill, *range(40))
-    for name in ("job_list.LOOK", "schedules._MOST", "schedules.LOOK"):
+    for name in ("job_search.LOOK", "schedules._MOST", "schedules.LOOK"):
         monkeypatch.setattr(f"tidemill.dashboard.{name}", 5)
-    monkeypatch.setattr("tidemill.dashboard.job_list.PATIENCE", 0)
+    monkeypatch.setattr("tidemill.dashboard.job_search.PATIENCE", 0)
     monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 5)
     # then the pages say that they looked at a part, and go on
     flows = anna.get("/flows")

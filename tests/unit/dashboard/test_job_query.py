@@ -15,7 +15,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import Outcome, Record, State
-from tidemill.dashboard.job_query import FIELDS, LONGEST, parse, query_text
+from tidemill.dashboard.job_search import FIELDS, LONGEST, parse, query_text
 
 
 def record(state: str = "ready", *, error: str = "", **given: Any) -> Record:

@@ -16,9 +16,9 @@ from werkzeug.test import Client
 from tidemill import Tidemill
 from tidemill.dashboard import asgi, wsgi
 from tidemill.dashboard import jobs as jobs_module
-from tidemill.dashboard.job_list import pages_of
-from tidemill.dashboard.mounts import parts_of
-from tidemill.dashboard.response import LongResponse
+from tidemill.dashboard.dashboard import parts_of
+from tidemill.dashboard.http import LongResponse
+from tidemill.dashboard.job_search import pages_of
 from tidemill.dashboard.routes import Routes
 
 

@@ -15,7 +15,7 @@ from tidemill import Tidemill
 from tidemill.core.codec import pack
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Record
-from tidemill.dashboard.same_again import as_python
+from tidemill.dashboard.job import as_python
 
 UTC = dt.datetime(2026, 3, 1, 9, 30, tzinfo=dt.UTC)
 PARIS = zoneinfo.ZoneInfo("Europe/Paris")

@@ -22,7 +22,7 @@ from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WIDTH
-from tidemill.dashboard.mutes import Mute, change_of
+from tidemill.dashboard.failures import Mute, change_of
 from tidemill.dashboard.roles import Role, User
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.testing import run_all

@@ -218,8 +218,7 @@
     const question = (event.submitter && event.submitter.dataset.ask) || event.target.dataset.ask;
     if (question && !window.confirm(question)) event.preventDefault();
   });
-  document.addEventListener("change", (event) => {
-    if (event.target.matches("select[data-go], input[data-go]")) event.target.form.requestSubmit();
+  document.addEventListener("change", () => {
     const count = one("[data-selected-count]");
     if (count) count.textContent = String(all("[data-row] input[type=checkbox]:checked").length);
   });

@@ -10,7 +10,7 @@ from django.test import SimpleTestCase
 from shop import tasks
 
 from tidemill.dashboard.dashboard import Dashboard as Pages
-from tidemill.dashboard.response import LongResponse
+from tidemill.dashboard.http import LongResponse
 from tidemill.dashboard.roles import Role
 from tidemill.django import mill
 from tidemill.django.dashboard import role_of, view

@@ -1,4 +1,4 @@
-"""Settings: facts about the store, versions, and the features of the broker."""
+"""The pages of settings and of help."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LABELS = {
 
 
 @routes.get("/settings")
-def index(page: Page) -> Response:
+def settings(page: Page) -> Response:
     """The page of settings."""
     facts = [
         (_LABELS.get(name, name.replace("_", " ")), _shown(name, value))
@@ -101,3 +101,23 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
     return str(value)
+
+
+KEYS = (
+    ("/", "search jobs"),
+    ("j, k", "move down and up in a list"),
+    ("x", "select the row"),
+    ("Enter", "open the row"),
+    ("r", "retry: the job, or the selected jobs"),
+    ("c", "cancel: the job, or the selected jobs"),
+    ("e", "edit the job, and run it again"),
+    ("p", "pause live news, or go on"),
+    ("?", "this page"),
+    ("Esc", "leave a field or a dialog"),
+)
+
+
+@routes.get("/help")
+def help_(page: Page) -> Response:
+    """The page of help."""
+    return page.render("help.html", title="Help", section="/help", keys=KEYS, still=True)
