@@ -11,7 +11,8 @@ its steps renews. A remote owner has a lease of its own, and its silence is coun
     remote, silent for its lease  dead; see :mod:`tidemill.brokers.shared.remote_owners`
 
 While the server is away, or this process is stopped, no owner can renew its lease. So a lease that
-is over counts only when the store trusts it (:meth:`Owners._trusts`).
+is over counts only when the store trusts it (:meth:`Owners._trusts`). On LMDB, local owners have no
+lease: without a FIFO an owner is dead.
 
 An owner draws its number and holds its FIFO before it is listed. The store then tells the other
 owners, which watch the new owner if it is their neighbour. If an owner dies before anybody watches
