@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.store_steps import StoreSteps
+from tidemill.worker.worker_process import State
 
 ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
 """Seconds between two checks for jobs on their way to the worker: at first, and at most."""
@@ -41,7 +42,7 @@ class Burst:
         """True when no lease came, and no process has anything to do."""
         pool = self._pool
         started = bool(pool.processes) and all(process.depth for process in pool.processes)
-        busy = any(process.held or process.stuck or process.killed for process in pool.processes)
+        busy = any(p.held or p.stuck or p.state >= State.KILLED for p in pool.processes)
         busy = busy or bool(pool.verdicts or pool.dispatch.spare)
         at_once = not reply.next_due  # with ``next_due`` 0 the store has more work now
         more = reply.leases or reply.schedules or reply.more or at_once

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.lost_jobs import unstarted
 from tidemill.worker.recycling import ProcessStarter
-from tidemill.worker.worker_process import WorkerProcess
+from tidemill.worker.worker_process import State, WorkerProcess
 
 
 class Dispatch:
@@ -110,7 +110,8 @@ class Dispatch:
         """
         processes = self._pool.processes
         for process in processes:
-            if (process.extra or self._single) and process.serving and not process.held:
+            serves = process.state is State.SERVING
+            if serves and (process.extra or self._single) and not process.held:
                 process.give([lease])
                 return True
         waits = self._single or self._pool.held_back

@@ -40,7 +40,7 @@ class LostJobs:
         for token, lease in process.held.items():
             if token not in running:
                 self.verdicts.append(unstarted(token))
-            elif process.killed:
+            elif process.spares_its_jobs:
                 self._interrupt(lease, running[token])
             else:
                 self._count(lease, running[token])

@@ -20,7 +20,6 @@ from tidemill.core.verdicts import is_given_back
 from tidemill.worker.child_protocol import Closed, Up
 from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
-from tidemill.worker.lingering import ENDING_MOST, end_lingering, reason_of, surplus
 from tidemill.worker.lost_jobs import LostJobs, unstarted
 from tidemill.worker.machine import Machine
 from tidemill.worker.notes import add_notes
@@ -30,7 +29,7 @@ from tidemill.worker.settings import Settings
 from tidemill.worker.suspects import set_aside
 from tidemill.worker.unknown_tasks import UnknownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
-from tidemill.worker.worker_process import WorkerProcess
+from tidemill.worker.worker_process import State, WorkerProcess
 
 log = logging.getLogger("tidemill.worker")
 
@@ -40,6 +39,9 @@ _SNOOZE = int(Outcome.SNOOZE)
 STUCK_MOST = 3
 """The largest number of stuck processes that may run on for their other jobs, for each process of
 the worker."""
+
+ENDING_MOST = 8
+"""The most processes that may take their time to end, for each process of the worker."""
 
 DUMP_PATIENCE = 1.0
 """Seconds that a process has to report its own stacks."""
@@ -77,15 +79,28 @@ class ProcessPool(ProcessStarter):
     def read(self, process: WorkerProcess) -> None:
         """Read the frames of a process, or notice that it is gone. Never waits for a frame."""
         try:
-            for up in process.socket.receive(socket.MSG_DONTWAIT):
-                self._hear(process, up)
+            frames = process.socket.receive(socket.MSG_DONTWAIT)
+            while frames:
+                for up in frames:
+                    self._hear(process, up)
+                # A stuck process may have no job left: then it has closed its socket, or must go.
+                stuck = process.state is State.STUCK
+                frames = process.socket.receive(socket.MSG_DONTWAIT) if stuck else []
+            if process.is_over(clock.machine()):
+                self.end(process)
         except Closed:
-            process.closed_at = process.closed_at or clock.machine()
+            self._closed(process)
             if process.exited(0.02):
                 self._gone(process)
             elif process.running():
                 # The process has closed its socket and still lives.
                 self.replace()
+
+    @staticmethod
+    def _closed(process: WorkerProcess) -> None:
+        """Take in that the socket of a process has ended, or will say nothing more."""
+        if process.state < State.CLOSED:
+            process.become(State.CLOSED)
 
     def _read_all(self, process: WorkerProcess) -> None:
         """Read all frames that a process has sent so far."""
@@ -113,11 +128,10 @@ class ProcessPool(ProcessStarter):
             self.reports.hear(process.pid, up.answers)
         if up.stacks:
             self._print_stacks(process, up.stacks)
-        process.urgent = bool(process.stuck)
-        if up.leaving and not process.leaving:
-            process.leaving = True
+        if up.leaving and process.state is State.SERVING:
+            process.become(State.LEAVING)
             self.replace()
-        elif (process.leaving or process.quiet) and (self._full or self._rolls):
+        elif process.state is State.LEAVING and (self._full or self._rolls):
             self.slots_freed()
 
     def _take_verdicts(self, process: WorkerProcess, up: Up) -> None:
@@ -141,19 +155,19 @@ class ProcessPool(ProcessStarter):
             self.interrupted = True
 
     def _greet(self, process: WorkerProcess, up: Up) -> None:
-        process.hello = up.hello
+        assert up.hello is not None
+        process.greet(up.hello)
         old, process.replaces = process.replaces, None
-        if up.hello is None or not up.hello.error:
+        if not up.hello.error:
             if old is not None:
                 old.be_quiet()
             return
-        if process.board is None:  # the first process has no scoreboard
+        if self.shares.board is None:  # the first process has no scoreboard
             log.error("the worker ends: its app could not be loaded: %s", up.hello.error)
         else:
             log.error("the app could not be loaded: %s", up.hello.error)
         if old is not None and old in self.processes:
             log.error("the processes with the old code keep running")
-            process.leaving = True
         else:
             self._crashed(process)
 
@@ -182,7 +196,7 @@ class ProcessPool(ProcessStarter):
         for process in self.processes:
             # Do not wait for the end of the socket: a task's forked child may keep the socket open.
             if process.exited():
-                process.closed_at = process.closed_at or clock.machine()
+                self._closed(process)
         self._machine.reap(self._reap_own)
 
     def _reap_own(self, pid: int) -> bool:
@@ -196,14 +210,10 @@ class ProcessPool(ProcessStarter):
         lease = process.held.pop(verdict.token, None)
         if lease is None:
             return
-        first, now = not process.stuck, clock.machine()
-        process.stuck.add(lease, verdict, now)
-        process.urgent = True
-        if first:
+        process.stuck.add(lease, verdict, clock.machine())
+        if process.be_stuck():
             reason = process.stuck.reason
             log.warning("worker process %d is stuck and is replaced: %s", process.pid, reason)
-            # The timekeeper cannot do this while a task keeps the interpreter lock.
-            process.be_quiet()
             self._bound_stuck()
             self.replace()
         # The retry must not start before the old run is dead. So the store keeps the lease until
@@ -215,7 +225,7 @@ class ProcessPool(ProcessStarter):
 
     def _bound_stuck(self) -> None:
         """Kill the process that is stuck longest when too many stuck processes take up memory."""
-        stuck = [process for process in self.processes if process.stuck and not process.killed]
+        stuck = [process for process in self.processes if process.state is State.STUCK]
         if len(stuck) > STUCK_MOST * self.settings.processes:
             oldest = min(stuck, key=lambda process: process.stuck.since)
             log.warning("%d worker processes are stuck; the longest stuck is killed", len(stuck))
@@ -233,38 +243,51 @@ class ProcessPool(ProcessStarter):
         """Find stuck and dead processes, kill those that must go, and start missing ones."""
         now = clock.machine()
         for process in list(self.processes):
-            if process.timed or process.stuck or process.killed or process.idle_at:
+            if process.timed or process.state > State.SERVING:
                 self._read_all(process)  # the supervisor may be in a call of the store
             self._look_at(process, now)
-        for process in surplus(self.processes, ENDING_MOST * self.settings.processes):
-            end_lingering(process, now)
+        ending = [process for process in self.processes if process.is_idle(now)]
+        ending.sort(key=lambda process: process.since)
+        for process in ending[: -ENDING_MOST * self.settings.processes]:
+            self._end_lingering(process, now)
         if self._respawn_at and now >= self._respawn_at:
             self._respawn_at = 0.0
             self.slots_freed()
             self.news = True  # a suspect job may wait for a process of its own
 
     def _look_at(self, process: WorkerProcess, now: float) -> None:
-        process.urgent = False
-        if process.killed_at:
-            if process.exited():
-                self._gone(process)
-            elif now - process.killed_at > self.settings.waits.kill:
-                self._outlives(process)
-        elif process.closed_at and process.exited():
+        if process.state >= State.CLOSED and process.exited():
             self._gone(process)
+        elif process.state is State.KILLED:
+            if now - process.since > self.settings.waits.kill:
+                process.become(State.UNDEAD)
+                self._outlives(process)
+        elif process.state is State.UNDEAD:
+            if now - process.since >= SAY_AGAIN:
+                self._outlives(process)
         elif process.lingers(now):
-            end_lingering(process, now)
-        elif not process.closed_at:
-            self._look_at_open(process, now)
+            self._end_lingering(process, now)
+        elif process.state < State.CLOSED:
+            if process.timed or process.doomed:
+                self._witness(process, now)
+            if process.is_over(now):
+                self.end(process)
         if process.dump_at and now >= process.dump_at:
             self._print_stacks(process, process.stacks())
 
-    def _look_at_open(self, process: WorkerProcess, now: float) -> None:
-        """Look at a process that has not closed its socket."""
-        if process.timed or process.doomed:
-            self._witness(process, now)
-        if process.stuck and process.is_over(self.settings.stuck_grace, now):
-            self.end(process)
+    @staticmethod
+    def _end_lingering(process: WorkerProcess, now: float) -> None:
+        """Kill a process that has not ended in time; usually a function of process_stop hangs."""
+        # Jobs still run although the process is to end: a task closed the process's descriptors.
+        if not process.running():
+            log.warning(
+                "worker process %d is killed: it has not ended %.3g s after its last job; its main "
+                "thread: %s",
+                process.pid,
+                now - process.since,
+                "\n" + process.main_stack(),
+            )
+        process.kill()
 
     def _witness(self, process: WorkerProcess, now: float) -> None:
         """Find stuck jobs of a process whose interpreter lock is held, so that it cannot report."""
@@ -279,8 +302,8 @@ class ProcessPool(ProcessStarter):
 
     def next_look(self, *, exact: bool = False) -> float:
         """Machine time of the next look at the processes. A look finds changes without a signal."""
-        now, grace = clock.machine(), self.settings.stuck_grace
-        times = [process.next_look(grace, now) for process in self.processes]
+        now = clock.machine()
+        times = [process.next_look(now) for process in self.processes]
         if exact:
             times += [at for process in self.processes for at in process.deadlines()]
         if self._respawn_at:
@@ -289,21 +312,20 @@ class ProcessPool(ProcessStarter):
 
     def end(self, process: WorkerProcess) -> None:
         """Kill a process; its jobs are settled once it is dead."""
-        if process.killed:
+        if process.state >= State.KILLED:
             return
         self._read_all(process)
-        reason = reason_of(process)
+        reason = process.stuck.reason
+        if not reason and process.state is State.CLOSED and process.left:
+            reason = "a function of process_stop or atexit has not returned"
         log.warning("worker process %d is killed%s", process.pid, f": {reason}" if reason else "")
         process.kill()
         if process.exited(0.02):
             self._gone(process)
 
     def _outlives(self, process: WorkerProcess) -> None:
-        """Say once a minute that a killed process lives on; its started jobs stay held."""
-        now = clock.machine()
-        if process.undead_at and now - process.undead_at < SAY_AGAIN:
-            return
-        process.undead_at, self.news = now, True
+        """Say that a killed process lives on; its started jobs stay held."""
+        process.since, self.news = clock.machine(), True
         for token in sorted(process.held.keys() - {row.token for row in process.running()}):
             del process.held[token]
             self.verdicts.append(unstarted(token))
@@ -325,7 +347,7 @@ class ProcessPool(ProcessStarter):
 
     def _gone(self, process: WorkerProcess) -> None:
         """Settle the jobs of a dead process. Unless we killed it, running jobs used an attempt."""
-        if process not in self.processes:
+        if process.state is State.GONE:
             return
         self._read_all(process)  # the last frames may still be in the socket
         point("worker.burying")
@@ -337,11 +359,11 @@ class ProcessPool(ProcessStarter):
         process.bury()
         self._machine.buried(process.pid)
         self.shares.retire(process.first_slot)
-        if process.undead_at:
+        if process.state is State.UNDEAD:
             log.info("worker process %d is dead at last", process.pid)
-        by_a_job = suspected or account.culprit
-        failed = process.hello is not None and process.hello.error
-        if not (failed or by_a_job or process.killed or process.leaving or process.quiet):
+        unasked = process.state is State.CLOSED and process.before <= State.SERVING
+        process.become(State.GONE)
+        if unasked and not (suspected or account.culprit):
             self._crashed(process)
         self.slots_freed()
 
@@ -355,7 +377,7 @@ class ProcessPool(ProcessStarter):
         self._crashed_at = now
         delay = min(CRASH_BACKOFF_MOST, 0.25 * 2.0 ** min(self._crashes, 10))
         self._respawn_at = now + delay
-        if process.board is not None:  # if the first process dies, the worker ends
+        if self.shares.board is not None:  # if the first process dies, the worker ends
             log.error(
                 "a worker process ended right after its start; the next starts in %g s", delay
             )
@@ -365,7 +387,7 @@ class ProcessPool(ProcessStarter):
     @property
     def over(self) -> bool:
         """True when only processes that cannot be killed are left."""
-        return all(process.undead_at for process in self.processes)
+        return all(process.state is State.UNDEAD for process in self.processes)
 
     @property
     def running(self) -> int:
@@ -386,16 +408,17 @@ class ProcessPool(ProcessStarter):
     def end_all(self) -> None:
         """Kill all processes and settle their jobs; waits a while for their deaths."""
         self.closing = True
-        processes = [process for process in self.processes if not process.undead_at]
+        processes = [one for one in self.processes if one.state is not State.UNDEAD]
         for process in processes:
             self.end(process)
         until = clock.machine() + self.settings.waits.kill
         for process in processes:
-            if process not in self.processes:
+            if process.state is State.GONE:
                 continue
             if process.exited(max(0.001, until - clock.machine())):
                 self._gone(process)
             else:
+                process.become(State.UNDEAD)
                 self._outlives(process)
         if any(process.held or process.stuck.due for process in self.processes):
             self.interrupted = True  # the end of the worker gives these jobs back
@@ -427,7 +450,7 @@ class ProcessPool(ProcessStarter):
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            if process.undead_at or not process.exited(self.settings.waits.kill):
+            if process.state is State.UNDEAD or not process.exited(self.settings.waits.kill):
                 log.error("worker process %d does not die; it is left behind", process.pid)
             else:
                 process.bury()

@@ -12,7 +12,7 @@ from tidemill.worker.child_protocol import Setup
 from tidemill.worker.machine import Machine
 from tidemill.worker.scoreboard_rows import ScoreboardShares
 from tidemill.worker.settings import Settings
-from tidemill.worker.worker_process import WorkerProcess
+from tidemill.worker.worker_process import State, WorkerProcess
 
 log = logging.getLogger("tidemill.worker")
 
@@ -42,11 +42,9 @@ class ProcessStarter:
         share = -1
         try:
             share = self.shares.take()
-            settings, size = self.settings, self.shares.size
-            process = WorkerProcess(share, size, settings.concurrency, settings.waits, extra=extra)
-            process.exit_patience = settings.shutdown_timeout
-            process.board = self.shares.board
-            process.replaces = replaces
+            process = WorkerProcess(
+                share, self.shares, self.settings, replaces=replaces, extra=extra
+            )
             self._start(process)
         except OSError as error:
             log.error("cannot start a worker process: %s; trying again", error)
@@ -103,7 +101,7 @@ class ProcessStarter:
             log.warning("no scoreboard fits in %s (%s): it is in %s", folder, error, self._folder)
             board = self.shares.open(os.path.join(self._folder, owner_id), owner_id)
         for process in self.processes:
-            process.introduce(board, self._setup(process.first_slot))
+            process.introduce(self._setup(process.first_slot))
         return board.path
 
     def replace(self) -> None:
@@ -124,7 +122,7 @@ class ProcessStarter:
         No process starts meanwhile, so the worker never runs more than twice as many jobs as it has
         slots.
         """
-        old = [h for h in self.processes if (h.leaving or h.quiet) and not (h.stuck or h.killed)]
+        old = [process for process in self.processes if process.state is State.LEAVING]
         full = sum(len(process.held) for process in old) >= self.slots
         if full and not self._full:
             pids = ", ".join(str(process.pid) for process in old)

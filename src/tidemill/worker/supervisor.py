@@ -58,6 +58,7 @@ from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
 from tidemill.worker.store_steps import StoreSteps
+from tidemill.worker.worker_process import State
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -200,7 +201,7 @@ class Supervisor:
                 return CLEAN
             if process.hello is not None and process.hello.error:
                 return UNREACHABLE if process.hello.unreachable else UNUSABLE
-            if process not in self.pool.processes or process.closed_at:
+            if process.state >= State.CLOSED:
                 # So far the process may only have closed its socket: wait for its end.
                 process.exited(1.0)
                 log.error(
@@ -330,7 +331,8 @@ class Supervisor:
     def _collect(self, broker: Store, timeout: float) -> None:
         """Sleep until the store, a process or a signal wakes the supervisor; read the frames."""
         with self._lock:
-            fds = [process.fileno() for process in self.pool.processes if not process.closed_at]
+            open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
+            fds = [process.fileno() for process in open_ones]
         try:
             ready = broker.wait(self.owner.id, max(0.0, timeout), [*fds, *self.signals.fds()])
         except _UNTAKEN as error:
