@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Sequence
 
+from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import DECLARATION, LAST_OWN, Change, Schedule
@@ -24,6 +26,7 @@ from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreMoved, Tidem
 from tidemill.core.job import State
 from tidemill.core.verdicts import waits_for_its_task
 from tidemill.worker.child_protocol import Hello
+from tidemill.worker.parts import Part
 
 log = logging.getLogger("tidemill.worker")
 
@@ -43,16 +46,43 @@ WITHOUT_ROOM = 30.0
 """Seconds until a worker tries again to store declarations that found no room."""
 
 
-class TaskDeclarations:
+class TaskDeclarations(Part):
     """The declarations of one worker."""
 
+    rests = True
+
     def __init__(self) -> None:
+        self._hello: Hello | None = None  # the latest
         # The declarations that the worker stored or tried to store.
         self._ours: list[tuple[str, bytes]] = []
         self._stored: list[tuple[str, bytes]] | None = None
         self._again = 0.0  # machine time of the next ``declare``
         self._new: set[str] = set()  # tasks whose waiting jobs are still to be made ready
         self._cursor = ""  # of the search for these jobs
+
+    @property
+    def due(self) -> float:  # type: ignore[override]
+        """Machine time of the next declaration; 0 while waiting jobs are made ready."""
+        if self._hello is None:
+            return math.inf
+        return 0.0 if self._new or self._hello.declared is not self._ours else self._again
+
+    def look(self, broker: Store) -> None:
+        """Declare the tasks, and make some of the jobs ready that wait for them."""
+        if self._hello is not None and Feature.SCHEDULES in broker.features:
+            self.declare(broker, self._hello)
+            self.retry_waiting(broker)
+        else:
+            self._hello = None
+
+    def greet(self, hello: Hello) -> None:
+        """Declare the tasks of this app next."""
+        self._hello = hello
+
+    def after_reply(self, broker: Store, reply: Reply) -> None:
+        """Take due declarations out of the due schedules."""
+        if reply.schedules:
+            reply.schedules, reply.next_due = self.expire(broker, reply.schedules), 0.0
 
     def declare(self, broker: Store, hello: Hello) -> None:
         """Store the options of the app's tasks, if they are new or a day has passed.
@@ -76,11 +106,6 @@ class TaskDeclarations:
             self._again = now + WITHOUT_ROOM
             return
         self._stored, self._again = ours, now + RENEW
-
-    @property
-    def due_in(self) -> float:
-        """Seconds until the next ``retry_waiting``; infinity if no job is to be made ready."""
-        return 0.0 if self._new else float("inf")
 
     def retry_waiting(self, broker: Store) -> None:
         """Make some of the jobs ready that wait for a task declared for the first time.
@@ -106,7 +131,7 @@ class TaskDeclarations:
             self._new.clear()
 
     def forget(self) -> None:
-        """Have the next ``declare`` read the store, which may have lost the declarations."""
+        """Read the store again, which may have lost the declarations."""
         self._again = 0.0
 
     def expire(self, broker: Store, due: Sequence[Schedule]) -> list[Schedule]:

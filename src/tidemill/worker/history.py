@@ -23,6 +23,7 @@ from tidemill.core.clock import clock
 from tidemill.core.fingerprint import OTHER
 from tidemill.core.job import Lease, Verdict
 from tidemill.worker.counting import Concluded, Counting
+from tidemill.worker.parts import Part
 
 TICK = 1.0
 """Seconds that numbers wait at most for a step with verdicts."""
@@ -31,7 +32,7 @@ FAILURES_MOST = 200
 """At most this many different failures count in an hour; all others count as ``OTHER``."""
 
 
-class WorkerHistory:
+class WorkerHistory(Part):
     """The numbers of one worker. Callers hold the lock of the process pool.
 
     After the store has refused a step, steps have no numbers for ``pause`` seconds: the numbers may
@@ -131,9 +132,9 @@ class WorkerHistory:
         self.conclude(again)
 
     @property
-    def due_in(self) -> float:
-        """Seconds until a step with these numbers is due; infinity without numbers."""
-        return max(0.0, max(self._due_at, self._paused) - clock.machine())
+    def due(self) -> float:  # type: ignore[override]
+        """Machine time at which a step with these numbers is due; infinity without numbers."""
+        return max(self._due_at, self._paused)
 
     def _in_periods(self, rows: Iterable[HistoryRow], now: int) -> list[HistoryRow]:
         """The rows for the minute and the hour, named with the release; for tasks also a total."""

@@ -65,7 +65,7 @@ class ProcessPool(ProcessStarter):
         self.notes: list[Note] = []
         self.interrupted = False  # True when the worker ended and killed a running job
         self.dispatch = Dispatch(self)
-        self.reports = Reports(name)
+        self.reports = Reports(name, self.lock)
         self.history = WorkerHistory(name, settings.release, settings.waits.refused)
         self._crashes = 0
         self._crashed_at = 0.0
@@ -159,6 +159,7 @@ class ProcessPool(ProcessStarter):
         process.greet(up.hello)
         old, process.replaces = process.replaces, None
         if not up.hello.error:
+            self.hello = up.hello
             if old is not None:
                 old.be_quiet()
             return

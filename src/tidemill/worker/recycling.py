@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.worker.child_protocol import Setup
+from tidemill.worker.child_protocol import Hello, Setup
 from tidemill.worker.machine import Machine
 from tidemill.worker.scoreboard_rows import ScoreboardShares
 from tidemill.worker.settings import Settings
@@ -22,6 +23,9 @@ class ProcessStarter:
 
     def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
         self.settings = settings
+        # Two threads use the pool: the one that calls the store, and the watchdog.
+        self.lock = threading.RLock()
+        self.hello: Hello | None = None  # of the latest process that has loaded the app
         self.processes: list[WorkerProcess] = []
         self.shares = ScoreboardShares(settings.processes, settings.concurrency)
         # True after a change that the supervisor must handle before it sleeps again.
@@ -66,6 +70,7 @@ class ProcessStarter:
         setup = self._setup(process.first_slot)
         point("worker.spawning")
         process.begin(self._machine.start(setup), setup)
+        self.hello = process.hello or self.hello
 
     def _setup(self, share: int) -> Setup:
         settings = self.settings

@@ -8,7 +8,10 @@ nobody has fetched within :data:`KEPT` seconds is deleted.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
@@ -20,7 +23,11 @@ from tidemill.client.worker_reports import (
     encode_report,
 )
 from tidemill.core.clock import clock
+from tidemill.core.errors import StoreGone, TidemillError
+from tidemill.worker.parts import Part
 from tidemill.worker.worker_process import WorkerProcess
+
+log = logging.getLogger("tidemill.worker")
 
 KEPT = 600
 """Seconds after which a note that nobody has fetched is deleted."""
@@ -39,11 +46,12 @@ class _Open:
         self.answers: list[Answer] = []
 
 
-class Reports:
-    """The open questions of one worker, and the reports that are not stored yet."""
+class Reports(Part):
+    """The open questions of one worker, under the lock of its pool."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, lock: AbstractContextManager[object]) -> None:
         self._worker = worker
+        self._lock = lock
         self._open: dict[str, _Open] = {}
 
     def ask(self, question: Question, processes: Iterable[WorkerProcess]) -> None:
@@ -59,13 +67,28 @@ class Reports:
                 question.answers.append(answer)
 
     @property
-    def due_in(self) -> float:
-        """Seconds until :meth:`complete` has something to do; infinity without a question."""
-        now = clock.machine()
-        times = [q.until - now if q.waits else 0.0 for q in self._open.values()]
-        return max(0.0, min(times, default=float("inf")))
+    def due(self) -> float:  # type: ignore[override]
+        """Machine time at which a report is complete or overdue; infinity without a question."""
+        if not self._open:
+            return math.inf
+        with self._lock:
+            return min(q.until if q.waits else 0.0 for q in self._open.values())
 
-    def complete(self) -> dict[str, Report]:
+    def look(self, broker: Store) -> None:
+        """Store the reports that are complete."""
+        with self._lock:
+            reports = self._complete()
+        notes = Notes(broker, KIND, "a report")
+        try:
+            for question_id, report in reports.items():
+                notes.put(question_id, encode_report(report), seconds=KEPT)
+        except StoreGone:
+            raise
+        # The program that asked may ask again.
+        except (TidemillError, OSError) as error:
+            log.warning("a report of this worker is not kept: %s", error)
+
+    def _complete(self) -> dict[str, Report]:
         """Take the reports that are complete or overdue, by the id of the question."""
         now, done = clock.machine(), dict[str, Report]()
         for question_id, question in list(self._open.items()):
@@ -78,13 +101,6 @@ class Reports:
             silent = [pid for pid in question.waits if pid not in answered]
             done[question_id] = Report(self._worker, question.verb, question.answers, silent)
         return done
-
-
-def keep_reports(broker: Store, reports: dict[str, Report]) -> None:
-    """Store these reports."""
-    notes = Notes(broker, KIND, "a report")
-    for question_id, report in reports.items():
-        notes.put(question_id, encode_report(report), seconds=KEPT)
 
 
 def _from_outside(question: str, processes: Iterable[WorkerProcess]) -> list[Answer]:

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.limits import declare_limit
 from tidemill.brokers.contract.schedules import LAST_OWN, Change, Changed, LeftOut, Schedule
@@ -22,6 +23,7 @@ from tidemill.core.crash_points import point
 from tidemill.core.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
 from tidemill.schedules import record as kept
 from tidemill.worker.child_protocol import Hello
+from tidemill.worker.parts import Part
 
 log = logging.getLogger("tidemill.worker")
 
@@ -47,7 +49,7 @@ _WHY = {
 }
 
 
-class Scheduling:
+class Scheduling(Part):
     """The schedules of one worker.
 
     ``app`` is the app as the command line names it, if any. ``owner`` is the worker's id with the
@@ -55,18 +57,54 @@ class Scheduling:
     the declaration of a living worker.
     """
 
+    rests = True
+
     def __init__(self, app: str = "", owner: str = "") -> None:
         self._owner = owner
         self._app = app.partition(":")[0].removesuffix(".py")
         self._stored: Sequence[tuple[str, bytes]] | None = None  # the latest stored declaration
+        self._hello: Hello | None = None  # the latest
+        self._declare_at = math.inf  # machine time of the next declaration
+        self._fires = 0  # the number of due schedules to ask for
         self._again = 0.0  # machine time of the next try after a full store
         self._next_look = 0.0  # machine time of the next look at the store's clock
         self._has_some = False  # True when the store had schedules at the last look
         self._ahead = math.inf  # seconds by which that clock was ahead of machine time
 
-    def count(self, broker: Store) -> int:
-        """The number of due schedules to ask for."""
-        return AT_ONCE if Feature.SCHEDULES in broker.features else 0
+    # -- as a part ------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:  # type: ignore[override]
+        """Machine time of the next declaration, or look at the clock if the store has schedules."""
+        return min(self._declare_at, self._next_look) if self._has_some else self._declare_at
+
+    def look(self, broker: Store) -> None:
+        """Store the schedules of the app. Before that, look at the store's clock."""
+        self._fires = AT_ONCE if Feature.SCHEDULES in broker.features else 0
+        self.look_at_clock(broker)
+        if self._hello is not None and clock.machine() >= self._declare_at:
+            self.declare(broker, self._hello)
+            stored = self._stored == self._hello.schedules
+            self._declare_at = math.inf if stored else self._again
+
+    def greet(self, hello: Hello) -> None:
+        """Declare the schedules of this app next."""
+        self._hello, self._declare_at = hello, 0.0
+
+    def before_step(self, step: Step) -> None:
+        """Ask for due schedules."""
+        step.fires = self._fires
+
+    def after_reply(self, broker: Store, reply: Reply) -> None:
+        """Fire due schedules, and look at once for the jobs that they put."""
+        self.look_at_clock(broker)
+        if reply.schedules:
+            reply.next_due = 0.0
+            self.fire(broker, reply.schedules)
+
+    def forget(self) -> None:
+        """Store all schedules again: the broker may have lost some."""
+        self._stored, self._declare_at = None, 0.0
 
     # -- firing ---------------------------------------------------------------------------------
 
@@ -131,11 +169,6 @@ class Scheduling:
         self._ahead = now - machine
         self._has_some = bool(broker.list_schedules(LAST_OWN, 1))
 
-    @property
-    def due_in(self) -> float:
-        """Seconds until the next look at the clock; infinity when the store has no schedules."""
-        return max(0.0, self._next_look - clock.machine()) if self._has_some else math.inf
-
     def _restore(self, broker: Store, now: float) -> None:
         after = LAST_OWN
         while page := broker.list_schedules(after, _PAGE):
@@ -172,10 +205,6 @@ class Scheduling:
                 self._again = clock.machine() + WITHOUT_ROOM
                 return
         self._stored = hello.schedules
-
-    def forget(self) -> None:
-        """Have the next ``declare`` store all schedules again: the broker may have lost some."""
-        self._stored = None
 
     def _declare(self, broker: Store, schedules: Sequence[tuple[str, bytes]]) -> None:
         left = list(schedules)

@@ -7,7 +7,7 @@ same verdicts again, so no verdict is lost.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.store import Store
@@ -15,9 +15,9 @@ from tidemill.core.clock import clock
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone
 from tidemill.worker.held_leases import HeldLeases
 from tidemill.worker.notes import latest_notes
+from tidemill.worker.parts import Part
 from tidemill.worker.process_pool import ProcessPool
 from tidemill.worker.refused_verdicts import RefusedVerdicts
-from tidemill.worker.settings import Settings
 
 log = logging.getLogger("tidemill.worker")
 
@@ -26,58 +26,57 @@ SHORT_FOR = 60.0
 
 
 class StoreSteps:
-    """The steps of one owner. ``lock`` guards the pool, and is free during a call of the store."""
+    """The steps of one owner. The lock of the pool is free during a call of the store."""
 
-    def __init__(
-        self,
-        owner: str,
-        settings: Settings,
-        pool: ProcessPool,
-        lock: AbstractContextManager[object],
-    ) -> None:
-        self.asked = 0  # the number of leases that the latest step asked for; 0 if the step failed
+    def __init__(self, owner: str, pool: ProcessPool) -> None:
         self._owner = owner
-        self._settings = settings
+        self._settings = pool.settings
         self._pool = pool
-        self._lock = lock
         self._leases = HeldLeases()
         self._refusals = RefusedVerdicts(owner)
         self._troubled = False  # True when the latest log line says that the broker is away
         self._short_until = 0.0  # until this machine time, no job is leased in advance
 
-    def exchange(self, broker: Store, *, fires: int, takes: bool) -> Reply:
-        """Hand in verdicts and notes; ask for leases (``takes``) and due schedules (``fires``)."""
+    def exchange(self, broker: Store, parts: Iterable[Part], *, takes: bool) -> Reply:
+        """Hand in verdicts and notes; ask for leases (``takes``); have the parts do their share."""
         pool = self._pool
-        with self._lock:
+        with pool.lock:
             want = self._want(takes)
             pool.verdicts += pool.dispatch.place_spare()
             verdicts, pool.verdicts = pool.verdicts, []
             notes, pool.notes = latest_notes(pool.notes), []
             shares = pool.shares.unsettled()
             rows = pool.history.rows(settles=bool(verdicts) or not takes)
-        held = self._leases.held()
-        step = Step(self._owner, verdicts, want, notes=notes, fires=fires, held=held, history=rows)
+            held = self._leases.held()
+            step = Step(self._owner, verdicts, want, notes=notes, held=held, history=rows)
+            for part in parts:
+                part.before_step(step)
         try:
             reply = broker.exchange(step)
         except (BrokerUnavailable, OSError) as error:
             self.trouble(error)
-            with self._lock:
+            with pool.lock:
                 pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
-            self.asked = 0
             return Reply(next_due=self._settings.waits.retry)
         except Exception as error:
             if not (verdicts or notes or rows or isinstance(error, StoreFull)):
                 raise
-            self.asked = 0
             return self._settle_refused(broker, step, error)
         again = self._leases.answered(step, reply)
-        with self._lock:
+        with pool.lock:
             pool.settled(verdicts, shares)
             pool.history.settled(verdicts, reply.settled)
             pool.verdicts += again
         if reply.behind or again:
             reply.next_due = 0.0
         self._no_trouble()
+        try:
+            for part in parts:
+                part.after_reply(broker, reply)
+        except (BrokerUnavailable, OSError) as error:
+            self.trouble(error)
+            reply.next_due = self._settings.waits.retry
+        self._leases.lend(reply.leases)
         return reply
 
     def _settle_refused(self, broker: Store, step: Step, error: Exception) -> Reply:
@@ -88,7 +87,8 @@ class StoreSteps:
         answered = [*zip(step.verdicts, done.answers, strict=True)]
         settled = [verdict for verdict, answer in answered if answer is not None]
         self._leases.settled(settled)
-        with self._lock:
+        self._leases.lend(done.reply.leases)
+        with pool.lock:
             pool.settled(settled, [])
             pool.history.settled(done.verdicts, done.answers, refused=True)
             pool.verdicts += [verdict for verdict, answer in answered if answer is None]
@@ -99,20 +99,24 @@ class StoreSteps:
     def _want(self, takes: bool) -> Want:
         """The want of the next step."""
         pool = self._pool
-        self.asked = pool.dispatch.room() if takes else 0
+        count = pool.dispatch.room() if takes else 0
         # A lease takes up room in a full store, and the verdicts may need this room.
         if clock.machine() < self._short_until:
-            self.asked = max(0, min(self.asked, pool.slots - pool.held))
+            count = max(0, min(count, pool.slots - pool.held))
         return Want(
-            self.asked,
+            count,
             self._settings.queues,
             self._settings.mode,
             alone=pool.dispatch.can_isolate,
         )
 
-    def lend(self, reply: Reply) -> None:
-        """Count the leases of a reply as held by this worker."""
-        self._leases.lend(reply.leases)
+    def wait(self, broker: Store, timeout: float, fds: Sequence[int]) -> list[int] | None:
+        """Sleep until the store wakes this owner, or a descriptor is readable; None for trouble."""
+        try:
+            return list(broker.wait(self._owner, timeout, fds))
+        except (BrokerUnavailable, StoreFull, OSError) as error:
+            self.trouble(error)
+            return None
 
     def forget(self) -> None:
         """Drop all leases, since the store gave this worker up."""

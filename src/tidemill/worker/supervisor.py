@@ -17,20 +17,17 @@ processes under one lock, which is not held during a call of the store.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
-from tidemill.client.history import QueueSnapshots
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (
@@ -38,21 +35,16 @@ from tidemill.core.errors import (
     FeatureMissing,
     InvalidOption,
     StoreFull,
-    StoreGone,
     StoreMoved,
-    TidemillError,
 )
 from tidemill.core.owner import Command, Owner
 from tidemill.core.version import __version__
 from tidemill.worker.banner import Start
-from tidemill.worker.burst import Burst
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
-from tidemill.worker.last_step import STALLED, store_last
 from tidemill.worker.machine import Machine, ThisProcess
+from tidemill.worker.parts import Burst, DeployNote, Part, Snapshots
 from tidemill.worker.process_pool import ProcessPool
-from tidemill.worker.releases import note_release
-from tidemill.worker.reports import keep_reports
 from tidemill.worker.runtime_folder import RuntimeFolder
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
@@ -74,6 +66,13 @@ group, so one order to stop arrives twice."""
 
 _UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
 """Errors of a store that is away or full: the call may be repeated."""
+
+LAST_STEP = 10.0
+"""Seconds for which the worker repeats its last step if the store is away or full."""
+
+STALLED = LAST_STEP + 2.0
+"""Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
+The scoreboard stays for the next worker, which counts an attempt for each job on it."""
 
 
 class Supervisor:
@@ -100,15 +99,23 @@ class Supervisor:
             version=__version__,
         )
         self.broker: Store | None = None
-        self._scheduling = Scheduling(settings.app, self.owner.id)
-        self._declarations = TaskDeclarations()
+        self.parts: list[Part] = [
+            Snapshots(),
+            DeployNote(settings.release),
+            TaskDeclarations(),
+            Scheduling(settings.app, self.owner.id),
+            self.pool.reports,
+            self.pool.history,
+        ]
+        if settings.burst:
+            self.parts.append(Burst(self.pool, self._stop_softly))
+        self._parts_due = 0.0  # machine time at which a part has something to do
+        self._pause_until = 0.0  # machine time until which no part is asked, after an error
+        self._hello: Hello | None = None  # the latest that the parts have heard
+        self._steps = StoreSteps(self.owner.id, self.pool)
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
-        self._lock = threading.RLock()
-        self._snapshots = QueueSnapshots()
-        self._steps = StoreSteps(self.owner.id, settings, self.pool, self._lock)
-        self._burst = Burst(self.pool, self._lock, self._steps)
         self._told_at = 0.0  # machine time of the first TERM or INT
         self.announce: Callable[[Start], None] = Start.log
         self.signals = Signals()
@@ -140,57 +147,67 @@ class Supervisor:
             self.signals.close()
 
     def _run(self) -> int:
-        if self._mill is not None:
-            broker = self._mill.broker
-            self._begin_history(broker)
-            self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
-        elif self.pool.start_one() is None:
-            return UNUSABLE
-        else:
-            code = self._await_first()
-            if code is not None:
+        broker = self._mill.broker if self._mill is not None else None
+        if broker is None:
+            if self.pool.start_one() is None:
+                return UNUSABLE
+            if (code := self._await_first()) is not None:
                 return code
-            hello = self.pool.processes[0].hello
-            assert hello is not None
-            broker = self._machine.open_broker(hello.url)
-            if Feature.PROCESSES not in broker.features:
-                raise FeatureMissing(
-                    f"{broker.url} is inside one process, so no worker can have its jobs; give the "
-                    "app another url, or run the worker in the program: with mill.worker()"
-                )
-            self._begin_history(broker)
-            self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
+            assert self.pool.hello is not None
+            broker = self._machine.open_broker(self.pool.hello.url)
         self.broker = broker
+        if self._mill is None and Feature.PROCESSES not in broker.features:
+            raise FeatureMissing(
+                f"{broker.url} is inside one process, so no worker can have its jobs; give the "
+                "app another url, or run the worker in the program: with mill.worker()"
+            )
+        if Feature.HISTORY in broker.features:
+            self.pool.keep_history()
+        self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
         self.pool.replace()
         self._watchdog.start()
         if Feature.SCHEDULES in broker.features:
             self.owner.ahead = clock_ahead(broker)
         broker.attach(self.owner)
-        note_release(broker, self.settings.release)
-        hellos = [process.hello for process in self.pool.processes if process.hello is not None]
-        hello = hellos[0] if hellos else Hello()  # the first process may have died
+        hello = self.pool.hello or Hello()  # the first process may have died
         self.announce(Start(self.owner.name, broker.url, self.settings, hello))
         try:
             while not (self._stopping and self.pool.over):
                 self._turn(broker)
         finally:
-            with self._lock:
+            with self.pool.lock:
                 self.pool.end_all()
-            pause = functools.partial(self._poll, [], self.settings.waits.retry)
-            if store_last(self.pool, functools.partial(self._exchange, broker), pause):
+            if self._store_last(broker):
                 # If this fails, the store later notices the end by itself.
                 with contextlib.suppress(*_UNTAKEN):
                     broker.detach(self.owner.id)
-                    self._snapshots.keep(broker, ending=True)
+                    for part in self.parts:
+                        part.end(broker)
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self._outgrown:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
 
-    def _begin_history(self, broker: Store) -> None:
-        if Feature.HISTORY in broker.features:
-            self.pool.keep_history()
+    def _store_last(self, broker: Store) -> bool:
+        """Store the last verdicts; False when the store does not take them in time.
+
+        After False, the worker does not detach: by a detach, the store would give back ended jobs
+        without an attempt.
+        """
+        until = clock.machine() + LAST_STEP
+        self._exchange(broker)
+        while self.pool.verdicts and clock.machine() < until:
+            self._poll([], self.settings.waits.retry)
+            self._exchange(broker)
+        if not self.pool.verdicts:
+            if self.pool.history.due < math.inf:
+                self._exchange(broker)  # the numbers of the last verdicts
+            return True
+        left = len(self.pool.verdicts)
+        log.error("the store did not take the outcome of %d jobs: they may run again", left)
+        self.pool.interrupted = True
+        return False
 
     def _await_first(self) -> int | None:
         """Wait until the first process names the broker. Return an exit code if the worker ends."""
@@ -225,36 +242,49 @@ class Supervisor:
     # -- one turn -------------------------------------------------------------------------------
 
     def _turn(self, broker: Store) -> None:
-        self._declare(broker)
-        self._keep_snapshot(broker)
+        if clock.machine() >= self._parts_due or self.pool.hello is not self._hello:
+            self._ask_parts(broker)
         reply = self._exchange(broker)
         point("worker.exchanged")
-        self._fire(broker, reply)
-        self._steps.lend(reply)
-        with self._lock:
+        self._hand_out(broker, reply)
+        self._parts_due = max(self._pause_until, min([part.due for part in self.parts]))
+        self._collect(broker, min(reply.next_due, self._parts_due - clock.machine()))
+        point("worker.collected")
+
+    def _ask_parts(self, broker: Store) -> None:
+        """Have the parts do what is due. After an error there is a pause."""
+        now = clock.machine()
+        if self.pool.hello is not None and self.pool.hello is not self._hello:
+            self._hello = self.pool.hello
+            for part in self.parts:
+                part.greet(self._hello)
+        try:
+            for part in self.parts:
+                if part.due <= now:
+                    part.look(broker)
+        except (BrokerUnavailable, OSError) as error:
+            self._steps.trouble(error)
+            self._pause_until = now + self.settings.waits.retry
+
+    def _exchange(self, broker: Store) -> Reply:
+        return self._steps.exchange(broker, self.parts, takes=not self._stopping)
+
+    def _hand_out(self, broker: Store, reply: Reply) -> None:
+        """Give the leases of a reply to processes, and obey its commands."""
+        with self.pool.lock:
             self.pool.dispatch.deal(reply.leases)
             point("worker.handed")
         for command in reply.commands:
             self._obey(broker, command)
-        with self._lock:
+        with self.pool.lock:
             self._watchdog.expect(self.pool.next_look())
-        if self.settings.burst and self._burst.is_over(reply):
-            with self._lock:
-                self._stop_softly()
-        self._keep_reports(broker)
-        due = (
-            *(self._snapshots.due_in(), self.pool.reports.due_in, self._scheduling.due_in),
-            *(self._declarations.due_in, self.pool.history.due_in),
-        )
-        self._collect(broker, min(reply.next_due, *due))
-        point("worker.collected")
 
     def _look(self) -> float:
         """Do all work that cannot wait for the store; return the time of the next look.
 
         The watchdog thread calls this.
         """
-        with self._lock:
+        with self.pool.lock:
             pool = self.pool
             pool.news = False
             self._take_signals()
@@ -274,75 +304,20 @@ class Supervisor:
         if not self._exit_at:
             self._exit_at = math.inf if self._mill else clock.machine() + STALLED
 
-    def _declare(self, broker: Store) -> None:
-        """Store the schedules and the options of tasks, as the latest process has loaded them.
-
-        Before that, look whether the store's clock was set back.
-        """
-        hellos = [process.hello for process in self.pool.processes if process.hello is not None]
-        try:
-            self._scheduling.look_at_clock(broker)
-            if hellos and not hellos[-1].error and not self._stopping:
-                self._declarations.declare(broker, hellos[-1])
-                self._declarations.retry_waiting(broker)
-                self._scheduling.declare(broker, hellos[-1])
-        except (BrokerUnavailable, OSError) as error:
-            self._steps.trouble(error)
-
-    def _fire(self, broker: Store, reply: Reply) -> None:
-        """Fire due schedules, and look at once for the jobs that they put."""
-        if reply.schedules:
-            reply.next_due = 0.0
-            try:
-                schedules = self._declarations.expire(broker, reply.schedules)
-                self._scheduling.fire(broker, schedules)
-            except (BrokerUnavailable, OSError) as error:
-                self._steps.trouble(error)
-                reply.next_due = self.settings.waits.retry
-
-    def _exchange(self, broker: Store) -> Reply:
-        serves = not self._stopping
-        fires = self._scheduling.count(broker) if serves else 0
-        reply = self._steps.exchange(broker, fires=fires, takes=serves)
-        if self.pool.history.on and (reply.settled or reply.leases or reply.schedules):
-            self._snapshots.acted()
-        return reply
-
-    def _keep_snapshot(self, broker: Store) -> None:
-        """Keep the totals of the queues once a minute, if this worker had work meanwhile."""
-        try:
-            self._snapshots.keep(broker)
-        except (BrokerUnavailable, OSError) as error:
-            self._steps.trouble(error)
-
-    def _keep_reports(self, broker: Store) -> None:
-        """Store the reports that somebody has asked for, once they are complete."""
-        if not self.pool.reports.due_in:
-            try:
-                with self._lock:
-                    reports = self.pool.reports.complete()
-                keep_reports(broker, reports)
-            except StoreGone:
-                raise
-            # The program that asked may ask again.
-            except (TidemillError, OSError) as error:
-                log.warning("a report of this worker is not kept: %s", error)
-
     def _collect(self, broker: Store, timeout: float) -> None:
         """Sleep until the store, a process or a signal wakes the supervisor; read the frames."""
-        with self._lock:
+        with self.pool.lock:
             open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
             fds = [process.fileno() for process in open_ones]
-        try:
-            ready = broker.wait(self.owner.id, max(0.0, timeout), [*fds, *self.signals.fds()])
-        except _UNTAKEN as error:
-            self._steps.trouble(error)
-            self._poll(fds, min(self.settings.waits.retry, max(0.0, timeout)))
-        else:
+        timeout = max(0.0, timeout)
+        ready = self._steps.wait(broker, timeout, [*fds, *self.signals.fds()])
+        if ready is not None:
             self._take(ready)
+        else:
+            self._poll(fds, min(self.settings.waits.retry, timeout))
 
     def _take(self, ready: list[int]) -> None:
-        with self._lock:
+        with self.pool.lock:
             by_fd = {process.fileno(): process for process in self.pool.processes}
             for fd in ready:
                 if (process := by_fd.get(fd)) is not None:
@@ -358,13 +333,12 @@ class Supervisor:
         if command.verb == "lost":
             self._begin_anew(broker)
             return
-        with self._lock:
+        with self.pool.lock:
             if command.verb in ("cancel", "terminate"):
                 if self.pool.obey(command):
                     self.signals.ring()
             elif command.verb == "quiet":
-                self._stopping = self._stopping or float("inf")
-                self.pool.be_quiet()
+                self._stop_at(self._stopping or math.inf)
             elif command.verb.startswith("outgrown "):
                 self._leave(command.verb.removeprefix("outgrown "))
             elif command.verb == "stop":
@@ -383,14 +357,14 @@ class Supervisor:
     def _begin_anew(self, broker: Store) -> None:
         """Drop all leases and attach again: the broker has given the leases to other workers."""
         log.warning("the broker gave this worker up: others have its jobs; it begins anew")
-        with self._lock:
+        with self.pool.lock:
             self.pool.lose()
         # If this fails, the next exchange brings the command ``lost`` again.
         with contextlib.suppress(*_UNTAKEN):
             broker.attach(self.owner)
-        self._scheduling.forget()
-        self._declarations.forget()
         self._steps.forget()
+        for part in self.parts:
+            part.forget()
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""
@@ -415,7 +389,7 @@ class Supervisor:
             self._stop_softly("Ctrl-C" if signum == signal.SIGINT else "TERM")
         elif gently or signum == signal.SIGQUIT:
             log.warning("stopping now: %s", _what_goes_back(self.pool.running))
-            self._stopping = clock.machine()
+            self._stop_at(clock.machine())
             self._end_all()
         elif signum == signal.SIGHUP and not self._stopping:
             self.pool.roll()
@@ -435,10 +409,15 @@ class Supervisor:
             )
         elif not self.settings.burst:
             log.info("stopping: no job is running")
-        self._stopping = clock.machine() + self.settings.shutdown_timeout
-        self.pool.be_quiet()
+        self._stop_at(clock.machine() + self.settings.shutdown_timeout)
         for process in self.pool.processes:
             process.stop_in(self.settings.shutdown_timeout)
+
+    def _stop_at(self, at: float) -> None:
+        """Take no more jobs, and end the worker at this machine time at the latest."""
+        self._stopping = at
+        self.parts = [part for part in self.parts if not part.rests]
+        self.pool.be_quiet()
 
 
 def _jobs(running: int) -> str:

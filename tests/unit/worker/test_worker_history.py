@@ -16,6 +16,7 @@ from tidemill import State, Tidemill
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
 from tidemill.core.backoff import RetryPolicy
+from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
@@ -35,6 +36,7 @@ from tidemill.core.rollup import (
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.history import FAILURES_MOST, TICK, WorkerHistory
+from tidemill.worker.parts import Snapshots
 
 
 def concluded(
@@ -178,6 +180,11 @@ def history(stopped: MovedClock) -> WorkerHistory:
     return one
 
 
+def due_in(history: WorkerHistory) -> float:
+    """Seconds until a step with numbers is due."""
+    return max(0.0, history.due - clock.machine())
+
+
 def settle(
     history: WorkerHistory,
     *of: Concluded,
@@ -196,7 +203,7 @@ def test_settled_numbers_go_with_the_next_step_by_minute_by_hour_and_for_ever(
     history: WorkerHistory,
 ) -> None:
     assert settle(history, concluded()) == []
-    assert history.due_in == TICK
+    assert due_in(history) == TICK
     rows = settle(history)
     assert [(row.span, row.at, row.name) for row in rows] == [
         (MINUTE, 3660, "q\x1ft\x1fr1"),
@@ -204,7 +211,7 @@ def test_settled_numbers_go_with_the_next_step_by_minute_by_hour_and_for_ever(
         (ALWAYS, 0, "q\x1ft\x1f"),  # not by release, since nobody deletes this row
     ]
     assert history.rows(settles=True) == []  # once only
-    assert history.due_in == float("inf")
+    assert due_in(history) == float("inf")
 
 
 def test_a_step_without_verdicts_has_numbers_only_after_a_tick(
@@ -214,9 +221,9 @@ def test_a_step_without_verdicts_has_numbers_only_after_a_tick(
     assert history.rows(settles=False) == []
     history.settled([], [])  # the step has not taken the numbers with it
     stopped.advance(TICK)
-    assert history.due_in == 0.0
+    assert due_in(history) == 0.0
     assert total(history.rows(settles=False), "task", SUCCEEDED) == 1
-    assert history.due_in == TICK  # a store that is away is asked again after a pause
+    assert due_in(history) == TICK  # a store that is away is asked again after a pause
 
 
 def test_rows_of_a_step_without_an_answer_come_first_in_the_next(history: WorkerHistory) -> None:
@@ -270,7 +277,7 @@ def test_numbers_of_a_refused_step_follow_after_a_pause(
     # given a refused step: the store took one of its verdicts, and had no room for the other
     of = [concluded(token=1), concluded(token=2)]
     settle(history, *of, answers=[True, None], refused=True)
-    assert history.due_in == history.pause
+    assert due_in(history) == history.pause
     # when the next step has the other verdict
     assert history.rows(settles=True) == []
     history.settled([of[1][0]], [True])
@@ -430,7 +437,9 @@ def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_ac
     def well() -> None: ...
 
     with worker(mill) as supervisor:
-        acted = supervisor._snapshots.acted
+        snapshots = supervisor.parts[0]
+        assert isinstance(snapshots, Snapshots)
+        acted = snapshots.queues.acted
 
         def acts_now() -> None:  # the worker takes the job, and settles the job
             acted()
@@ -438,12 +447,12 @@ def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_ac
             if len(acts) == 2:
                 clock.set_wall(minute + 58.5 - clock.wall())
 
-        monkeypatch.setattr(supervisor._snapshots, "acted", acts_now)
+        monkeypatch.setattr(snapshots.queues, "acted", acts_now)
         well.enqueue().result(timeout=60)
         assert kept.wait(60)  # nobody has woken the worker meanwhile
         (row,) = mill.broker.history("queue", MINUTE, minute, minute + 1, "default")  # type: ignore[attr-defined]
         assert row.counts[1] == 1  # succeeded
-        eventually(lambda: supervisor._snapshots.due_in() == float("inf"), "it sleeps again")
+        eventually(lambda: snapshots.queues.due_in() == float("inf"), "it sleeps again")
 
 
 def test_a_store_without_history_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

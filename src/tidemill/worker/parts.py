@@ -1,0 +1,158 @@
+"""The parts of a worker: what it does besides its jobs, each in a class that one can leave out.
+
+A supervisor has a list of parts. Schedules, declarations of tasks, reports and the numbers of the
+history have files of their own. The small parts are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.notes import Notes
+from tidemill.client.history import Deploy, QueueSnapshots
+from tidemill.core.clock import clock
+from tidemill.core.errors import TidemillError
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.worker_process import State
+
+if TYPE_CHECKING:
+    from tidemill.worker.process_pool import ProcessPool
+
+log = logging.getLogger("tidemill.worker")
+
+RELEASES_KEPT = 90 * 86_400.0
+"""Seconds for which the note of a release is kept, as rows of history by the hour."""
+
+ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
+"""Seconds between two checks for jobs on their way to the worker: at first, and at most."""
+
+
+class Part:
+    """One part of a worker. The thread that calls the store calls all methods.
+
+    ``look`` and ``after_reply`` may raise BrokerUnavailable: then they are called again later.
+    """
+
+    due = math.inf
+    """Machine time of the next ``look``. The worker sleeps no longer than that."""
+
+    rests = False
+    """True for a part that does nothing once the worker stops."""
+
+    def look(self, broker: Store) -> None:
+        """Do what is due."""
+
+    def greet(self, hello: Hello) -> None:
+        """A process has loaded the app."""
+
+    def before_step(self, step: Step) -> None:
+        """Add to a step. The lock of the pool is held."""
+
+    def after_reply(self, broker: Store, reply: Reply) -> None:
+        """Act on the reply to a step that the store has taken."""
+
+    def forget(self) -> None:
+        """The store has given the worker up, and may have forgotten what it knew."""
+
+    def end(self, broker: Store) -> None:
+        """The worker has detached."""
+
+
+class Snapshots(Part):
+    """Keeps the totals of the queues once a minute, if this worker had work meanwhile."""
+
+    def __init__(self) -> None:
+        self.queues = QueueSnapshots()
+
+    @property
+    def due(self) -> float:  # type: ignore[override]
+        """Machine time of the next snapshot; 0 for now."""
+        seconds = self.queues.due_in()
+        return clock.machine() + seconds if seconds else 0.0
+
+    def look(self, broker: Store) -> None:
+        """Keep the totals of the last minute."""
+        self.queues.keep(broker)
+
+    def after_reply(self, broker: Store, reply: Reply) -> None:
+        """Remember that the worker had work."""
+        if reply.settled or reply.leases or reply.schedules:
+            self.queues.acted()
+
+    def end(self, broker: Store) -> None:
+        """Keep the totals of this minute early."""
+        self.queues.keep(broker, ending=True)
+
+
+class DeployNote(Part):
+    """The first worker with a new release keeps a note of the release."""
+
+    due = 0.0
+
+    def __init__(self, release: str) -> None:
+        self._release = release
+
+    def look(self, broker: Store) -> None:
+        """Keep a note of the release, if the release has none yet."""
+        self.due, release = math.inf, self._release
+        if not release or Feature.HISTORY not in broker.features:
+            return
+        notes = Notes(broker, "deploy", "a release")
+        try:
+            if notes.get(release):
+                return
+            note = Deploy(release, int(clock.wall()))
+            notes.put(release, msgspec.msgpack.encode(note), seconds=RELEASES_KEPT)
+        except (TidemillError, OSError) as error:
+            log.warning("the release %s is not noted: %s", release, error)
+        else:
+            log.info("the release %s is new to this store", release)
+
+
+class Burst(Part):
+    """Stops the worker when no job is ready, running, or on its way to the worker."""
+
+    rests = True
+
+    def __init__(self, pool: ProcessPool, stop: Callable[[], None]) -> None:
+        self._pool = pool
+        self._stop = stop
+        self._asked = False  # True when the latest step asked for leases
+        self._again = ON_ITS_WAY
+
+    def before_step(self, step: Step) -> None:
+        """Remember whether the step asks for jobs."""
+        self._asked = step.want is not None and step.want.count > 0
+
+    def after_reply(self, broker: Store, reply: Reply) -> None:
+        """Stop if no work is left.
+
+        Jobs on their way send no wake-up. While such jobs exist, ``reply.next_due`` is shortened,
+        so that the worker checks again soon.
+        """
+        if reply.leases or not reply.more:
+            self._again = ON_ITS_WAY
+        if reply.more:
+            reply.next_due = min(reply.next_due, self._again)
+            self._again = min(ON_ITS_WAY_MOST, 2 * self._again)
+        with self._pool.lock:
+            if self._is_dry(reply):
+                self._stop()
+
+    def _is_dry(self, reply: Reply) -> bool:
+        """True when no lease came, and no process has anything to do."""
+        pool = self._pool
+        started = bool(pool.processes) and all(process.depth for process in pool.processes)
+        busy = any(p.held or p.stuck or p.state >= State.KILLED for p in pool.processes)
+        busy = busy or bool(pool.verdicts or pool.dispatch.spare)
+        at_once = not reply.next_due  # with ``next_due`` 0 the store has more work now
+        more = reply.leases or reply.schedules or reply.more or at_once
+        return started and self._asked and not (busy or more)
