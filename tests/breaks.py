@@ -78,14 +78,14 @@ BREAKS = (
     ),
     Break(
         "The death of a process counts no attempt.",
-        "worker/lost_jobs.py",
+        "worker/process.py",
         "lease.token, Outcome.RETRY, error=self._cause",
         "lease.token, Outcome.RELEASE, error=self._cause",
         "tests/simulation",
     ),
     Break(
         "The retry of a stuck job may start while its old run lives.",
-        "worker/process_pool.py",
+        "worker/pool.py",
         "        verdict.hold = True\n",
         "",
         "tests/simulation",

@@ -28,10 +28,9 @@ from tidemill.core.job import Outcome
 from tidemill.core.owner import Command
 from tidemill.core.scoreboard import read_scoreboard
 from tidemill.worker.child_protocol import Setup
-from tidemill.worker.machine import Machine
+from tidemill.worker.machine import AHEAD, Machine
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
-from tidemill.worker.watchdog import AHEAD
 
 __all__ = ["FOREVER", "Behaviour", "Simulation", "Worker", "simulation"]
 

@@ -73,7 +73,7 @@ CROWDED_ROOMS = {
     "brokers/redis/lua": 40,
     "core": 36,
     "server/http": 38,
-    "worker": 46,
+    "worker": 32,
 }
 """The rooms that hold too many files. A number here may only fall, and rooms may only leave."""
 

@@ -7,17 +7,19 @@ the worker. A suspect job gets a process that runs nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from tidemill.core.job import Lease, Verdict
-from tidemill.worker.lost_jobs import unstarted
-from tidemill.worker.recycling import ProcessStarter
-from tidemill.worker.worker_process import State, WorkerProcess
+from tidemill.worker.process import State, WorkerProcess, unstarted
+
+if TYPE_CHECKING:
+    from tidemill.worker.pool import ProcessPool
 
 
 class Dispatch:
     """Gives leases to the processes of a pool."""
 
-    def __init__(self, pool: ProcessStarter) -> None:
+    def __init__(self, pool: ProcessPool) -> None:
         # Leases that a process gave back and that no other process has.
         self.spare: list[Lease] = []
         self.unwanted: set[int] = set()  # tokens of jobs that somebody wants cancelled

@@ -8,29 +8,34 @@ a third machine, with simulated processes and virtual time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import clock
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.event_loop import ProcessEvents
-from tidemill.worker.guard_process import GuardProcess
 from tidemill.worker.stacks import stacks_of_threads
-from tidemill.worker.watchdog import Watchdog
 from tidemill.worker.zombie_reaper import reap_orphans
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
+
+log = logging.getLogger("tidemill.worker")
 
 
 class Spawned:
@@ -184,7 +189,7 @@ class Machine:
         return [fd for fd, _ in poll.poll(timeout * 1000)]
 
     def watchdog(self, look: Callable[[], float], signals: int) -> Watchdog:
-        """A second thread: see :mod:`.watchdog`."""
+        """A second thread for the supervisor."""
         return Watchdog(look, signals)
 
     def exit(self, code: int) -> None:
@@ -224,3 +229,230 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     return ours, theirs
+
+
+AHEAD = 0.1
+"""Seconds that the supervisor's own thread has to take a signal before this thread does."""
+
+AFTER_ERROR = 1.0
+
+
+class Watchdog:
+    """A thread that never calls the store, and looks at the processes.
+
+    A call of the store may take the supervisor's own thread a long time, for example when a disk
+    stalls. Timeouts, kills and signals must not wait for this call. The watchdog calls ``look``
+    when a look is due, when a signal arrives, and when the supervisor's thread asks for a look.
+    ``look`` returns the machine time of the next look. ``signals`` is a descriptor that becomes
+    readable with a signal.
+    """
+
+    def __init__(self, look: Callable[[], float], signals: int) -> None:
+        self._look = look
+        self._signals = signals
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._until = float("inf")
+        self._over = False
+        self._thread = threading.Thread(target=self._serve, name="tidemill-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def expect(self, at: float) -> None:
+        """Look no later than this machine time. Cheap; any thread may call this."""
+        if at < self._until:
+            self._until = at
+            self._ring()
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        self._over = True
+        self._ring()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._read.close()
+        self._write.close()
+
+    def _ring(self) -> None:
+        try:
+            self._write.send(b"x")
+        except OSError:
+            pass  # the socket is full or closed: the thread is awake or gone
+
+    def _serve(self) -> None:
+        while not self._over:
+            if self._sleep():
+                time.sleep(AHEAD)
+            if self._over:
+                return
+            self._until = float("inf")  # set before the look, so that a later ``expect`` rings
+            try:
+                at = self._look()
+            except Exception:
+                log.exception("a look at the worker processes failed; trying again")
+                at = clock.machine() + AFTER_ERROR
+            self._until = min(at, self._until)
+
+    def _sleep(self) -> bool:
+        """Sleep until the next look; True when a signal has arrived."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
+        seconds = self._until - clock.machine()
+        ready = poll.poll(None if seconds == float("inf") else max(0.0, seconds) * 1000)
+        try:
+            self._read.recv(4096)
+        except BlockingIOError:
+            pass
+        return any(fd == self._signals for fd, _ in ready)
+
+
+PATIENCE = 5.0
+"""Seconds to wait for the end of the guard."""
+
+_CODE = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    group = int(line)
+    groups.add(group) if group > 0 else groups.discard(-group)
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class GuardProcess:
+    """A tiny process that kills the programs that a killed supervisor leaves behind.
+
+    When a supervisor dies, the kernel kills its worker processes, but not the programs that their
+    tasks have started. The guard reads the process groups in use from a pipe. When the pipe ends,
+    the guard kills all processes left in these groups. The guard has a session of its own: a signal
+    to a terminal or to the worker's group does not reach the guard.
+    """
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, group: int) -> None:
+        """Have a process group killed when this process dies."""
+        self._groups.add(group)
+        self._tell(group)
+
+    def remove(self, group: int) -> None:
+        """Forget a process group that is gone; another group may soon have its number."""
+        self._groups.discard(group)
+        self._tell(-group)
+
+    def _tell(self, number: int) -> None:
+        if self._process is None or not self._write(f"{number}\n"):
+            self._start()  # the first time, or after somebody killed the guard
+            self._write("".join(f"{group}\n" for group in self._groups))
+
+    def _start(self) -> None:
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _write(self, text: str) -> bool:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def reap(self, pid: int) -> bool:
+        """If the process is the guard, reap the process and return True."""
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process.wait()
+        return True
+
+    def close(self) -> None:
+        """End the guard, which kills the groups that still exist."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.close()
+            except OSError:
+                pass
+            try:
+                self._process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                pass  # the guard ends by itself when the pipe ends
+            self._process = None
+
+
+_PREFIX = "tidemill-worker-"
+
+
+class RuntimeFolder:
+    """A worker's temporary folder: stacks of its processes, and sometimes its scoreboard.
+
+    The worker locks the folder while it runs and removes the folder at its end. A killed worker
+    leaves its folder. The next worker that starts on the machine takes the free lock and removes
+    the folder. Another worker may also remove a new folder before it is locked. Then the maker of
+    the folder sees that it is gone and makes another one.
+    """
+
+    def __init__(self) -> None:
+        _sweep(tempfile.gettempdir())
+        while True:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX)
+            fd = _locked(self.path, fcntl.LOCK_EX)
+            if fd is not None:
+                self._fd = fd
+                return
+
+    def remove(self) -> None:
+        """Delete the folder with all its files."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._fd)
+
+
+def _sweep(parent: str) -> None:
+    """Remove the folders of dead workers."""
+    for name in os.listdir(parent):
+        path = os.path.join(parent, name)
+        if name.startswith(_PREFIX) and _is_mine(path):
+            fd = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(fd)
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _locked(path: str, how: int) -> int | None:
+    """A descriptor that holds a folder's lock; None when the lock is taken or the folder gone."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, how)
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None

@@ -21,10 +21,10 @@ from tidemill.client.history import Deploy, QueueSnapshots
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.worker.child_protocol import Hello
-from tidemill.worker.worker_process import State
+from tidemill.worker.process import State
 
 if TYPE_CHECKING:
-    from tidemill.worker.process_pool import ProcessPool
+    from tidemill.worker.pool import ProcessPool
 
 log = logging.getLogger("tidemill.worker")
 

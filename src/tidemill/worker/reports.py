@@ -25,7 +25,7 @@ from tidemill.client.worker_reports import (
 from tidemill.core.clock import clock
 from tidemill.core.errors import StoreGone, TidemillError
 from tidemill.worker.parts import Part
-from tidemill.worker.worker_process import WorkerProcess
+from tidemill.worker.process import WorkerProcess
 
 log = logging.getLogger("tidemill.worker")
 

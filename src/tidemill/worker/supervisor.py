@@ -42,15 +42,14 @@ from tidemill.core.version import __version__
 from tidemill.worker.banner import Start
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
-from tidemill.worker.machine import Machine, ThisProcess
+from tidemill.worker.machine import Machine, RuntimeFolder, ThisProcess
 from tidemill.worker.parts import Burst, DeployNote, Part, Snapshots
-from tidemill.worker.process_pool import ProcessPool
-from tidemill.worker.runtime_folder import RuntimeFolder
+from tidemill.worker.pool import ProcessPool
+from tidemill.worker.process import State
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
 from tidemill.worker.store_steps import StoreSteps
-from tidemill.worker.worker_process import State
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -162,7 +161,7 @@ class Supervisor:
                 "app another url, or run the worker in the program: with mill.worker()"
             )
         if Feature.HISTORY in broker.features:
-            self.pool.keep_history()
+            self.pool.history.on = True
         self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
         self.pool.replace()
         self._watchdog.start()

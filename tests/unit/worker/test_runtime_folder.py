@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.worker import runtime_folder as module
-from tidemill.worker.runtime_folder import RuntimeFolder
+from tidemill.worker import machine as module
+from tidemill.worker.machine import RuntimeFolder
 
 OTHER = """
 import sys
-from tidemill.worker.runtime_folder import RuntimeFolder
+from tidemill.worker.machine import RuntimeFolder
 folder = RuntimeFolder()
 open(folder.path + "/stacks-0", "w").close()
 print(folder.path, flush=True)

@@ -1,22 +1,32 @@
-"""A worker process as its supervisor sees it: spawned, given leases, watched, killed."""
+"""A worker process as its supervisor sees it: spawned, given leases, watched, killed.
+
+The rows of the scoreboard that belong to the process, its stuck jobs, and the verdicts on its jobs
+when it is dead are here, too.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from tidemill.client.context import JobContext
+from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.clock import clock
-from tidemill.core.job import Lease
+from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
 from tidemill.core.owner import Command
-from tidemill.core.scoreboard import Running
+from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.counting import Concluded
 from tidemill.worker.machine import Body
-from tidemill.worker.scoreboard_rows import ScoreboardShares
+from tidemill.worker.notes import interrupted_run
 from tidemill.worker.settings import Settings
-from tidemill.worker.stuck_grace import StuckJobs
+from tidemill.worker.slots import MOST
+
+log = logging.getLogger("tidemill.worker")
 
 
 class State(enum.IntEnum):
@@ -228,10 +238,11 @@ class WorkerProcess:
         """True when the process has a stuck job and is to be killed."""
         if self.state is not State.STUCK:
             return False
-        if self._shares.board is not None:
-            self.stuck.heartbeat.note(self._shares.board.beat_of(self.first_slot), now)
+        board = self._shares.board
+        assert board is not None  # without a scoreboard a process has no jobs
         neighbours = [self.held[row.token] for row in self.running()]
-        return self.stuck.is_over(neighbours, self._settings.stuck_grace, now)
+        beat = board.beat_of(self.first_slot)
+        return self.stuck.is_over(neighbours, beat, self._settings.stuck_grace, now)
 
     def next_look(self, now: float) -> float:
         """Machine time of the next look at the process. A look finds changes without a signal."""
@@ -323,3 +334,216 @@ class WorkerProcess:
         The rows of the process stay until its verdicts are stored.
         """
         self._body.bury()
+
+
+LAST_ATTEMPT = 3600.0
+"""Seconds that neighbours may run on when one of them has no attempt left."""
+
+SILENT = 5.0
+"""Seconds without a heartbeat after which a process with a stuck job counts as blocked."""
+
+
+class StuckJobs:
+    """The stuck jobs of one process, and the time for which their neighbours may run on.
+
+    The neighbours are the other running jobs of the process. They may run on within their own
+    timeouts, for ``--stuck-grace`` seconds at most; if one of them has no attempt left, for an
+    hour. A process without a heartbeat is killed at once, since none of its jobs can finish. Its
+    timekeeper writes the heartbeat to the scoreboard every 50 ms while jobs run. A task that keeps
+    the interpreter lock stops the heartbeat, and so does a task that blocks the event loop if all
+    running jobs use this loop. Times are machine time.
+    """
+
+    def __init__(self) -> None:
+        self.due: dict[int, float] = {}  # token → time of the retry
+        self.since = 0.0  # the time of the first stuck job
+        self._reasons: list[str] = []
+        self._beat = -1.0  # the heartbeat that the scoreboard showed last
+        self._seen = 0.0  # the time at which it was new
+
+    def __bool__(self) -> bool:
+        return bool(self.due)
+
+    def add(self, lease: Lease, verdict: Verdict, now: float) -> None:
+        """Add a job that cannot be interrupted."""
+        self.since = self.since or now
+        self.due[verdict.token] = now + verdict.delay
+        what = "was terminated" if verdict.outcome == Outcome.CANCELLED else "ran past its timeout"
+        self._reasons.append(f"{job_name(lease.open())} {what} and cannot be interrupted")
+
+    @property
+    def reason(self) -> str:
+        """A text that names the stuck jobs, as the reason for interrupting the neighbours."""
+        more = f" (and {len(self._reasons) - 1} more)" if len(self._reasons) > 1 else ""
+        return self._reasons[0] + more if self._reasons else ""
+
+    def is_over(self, neighbours: Sequence[Lease], beat: float, grace: float, now: float) -> bool:
+        """True when the process must be killed. The scoreboard shows this heartbeat."""
+        if beat != self._beat or not self._seen:
+            self._beat, self._seen = beat, now
+        if not neighbours or now - self._seen >= SILENT:
+            return True
+        waited = now - self.since
+        if waited < grace:
+            return False
+        return waited >= LAST_ATTEMPT or not any(_is_last(lease) for lease in neighbours)
+
+    def next_look(self, grace: float, now: float) -> float:
+        """The time of the next look, also for heartbeats."""
+        over = self.since + grace
+        return min(now + 0.5, over) if over > now else now + 0.5
+
+
+def _is_last(lease: Lease) -> bool:
+    most = lease.open().retries.max_attempts
+    return bool(most) and lease.attempt >= most
+
+
+class ScoreboardShares:
+    """The shares of one scoreboard: which rows belong to which process.
+
+    A share is named by the number of its first row. The rows of a dead process stay until a step
+    has stored its verdicts, and then its share is free. When no share is free, the scoreboard
+    grows, so that a new process need not wait for a process that finishes its last jobs.
+    """
+
+    def __init__(self, processes: int, concurrency: int) -> None:
+        # A header, rows for running jobs, and rows for jobs that end before a step stores them.
+        self.size = 1 + 2 * concurrency + MOST
+        self._count = 2 * processes + 2
+        self._free = [n * self.size for n in range(self._count)]
+        self._unsettled: list[int] = []
+        self.board: Scoreboard | None = None
+
+    @property
+    def slots(self) -> int:
+        """The number of rows in all shares."""
+        return self._count * self.size
+
+    def open(self, path: str, owner_id: str) -> Scoreboard:
+        """Make the scoreboard."""
+        self.board = Scoreboard(path, self.slots)
+        self.board.claim(owner_id)
+        return self.board
+
+    def take(self) -> int:
+        """Take a share for a process that starts.
+
+        Raises:
+            OSError: the scoreboard cannot grow.
+        """
+        if not self._free:
+            if self.board is not None:
+                self.board.grow(self.slots + self.size)
+            self._free.append(self._count * self.size)
+            self._count += 1
+        return self._free.pop()
+
+    def put_back(self, first: int) -> None:
+        """Return the share of a process that never started."""
+        self._free.append(first)
+
+    def retire(self, first: int) -> None:
+        """Remember that the process of a share is dead and its verdicts are in the next step."""
+        self._unsettled.append(first)
+
+    def unsettled(self) -> list[int]:
+        """Shares of dead processes whose last verdicts are in the next step."""
+        return list(self._unsettled)
+
+    def settled(self, firsts: list[int]) -> None:
+        """Free shares of dead processes whose verdicts are stored."""
+        for first in firsts:
+            self._unsettled.remove(first)
+            if self.board is not None:
+                self.board.clear(first, self.size)
+            self._free.append(first)
+
+
+class LostJobs:
+    """Verdicts and notes on the jobs of a dead process, by its rows on the scoreboard.
+
+    A job that ran when its process ended by itself used an attempt. If the supervisor killed the
+    process, a job that ran goes back and counts no attempt. A job that had not started also goes
+    back. A stuck job can be retried only after the process is dead.
+    """
+
+    def __init__(self, process: WorkerProcess, *, closing: bool) -> None:
+        self.verdicts: list[Verdict] = []
+        self.concluded: list[Concluded] = []  # the verdicts on jobs that ran
+        self.notes: list[Note] = []
+        self.suspects: list[Lease] = []  # leases of jobs that run alone next
+        self.culprit = False  # True if a job ran when the process ended by itself
+        self.interrupted = False  # True if a job ran when the supervisor killed the process
+        self._cause = process.cause()
+        self._why = "its worker was stopped" if closing else process.stuck.reason or self._cause
+        running = {row.token: row.started for row in process.running()}
+        if process.gave_up:
+            self._suspect(process, running)
+        for token, lease in process.held.items():
+            if token not in running:
+                self.verdicts.append(unstarted(token))
+            elif process.spares_its_jobs:
+                self._interrupt(lease, running[token])
+            else:
+                self._count(lease, running[token])
+        for token, due in process.stuck.due.items():
+            delay = max(0.0, due - clock.machine())
+            self.verdicts.append(Verdict(token, Outcome.RELEASE, delay=delay))
+        process.held.clear()
+
+    def _suspect(self, process: WorkerProcess, running: Mapping[int, float]) -> None:
+        """Have each running job of a process that gave up run alone: any may have broken it.
+
+        Its interrupted run counts no attempt. If the job breaks a process again, this second run
+        counts an attempt. A job that ran alone is no suspect, but the culprit.
+        """
+        suspects = [token for token in running if token not in process.lost]
+        if len(suspects) < 2:
+            return
+        self.culprit = True
+        log.warning(
+            "%s; each job that the process still ran runs alone next (%d)",
+            self._cause,
+            len(suspects),
+        )
+        why = f"{self._cause}; the job runs alone next"
+        for token in suspects:
+            lease = process.held.pop(token)
+            lease.losses += 1
+            self.suspects.append(lease)
+            self.notes.append(interrupted_run(token, running[token], why))
+
+    def _count(self, lease: Lease, started: float) -> None:
+        self.culprit = True
+        envelope = lease.open()
+        most = envelope.retries.max_attempts
+        again = not most or lease.attempt < most
+        with logged_as(JobContext(envelope, lease.attempt)):
+            log.log(
+                logging.WARNING if again else logging.ERROR,
+                "%s while running %s (attempt %d); %s",
+                *(self._cause, job_name(envelope), lease.attempt),
+                "again" if again else "not again",
+            )
+        ended = clock.wall()
+        verdict = Verdict(
+            lease.token, Outcome.RETRY, error=self._cause, started=started, ended=ended
+        )
+        self.verdicts.append(verdict)
+        self.concluded.append((verdict, lease, envelope))
+
+    def _interrupt(self, lease: Lease, started: float) -> None:
+        self.interrupted = True
+        envelope = lease.open()
+        with logged_as(JobContext(envelope, lease.attempt)):
+            log.warning("%s was interrupted and goes back: %s", job_name(envelope), self._why)
+        self.notes.append(interrupted_run(lease.token, started, self._why))
+        verdict = Verdict(lease.token, Outcome.RELEASE, started=started)
+        self.verdicts.append(verdict)
+        self.concluded.append((verdict, lease, envelope))
+
+
+def unstarted(token: int) -> Verdict:
+    """Give back a job that never ran. If somebody cancelled the job, the store ends it."""
+    return Verdict(token, Outcome.RELEASE, error=NOT_STARTED)

@@ -1,40 +1,48 @@
-"""The process pool of a worker: reads from its processes, kills stuck and replaces dead ones.
+"""The process pool of a worker: starts, reads, kills and replaces its processes.
 
-The pool decides which processes live, and settles the jobs of dead processes.
-The supervisor fetches the verdicts and notes.
+The pool decides which processes live, and settles the jobs of dead processes. The supervisor
+fetches the verdicts and notes.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
 import sys
+import threading
 
+from tidemill.brokers.contract.exchange import Mode
 from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.job import Note, Outcome, Verdict
 from tidemill.core.owner import Command
 from tidemill.core.verdicts import is_given_back
-from tidemill.worker.child_protocol import Closed, Up
+from tidemill.worker.child_protocol import Closed, Hello, Setup, Up
 from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
-from tidemill.worker.lost_jobs import LostJobs, unstarted
 from tidemill.worker.machine import Machine
 from tidemill.worker.notes import add_notes
-from tidemill.worker.recycling import ProcessStarter
+from tidemill.worker.process import (
+    LostJobs,
+    ScoreboardShares,
+    State,
+    WorkerProcess,
+    unstarted,
+)
 from tidemill.worker.reports import Reports
 from tidemill.worker.settings import Settings
-from tidemill.worker.suspects import set_aside
-from tidemill.worker.unknown_tasks import UnknownTasks
 from tidemill.worker.verdicts import stuck as stuck_verdict
-from tidemill.worker.worker_process import State, WorkerProcess
 
 log = logging.getLogger("tidemill.worker")
 
 _SNOOZE = int(Outcome.SNOOZE)
 """A plain int: every verdict is compared with this value, and an int is faster than an enum."""
+
+UNKNOWN_MOST = 1000
+"""The most unknown tasks that a worker logs."""
 
 STUCK_MOST = 3
 """The largest number of stuck processes that may run on for their other jobs, for each process of
@@ -55,24 +63,162 @@ CRASH_AGE = 2.0
 crash."""
 
 
-class ProcessPool(ProcessStarter):
-    """All processes of a worker, and their verdicts and notes that are not stored yet."""
+class ProcessPool:
+    """All processes of a worker, and their verdicts and notes that are not stored yet.
+
+    Processes that are about to end belong to it, too. Two threads use the pool under its lock: the
+    one that calls the store, and the watchdog.
+    """
 
     def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
-        super().__init__(settings, name, folder, machine)
-        self._unknown = UnknownTasks()
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.processes: list[WorkerProcess] = []
+        self.shares = ScoreboardShares(settings.processes, settings.concurrency)
+        self.hello: Hello | None = None  # of the latest process that has loaded the app
         self.verdicts: list[Verdict] = []
         self.notes: list[Note] = []
-        self.interrupted = False  # True when the worker ended and killed a running job
         self.dispatch = Dispatch(self)
         self.reports = Reports(name, self.lock)
         self.history = WorkerHistory(name, settings.release, settings.waits.refused)
+        # True after a change that the supervisor must handle before it sleeps again.
+        self.news = False
+        self.closing = False  # True when processes are no longer replaced
+        self.interrupted = False  # True when the worker ended and killed a running job
+        self._name = name
+        self._folder = folder
+        self._machine = machine
+        self._respawn_at = 0.0  # machine time of the next start; 0 when no start is held back
+        self._full = False  # True while jobs of leaving processes take all slots
+        self._rolls = False  # True while a reload waits for free slots
         self._crashes = 0
         self._crashed_at = 0.0
+        self._unknown: set[str] = set()  # the unknown tasks that the log has named
 
-    def keep_history(self) -> None:
-        """Count verdicts, since the broker keeps history. Called before processes serve."""
-        self.counts = self.history.on = True
+    # -- starting and replacing -----------------------------------------------------------------
+
+    def start_one(
+        self, replaces: WorkerProcess | None = None, *, extra: bool = False
+    ) -> WorkerProcess | None:
+        """Start a process; returns None when the system cannot start a process now."""
+        share = -1
+        try:
+            share = self.shares.take()
+            process = WorkerProcess(
+                share, self.shares, self.settings, replaces=replaces, extra=extra
+            )
+            self._start(process)
+        except OSError as error:
+            log.error("cannot start a worker process: %s; trying again", error)
+            if share >= 0:
+                self.shares.put_back(share)
+            self._respawn_at = clock.machine() + 1.0
+            return None
+        point("worker.spawned")
+        self.processes.append(process)
+        self.news = True
+        return process
+
+    @property
+    def held_back(self) -> bool:
+        """True while no process may start: the last start failed, or processes crash too often."""
+        return clock.machine() < self._respawn_at
+
+    def _start(self, process: WorkerProcess) -> None:
+        setup = self._setup(process.first_slot)
+        point("worker.spawning")
+        process.begin(self._machine.start(setup), setup)
+        self.hello = process.hello or self.hello
+
+    def _setup(self, share: int) -> Setup:
+        settings = self.settings
+        return Setup(
+            app=settings.app,
+            concurrency=settings.concurrency,
+            queues=settings.queues if settings.mode is Mode.STRICT else (),
+            board=self.shares.board.path if self.shares.board is not None else "",
+            board_slots=self.shares.slots,
+            share=self.shares.size,
+            first_slot=share,
+            stacks=os.path.join(self._folder, f"stacks-{share}"),
+            worker=self._name,
+            slots=settings.concurrency * settings.processes,
+            max_jobs=settings.max_jobs,
+            max_memory=settings.max_memory,
+            slow=settings.slow,
+            history=self.history.on,
+            waits=settings.waits,
+        )
+
+    def open_board(self, owner_id: str, folder: str) -> str:
+        """Make the scoreboard, and show the scoreboard to all processes.
+
+        The scoreboard lies in ``folder``, the broker's folder. If the broker has no folder, or the
+        disk of this folder is full, the scoreboard lies in the worker's temporary folder.
+        """
+        try:
+            board = self.shares.open(os.path.join(folder or self._folder, owner_id), owner_id)
+        except OSError as error:
+            if not folder:
+                raise
+            log.warning("no scoreboard fits in %s (%s): it is in %s", folder, error, self._folder)
+            board = self.shares.open(os.path.join(self._folder, owner_id), owner_id)
+        for process in self.processes:
+            process.introduce(self._setup(process.first_slot))
+        return board.path
+
+    def replace(self) -> None:
+        """Start the missing processes, unless the worker is ending or starts are held back."""
+        if self.closing or self.held_back:
+            return
+        staying = sum(process.staying and not process.extra for process in self.processes)
+        missing = self.settings.processes - staying
+        if missing <= 0 or self._wait_for_old("the next process starts"):
+            return
+        for _ in range(missing):
+            if self.start_one() is None:
+                return
+
+    def _wait_for_old(self, what: str) -> bool:
+        """True while jobs of leaving processes take as many slots as the worker has.
+
+        No process starts meanwhile, so the worker never runs more than twice as many jobs as it has
+        slots.
+        """
+        old = [process for process in self.processes if process.state is State.LEAVING]
+        full = sum(len(process.held) for process in old) >= self.slots
+        if full and not self._full:
+            pids = ", ".join(str(process.pid) for process in old)
+            log.warning("jobs of replaced processes (%s) take all slots; %s later", pids, what)
+        self._full = full
+        return full
+
+    @property
+    def slots(self) -> int:
+        """The number of jobs that may run at a time in all processes."""
+        return self.settings.processes * self.settings.concurrency
+
+    def roll(self) -> None:
+        """Replace all processes: each one leaves when its replacement has loaded the new code."""
+        self._rolls = False
+        if self._wait_for_old("the app is reloaded"):
+            self._rolls = True
+            return
+        log.info("reloading")
+        outgoing = [process.replaces for process in self.processes]
+        for process in [
+            h for h in self.processes if h.staying and not h.extra and h not in outgoing
+        ]:
+            if self.start_one(process) is None:
+                self._rolls = True
+                return
+        self.replace()
+
+    def slots_freed(self) -> None:
+        """Start the processes, or the reload, that waited for a free slot."""
+        if self._rolls and not self.closing and not self.held_back:
+            self.roll()
+        self.replace()
 
     # -- listening ------------------------------------------------------------------------------
 
@@ -143,7 +289,7 @@ class ProcessPool(ProcessStarter):
                 whole = False
                 continue
             if verdict.outcome == _SNOOZE and is_given_back(verdict):
-                self._unknown.log(lease, verdict.error, process.hello)
+                self._log_unknown(lease.open().task, verdict.error)
             taken.append(verdict)
             leases.append(lease)
         self.verdicts += taken
@@ -153,6 +299,18 @@ class ProcessPool(ProcessStarter):
             self.history.conclude([*zip(taken, leases, itertools.repeat(None))])
         if self.closing and any(v.outcome == Outcome.RELEASE and v.started for v in up.verdicts):
             self.interrupted = True
+
+    def _log_unknown(self, task: str, error: str) -> None:
+        """Log an unknown task, once."""
+        if task in self._unknown or len(self._unknown) >= UNKNOWN_MOST:
+            return
+        self._unknown.add(task)
+        log.warning(
+            "%s: this app has %d task(s), and none of that name; does the app import the module "
+            "that declares it? Its jobs are tried again every 30 s at most until a worker knows it",
+            error,
+            len(self.hello.names) if self.hello is not None else 0,
+        )
 
     def _greet(self, process: WorkerProcess, up: Up) -> None:
         assert up.hello is not None
@@ -338,24 +496,20 @@ class ProcessPool(ProcessStarter):
             len(process.held) + len(process.stuck.due),
         )
 
-    def _take(self, account: LostJobs) -> None:
-        self.verdicts += account.verdicts
-        self.history.conclude(account.concluded)
-        self.notes += account.notes
-        self.interrupted = self.interrupted or (account.interrupted and self.closing)
-        self.dispatch.ended(account.verdicts)
-        self.news = True
-
     def _gone(self, process: WorkerProcess) -> None:
         """Settle the jobs of a dead process. Unless we killed it, running jobs used an attempt."""
         if process.state is State.GONE:
             return
         self._read_all(process)  # the last frames may still be in the socket
         point("worker.burying")
-        suspected = set_aside(process, process.running(), self.dispatch.spare, self.notes)
-        account = LostJobs(process, closing=self.closing)
-        account.close()
-        self._take(account)
+        lost = LostJobs(process, closing=self.closing)
+        self.verdicts += lost.verdicts
+        self.history.conclude(lost.concluded)
+        self.notes += lost.notes
+        self.interrupted = self.interrupted or (lost.interrupted and self.closing)
+        self.dispatch.ended(lost.verdicts)
+        self.dispatch.spare += lost.suspects
+        self.news = True
         self.processes.remove(process)
         process.bury()
         self._machine.buried(process.pid)
@@ -364,7 +518,7 @@ class ProcessPool(ProcessStarter):
             log.info("worker process %d is dead at last", process.pid)
         unasked = process.state is State.CLOSED and process.before <= State.SERVING
         process.become(State.GONE)
-        if unasked and not (suspected or account.culprit):
+        if unasked and not lost.culprit:
             self._crashed(process)
         self.slots_freed()
 
