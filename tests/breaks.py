@@ -92,7 +92,7 @@ BREAKS = (
     ),
     Break(
         "A verdict is dropped when the store does not answer.",
-        "worker/store_steps.py",
+        "worker/owner_loop.py",
         "pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes",
         "pool.notes = notes + pool.notes",
         "tests/simulation",

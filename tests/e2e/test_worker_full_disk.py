@@ -17,7 +17,7 @@ from harness import SLACK, Place, check_counters, eventually, open_place, runs_o
 
 from tidemill import ResultNotKept, StoreFull
 from tidemill.core.job import State
-from tidemill.worker.supervisor import LAST_STEP
+from tidemill.worker.owner_loop import LAST_STEP
 
 APP = """
 def wait_for(name):

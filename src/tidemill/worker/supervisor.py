@@ -16,7 +16,6 @@ processes under one lock, which is not held during a call of the store.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -43,13 +42,13 @@ from tidemill.worker.banner import Start
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.machine import Machine, RuntimeFolder, ThisProcess
+from tidemill.worker.owner_loop import LAST_STEP, OwnerLoop
 from tidemill.worker.parts import Burst, DeployNote, Part, Snapshots
 from tidemill.worker.pool import ProcessPool
 from tidemill.worker.process import State
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
-from tidemill.worker.store_steps import StoreSteps
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -62,12 +61,6 @@ CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
 SAME_SIGNAL = 0.2
 """Seconds within which a second TERM or INT is ignored. Process managers signal the worker and its
 group, so one order to stop arrives twice."""
-
-_UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
-"""Errors of a store that is away or full: the call may be repeated."""
-
-LAST_STEP = 10.0
-"""Seconds for which the worker repeats its last step if the store is away or full."""
 
 STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
@@ -108,10 +101,7 @@ class Supervisor:
         ]
         if settings.burst:
             self.parts.append(Burst(self.pool, self._stop_softly))
-        self._parts_due = 0.0  # machine time at which a part has something to do
-        self._pause_until = 0.0  # machine time until which no part is asked, after an error
-        self._hello: Hello | None = None  # the latest that the parts have heard
-        self._steps = StoreSteps(self.owner.id, self.pool)
+        self._loop: OwnerLoop | None = None
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
@@ -170,43 +160,19 @@ class Supervisor:
         broker.attach(self.owner)
         hello = self.pool.hello or Hello()  # the first process may have died
         self.announce(Start(self.owner.name, broker.url, self.settings, hello))
+        loop = self._loop = OwnerLoop(broker, self.owner, self.pool, self.parts)
         try:
             while not (self._stopping and self.pool.over):
-                self._turn(broker)
+                self._turn(loop)
         finally:
             with self.pool.lock:
                 self.pool.end_all()
-            if self._store_last(broker):
-                # If this fails, the store later notices the end by itself.
-                with contextlib.suppress(*_UNTAKEN):
-                    broker.detach(self.owner.id)
-                    for part in self.parts:
-                        part.end(broker)
+            loop.end(lambda: self._poll([], self.settings.waits.retry))
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self._outgrown:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
-
-    def _store_last(self, broker: Store) -> bool:
-        """Store the last verdicts; False when the store does not take them in time.
-
-        After False, the worker does not detach: by a detach, the store would give back ended jobs
-        without an attempt.
-        """
-        until = clock.machine() + LAST_STEP
-        self._exchange(broker)
-        while self.pool.verdicts and clock.machine() < until:
-            self._poll([], self.settings.waits.retry)
-            self._exchange(broker)
-        if not self.pool.verdicts:
-            if self.pool.history.due < math.inf:
-                self._exchange(broker)  # the numbers of the last verdicts
-            return True
-        left = len(self.pool.verdicts)
-        log.error("the store did not take the outcome of %d jobs: they may run again", left)
-        self.pool.interrupted = True
-        return False
 
     def _await_first(self) -> int | None:
         """Wait until the first process names the broker. Return an exit code if the worker ends."""
@@ -240,41 +206,20 @@ class Supervisor:
 
     # -- one turn -------------------------------------------------------------------------------
 
-    def _turn(self, broker: Store) -> None:
-        if clock.machine() >= self._parts_due or self.pool.hello is not self._hello:
-            self._ask_parts(broker)
-        reply = self._exchange(broker)
+    def _turn(self, loop: OwnerLoop) -> None:
+        reply = loop.turn()
         point("worker.exchanged")
-        self._hand_out(broker, reply)
-        self._parts_due = max(self._pause_until, min([part.due for part in self.parts]))
-        self._collect(broker, min(reply.next_due, self._parts_due - clock.machine()))
+        self._hand_out(loop, reply)
+        self._collect(loop, reply.next_due)
         point("worker.collected")
 
-    def _ask_parts(self, broker: Store) -> None:
-        """Have the parts do what is due. After an error there is a pause."""
-        now = clock.machine()
-        if self.pool.hello is not None and self.pool.hello is not self._hello:
-            self._hello = self.pool.hello
-            for part in self.parts:
-                part.greet(self._hello)
-        try:
-            for part in self.parts:
-                if part.due <= now:
-                    part.look(broker)
-        except (BrokerUnavailable, OSError) as error:
-            self._steps.trouble(error)
-            self._pause_until = now + self.settings.waits.retry
-
-    def _exchange(self, broker: Store) -> Reply:
-        return self._steps.exchange(broker, self.parts, takes=not self._stopping)
-
-    def _hand_out(self, broker: Store, reply: Reply) -> None:
+    def _hand_out(self, loop: OwnerLoop, reply: Reply) -> None:
         """Give the leases of a reply to processes, and obey its commands."""
         with self.pool.lock:
             self.pool.dispatch.deal(reply.leases)
             point("worker.handed")
         for command in reply.commands:
-            self._obey(broker, command)
+            self._obey(loop, command)
         with self.pool.lock:
             self._watchdog.expect(self.pool.next_look())
 
@@ -303,17 +248,16 @@ class Supervisor:
         if not self._exit_at:
             self._exit_at = math.inf if self._mill else clock.machine() + STALLED
 
-    def _collect(self, broker: Store, timeout: float) -> None:
+    def _collect(self, loop: OwnerLoop, next_due: float) -> None:
         """Sleep until the store, a process or a signal wakes the supervisor; read the frames."""
         with self.pool.lock:
             open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
             fds = [process.fileno() for process in open_ones]
-        timeout = max(0.0, timeout)
-        ready = self._steps.wait(broker, timeout, [*fds, *self.signals.fds()])
+        ready = loop.wait(next_due, [*fds, *self.signals.fds()])
         if ready is not None:
             self._take(ready)
         else:
-            self._poll(fds, min(self.settings.waits.retry, timeout))
+            self._poll(fds, min(self.settings.waits.retry, next_due))
 
     def _take(self, ready: list[int]) -> None:
         with self.pool.lock:
@@ -328,9 +272,9 @@ class Supervisor:
 
     # -- orders and signals ---------------------------------------------------------------------
 
-    def _obey(self, broker: Store, command: Command) -> None:
+    def _obey(self, loop: OwnerLoop, command: Command) -> None:
         if command.verb == "lost":
-            self._begin_anew(broker)
+            loop.begin_anew()
             return
         with self.pool.lock:
             if command.verb in ("cancel", "terminate"):
@@ -352,18 +296,6 @@ class Supervisor:
         if not self._outgrown:
             log.error("%s; this worker stops; jobs whose verdicts it cannot report run again", why)
         self._outgrown = True
-
-    def _begin_anew(self, broker: Store) -> None:
-        """Drop all leases and attach again: the broker has given the leases to other workers."""
-        log.warning("the broker gave this worker up: others have its jobs; it begins anew")
-        with self.pool.lock:
-            self.pool.lose()
-        # If this fails, the next exchange brings the command ``lost`` again.
-        with contextlib.suppress(*_UNTAKEN):
-            broker.attach(self.owner)
-        self._steps.forget()
-        for part in self.parts:
-            part.forget()
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""
@@ -415,8 +347,9 @@ class Supervisor:
     def _stop_at(self, at: float) -> None:
         """Take no more jobs, and end the worker at this machine time at the latest."""
         self._stopping = at
-        self.parts = [part for part in self.parts if not part.rests]
         self.pool.be_quiet()
+        if self._loop is not None:
+            self._loop.rest()
 
 
 def _jobs(running: int) -> str:

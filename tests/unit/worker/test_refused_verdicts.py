@@ -9,7 +9,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.job import Lease, Note, Outcome, State, Verdict
 from tidemill.core.owner import Owner
-from tidemill.worker.store_steps import RefusedVerdicts
+from tidemill.worker.owner_loop import RefusedVerdicts
 
 POISON = "\ud800"
 """A text that no store takes."""

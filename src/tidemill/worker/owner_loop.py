@@ -1,4 +1,4 @@
-"""The steps that a supervisor makes with the store, and what becomes of steps that fail.
+"""The owner loop: the steps of a supervisor with its store, and what becomes of failed steps.
 
 A step hands in verdicts and notes and asks for leases. If a step fails, the next step hands in the
 same verdicts again, so no verdict is lost.
@@ -7,8 +7,10 @@ same verdicts again, so no verdict is lost.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -20,6 +22,8 @@ from tidemill.core.config import storable
 from tidemill.core.envelope import RESULT_NOT_KEPT
 from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
 from tidemill.core.job import Lease, Note, Outcome, Verdict
+from tidemill.core.owner import Owner
+from tidemill.worker.child_protocol import Hello
 from tidemill.worker.notes import latest_notes
 from tidemill.worker.parts import Part
 from tidemill.worker.pool import ProcessPool
@@ -27,26 +31,76 @@ from tidemill.worker.process import unstarted
 
 log = logging.getLogger("tidemill.worker")
 
+LAST_STEP = 10.0
+"""Seconds for which the worker repeats its last step if the store is away or full."""
+
+UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
+"""Errors of a store that is away or full: the call may be repeated."""
+
 SHORT_FOR = 60.0
 """Seconds in which a worker leases no job in advance, after a full store has refused a step."""
 
 
-class StoreSteps:
-    """The steps of one owner. The lock of the pool is free during a call of the store."""
+class OwnerLoop:
+    """What an owner says to its store and hears from it: collect, exchange, hand out, wait.
 
-    def __init__(self, owner: str, pool: ProcessPool) -> None:
+    Only the thread that calls the store uses the loop. The lock of the pool is free during a call.
+    """
+
+    def __init__(self, broker: Store, owner: Owner, pool: ProcessPool, parts: list[Part]) -> None:
+        self._broker = broker
         self._owner = owner
-        self._settings = pool.settings
         self._pool = pool
+        self._parts = [part for part in parts if not (pool.closing and part.rests)]
+        self._settings = pool.settings
+        self._due = 0.0  # machine time at which a part has something to do
+        self._pause_until = 0.0  # machine time until which no part is asked, after an error
+        self._hello: Hello | None = None  # the latest that the parts have heard
         self._leases = HeldLeases()
-        self._refusals = RefusedVerdicts(owner)
+        self._refusals = RefusedVerdicts(owner.id)
         self._troubled = False  # True when the latest log line says that the broker is away
         self._short_until = 0.0  # until this machine time, no job is leased in advance
 
-    def exchange(self, broker: Store, parts: Iterable[Part], *, takes: bool) -> Reply:
-        """Hand in verdicts and notes; ask for leases (``takes``); have the parts do their share."""
-        pool = self._pool
+    def turn(self) -> Reply:
+        """Have the parts do what is due, and make a step. The caller hands out the reply."""
+        if clock.machine() >= self._due or self._pool.hello is not self._hello:
+            self._ask_parts()
+        reply = self.exchange()
+        self._due = max(self._pause_until, min([part.due for part in self._parts]))
+        return reply
+
+    def _ask_parts(self) -> None:
+        """Have the parts do what is due. After an error there is a pause."""
+        now, hello = clock.machine(), self._pool.hello
+        if hello is not None and hello is not self._hello:
+            self._hello = hello
+            for part in self._parts:
+                part.greet(hello)
+        try:
+            for part in self._parts:
+                if part.due <= now:
+                    part.look(self._broker)
+        except (BrokerUnavailable, OSError) as error:
+            self._trouble(error)
+            self._pause_until = now + self._settings.waits.retry
+
+    def wait(self, next_due: float, fds: Sequence[int]) -> list[int] | None:
+        """Sleep until the store wakes this owner, or a descriptor is readable; None for trouble.
+
+        The sleep ends when a part is due, or after ``next_due`` seconds.
+        """
+        timeout = max(0.0, min(next_due, self._due - clock.machine()))
+        try:
+            return list(self._broker.wait(self._owner.id, timeout, fds))
+        except UNTAKEN as error:
+            self._trouble(error)
+            return None
+
+    def exchange(self) -> Reply:
+        """Make a step: hand in verdicts and notes, and ask for leases."""
+        pool, parts = self._pool, self._parts
         with pool.lock:
+            takes = not pool.closing
             want = self._want(takes)
             pool.verdicts += pool.dispatch.place_spare()
             verdicts, pool.verdicts = pool.verdicts, []
@@ -54,20 +108,20 @@ class StoreSteps:
             shares = pool.shares.unsettled()
             rows = pool.history.rows(settles=bool(verdicts) or not takes)
             held = self._leases.held()
-            step = Step(self._owner, verdicts, want, notes=notes, held=held, history=rows)
+            step = Step(self._owner.id, verdicts, want, notes=notes, held=held, history=rows)
             for part in parts:
                 part.before_step(step)
         try:
-            reply = broker.exchange(step)
+            reply = self._broker.exchange(step)
         except (BrokerUnavailable, OSError) as error:
-            self.trouble(error)
+            self._trouble(error)
             with pool.lock:
                 pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
             return Reply(next_due=self._settings.waits.retry)
         except Exception as error:
             if not (verdicts or notes or rows or isinstance(error, StoreFull)):
                 raise
-            return self._settle_refused(broker, step, error)
+            return self._settle_refused(step, error)
         again = self._leases.answered(step, reply)
         with pool.lock:
             pool.settled(verdicts, shares)
@@ -78,18 +132,19 @@ class StoreSteps:
         self._no_trouble()
         try:
             for part in parts:
-                part.after_reply(broker, reply)
+                part.after_reply(self._broker, reply)
         except (BrokerUnavailable, OSError) as error:
-            self.trouble(error)
+            self._trouble(error)
             reply.next_due = self._settings.waits.retry
         self._leases.lend(reply.leases)
         return reply
 
-    def _settle_refused(self, broker: Store, step: Step, error: Exception) -> Reply:
+    def _settle_refused(self, step: Step, error: Exception) -> Reply:
         """Settle the verdicts of a refused step by parts; the next step has the rest of them."""
         if isinstance(error, StoreFull):
             self._short_until = clock.machine() + SHORT_FOR
-        done, pool = self._refusals.settle(broker, step.verdicts, step.notes, error), self._pool
+        pool = self._pool
+        done = self._refusals.settle(self._broker, step.verdicts, step.notes, error)
         answered = [*zip(step.verdicts, done.answers, strict=True)]
         settled = [verdict for verdict, answer in answered if answer is not None]
         self._leases.settled(settled)
@@ -116,19 +171,47 @@ class StoreSteps:
             alone=pool.dispatch.can_isolate,
         )
 
-    def wait(self, broker: Store, timeout: float, fds: Sequence[int]) -> list[int] | None:
-        """Sleep until the store wakes this owner, or a descriptor is readable; None for trouble."""
-        try:
-            return list(broker.wait(self._owner, timeout, fds))
-        except (BrokerUnavailable, StoreFull, OSError) as error:
-            self.trouble(error)
-            return None
-
-    def forget(self) -> None:
-        """Drop all leases, since the store gave this worker up."""
+    def begin_anew(self) -> None:
+        """Drop all leases and attach again: the broker has given the leases to other workers."""
+        log.warning("the broker gave this worker up: others have its jobs; it begins anew")
+        with self._pool.lock:
+            self._pool.lose()
+        # If this fails, the next exchange brings the command ``lost`` again.
+        with contextlib.suppress(*UNTAKEN):
+            self._broker.attach(self._owner)
         self._leases.forget()
+        for part in self._parts:
+            part.forget()
 
-    def trouble(self, error: Exception) -> None:
+    def rest(self) -> None:
+        """Take no more jobs, since the worker stops. Any thread may call this."""
+        self._parts = [part for part in self._parts if not part.rests]
+
+    def end(self, pause: Callable[[], None]) -> None:
+        """Store the last verdicts, and detach; ``pause`` comes before each repetition of a step.
+
+        If the store does not take the verdicts in time, the worker does not detach: by a detach,
+        the store would give back ended jobs without an attempt.
+        """
+        pool, until = self._pool, clock.machine() + LAST_STEP
+        self.exchange()
+        while pool.verdicts and clock.machine() < until:
+            pause()
+            self.exchange()
+        if pool.verdicts:
+            left = len(pool.verdicts)
+            log.error("the store did not take the outcome of %d jobs: they may run again", left)
+            pool.interrupted = True
+            return
+        if pool.history.due < math.inf:
+            self.exchange()  # the numbers of the last verdicts
+        # If this fails, the store later notices the end by itself.
+        with contextlib.suppress(*UNTAKEN):
+            self._broker.detach(self._owner.id)
+            for part in self._parts:
+                part.end(self._broker)
+
+    def _trouble(self, error: Exception) -> None:
         """Log once that the broker is away, or full.
 
         Raises:
@@ -199,15 +282,33 @@ class RefusedVerdicts:
     ) -> Settled:
         """Hand in the verdicts and notes of a step that was refused with ``error``."""
         done = Settled(Reply(next_due=0.0 if verdicts or notes else float("inf")))
-        if not isinstance(error, StoreFull) and clock.machine() - self._refused_at >= SAID_FOR:
+        full = error if isinstance(error, StoreFull) else None
+        if full is not None:
+            self._drop_results(verdicts, full)
+        elif clock.machine() - self._refused_at >= SAID_FOR:
             self._refused_at = clock.machine()
             log.error("the store refused a step: %s; its verdicts are handed in one by one", error)
         if notes:
             self._store_notes(broker, notes, done)
-        if isinstance(error, StoreFull):
-            self._settle_in_parts(broker, verdicts, error, done)
-        else:
-            self._settle_one_by_one(broker, verdicts, done)
+        left, size = verdicts, len(verdicts) if full is not None else 1
+        while left and size:
+            try:
+                self._exchange(broker, left[:size], done)
+            except (BrokerUnavailable, OSError):
+                break
+            except StoreFull as refusal:
+                full, size = refusal, size // 2
+                continue
+            except Exception as refusal:
+                if size > 1:
+                    size = 1
+                    continue
+                self._fail(broker, left[0], refusal, done)
+            left = left[size:]
+        if left or (full is not None and not verdicts):
+            done.put_off(left)
+            if full is not None:
+                self.say_full(full)
         return done
 
     def _store_notes(self, broker: Broker, notes: Sequence[Note], done: Settled) -> None:
@@ -232,28 +333,6 @@ class RefusedVerdicts:
             self._full = False
             log.info("the store has room again")
 
-    # -- a store without room -------------------------------------------------------------------
-
-    def _settle_in_parts(
-        self, broker: Broker, verdicts: Sequence[Verdict], error: StoreFull, done: Settled
-    ) -> None:
-        self._drop_results(verdicts, error)
-        left, size = verdicts, len(verdicts)
-        while left and size:
-            try:
-                self._exchange(broker, left[:size], done)
-            except (BrokerUnavailable, OSError):
-                break
-            except StoreFull:
-                size //= 2
-                continue
-            except Exception:
-                self._settle_one_by_one(broker, left[:size], done)
-            left = left[size:]
-        if left or not verdicts:
-            done.put_off(left)
-            self.say_full(error)
-
     def _drop_results(self, verdicts: Sequence[Verdict], error: StoreFull) -> None:
         large = [verdict for verdict in verdicts if len(verdict.result) > SMALL_RESULT]
         for verdict in large:
@@ -261,19 +340,6 @@ class RefusedVerdicts:
         if large and clock.machine() - self._lost_at >= SAID_FOR:
             self._lost_at = clock.machine()
             log.error("%s; until then large results are not kept", error)
-
-    # -- one by one -----------------------------------------------------------------------------
-
-    def _settle_one_by_one(
-        self, broker: Broker, verdicts: Sequence[Verdict], done: Settled
-    ) -> None:
-        for verdict in verdicts:
-            try:
-                self._exchange(broker, [verdict], done)
-            except (BrokerUnavailable, StoreFull, OSError):
-                done.put_off([verdict])
-            except Exception as error:
-                self._fail(broker, verdict, error, done)
 
     def _fail(self, broker: Broker, verdict: Verdict, error: Exception, done: Settled) -> None:
         reason = storable(f"the outcome of the job could not be stored: {error}")[:2000]
