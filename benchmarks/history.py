@@ -146,12 +146,12 @@ for number in range(int(os.environ["BENCH_TASKS"])):
 WORKER = """
 import sys
 from tidemill.cli import main
-from tidemill.client.history import QueueSnapshots
-from tidemill.worker.supervisor import Supervisor
+from tidemill.worker.parts import Snapshots
+from tidemill.worker.history import WorkerHistory
 
 if sys.argv.pop(1) == "without":
-    Supervisor._begin_history = lambda self, broker: None
-    QueueSnapshots.keep = lambda self, broker, ending=False: None
+    WorkerHistory.on = property(lambda self: False, lambda self, value: None)
+    Snapshots.look = Snapshots.end = lambda self, broker: None
 main()
 """
 
