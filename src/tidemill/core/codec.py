@@ -14,6 +14,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import functools
 import hmac
 import pathlib
 import pickle
@@ -223,8 +224,8 @@ def _big_int(value: int) -> Ext:
     return Ext(_BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
 
 
-def _datetime(value: dt.datetime) -> Ext:
-    return Ext(_DATETIME, _encode([value.isoformat(), value.fold, _zone(value)]))
+def _zoned(code: int) -> Callable[[Any], Ext]:
+    return lambda value: Ext(code, _encode([value.isoformat(), value.fold, _zone(value)]))
 
 
 def _zone(value: dt.datetime | dt.time) -> str:
@@ -238,9 +239,9 @@ _ENCODERS: dict[type, Callable[[Any], Ext]] = {
     frozenset: _sequence(_FROZENSET),
     decimal.Decimal: _text(_DECIMAL),
     uuid.UUID: lambda value: Ext(_UUID, value.bytes),
-    dt.datetime: _datetime,
+    dt.datetime: _zoned(_DATETIME),
     dt.date: lambda value: Ext(_DATE, value.isoformat().encode()),
-    dt.time: lambda value: Ext(_TIME, _encode([value.isoformat(), value.fold, _zone(value)])),
+    dt.time: _zoned(_TIME),
     dt.timedelta: lambda value: Ext(
         _TIMEDELTA, struct.pack(">iii", value.days, value.seconds, value.microseconds)
     ),
@@ -248,17 +249,9 @@ _ENCODERS: dict[type, Callable[[Any], Ext]] = {
 }
 
 
-def _decode_datetime(data: bytes) -> dt.datetime:
+def _decode_zoned(kind: type[dt.datetime | dt.time], data: bytes) -> dt.datetime | dt.time:
     text, fold, zone = _decode(data)
-    value = dt.datetime.fromisoformat(text)
-    if zone:
-        value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
-    return value.replace(fold=fold)
-
-
-def _decode_time(data: bytes) -> dt.time:
-    text, fold, zone = _decode(data)
-    value = dt.time.fromisoformat(text)
+    value = kind.fromisoformat(text)
     if zone:
         value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
     return value.replace(fold=fold)
@@ -275,9 +268,9 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     _FROZENSET: lambda data: frozenset(_decode(data)),
     _DECIMAL: lambda data: decimal.Decimal(data.decode()),
     _UUID: lambda data: uuid.UUID(bytes=data),
-    _DATETIME: _decode_datetime,
+    _DATETIME: functools.partial(_decode_zoned, dt.datetime),
     _DATE: lambda data: dt.date.fromisoformat(data.decode()),
-    _TIME: _decode_time,
+    _TIME: functools.partial(_decode_zoned, dt.time),
     _TIMEDELTA: _decode_timedelta,
     _BIGINT: lambda data: int.from_bytes(data, "big", signed=True),
     _MAPPING: lambda data: dict(_decode(data)),

@@ -87,11 +87,7 @@ def check_moment(field: str, value: object) -> float:
         if not 0 < value.timestamp() < LATEST:
             raise InvalidOption(f"{field} must be after 1970 and before 6325, not {value}")
         return value.timestamp()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidOption(
-            f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
-        )
-    if not 0 < value < LATEST:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < LATEST:
         raise InvalidOption(
             f"{field} must be an aware datetime or epoch seconds, not {_shown(value)}"
         )

@@ -16,7 +16,7 @@ import inspect
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,9 @@ class Executor:
         # The data of one job must not reach the error report of another job.
         sentry = sys.modules.get("sentry_sdk")
         self._sentry_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
+
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = staticmethod(asyncio.run)
+    """Runs a coroutine for the middleware of a sync task."""
 
     # -- before the job waits for a slot --------------------------------------------------------
 
@@ -255,11 +258,7 @@ class Executor:
     def through(self, layers: Sequence[Layer], call: Callable[[], Any], context: JobContext) -> Any:
         """Call a sync task inside the middleware, and await what this call returns, if need be."""
         value = compose(layers, call, context, awaits=False)
-        return self.run_awaitable(value) if inspect.isawaitable(value) else value
-
-    def run_awaitable(self, awaitable: Awaitable[Any]) -> Any:
-        """Await something for a sync task."""
-        return run_awaitable(awaitable)
+        return run_awaitable(value, self.run_coroutine) if inspect.isawaitable(value) else value
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
         """Call a sync task."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.inspection import GROUPS
@@ -74,7 +74,7 @@ def run_inline(mill: Runtime, call: Call[Any], *, job_id: str = "", first: Any =
     lease = Lease(0, 1, envelope.rank, 0, 0, 0.0, 0.0, 0.0, b"")
     steps = executor.execute(WaitingJob(0, envelope.rank, 0, 0, lease, envelope, task))
     if task.is_async:
-        executor.run_awaitable(steps)
+        run_awaitable(steps, mill.run_coroutine)
     else:
         run_sync(steps)
     return executor.job(envelope)
@@ -85,6 +85,7 @@ class InlineExecutor(Executor):
 
     def __init__(self, mill: Runtime, call: Call[Any], first: Sequence[Any]) -> None:
         super().__init__(mill)
+        self.run_coroutine = mill.run_coroutine
         self._called = call
         self._first = first
         self._value: Any = None
@@ -111,10 +112,6 @@ class InlineExecutor(Executor):
             return super().bind(run, args, kwargs)
         except Fail as fail:
             raise fail.__cause__ or fail from None
-
-    def run_awaitable(self, awaitable: Awaitable[Any]) -> Any:
-        """Await something by ``run_coroutine`` of the app."""
-        return run_awaitable(awaitable, self.mill.run_coroutine)
 
     def success(self, run: Run, value: Any) -> Verdict:
         """Keep the result for the job handle."""
