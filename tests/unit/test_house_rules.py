@@ -71,7 +71,7 @@ CROWDED_ROOMS = {
     "brokers/lmdb": 52,
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
-    "core": 36,
+    "core": 35,
     "server/http": 38,
     "worker": 32,
 }

@@ -29,7 +29,6 @@ from tidemill.client.explain import no_worker
 from tidemill.client.inline_jobs import KEPT_MOST, move_due
 from tidemill.client.threads import in_thread, is_in_event_loop
 from tidemill.client.trail import Event, trail_of
-from tidemill.core.attempts import Attempt
 from tidemill.core.clock import new_id
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.envelope import Envelope
@@ -42,7 +41,7 @@ from tidemill.core.errors import (
     ResultTimeout,
     TidemillError,
 )
-from tidemill.core.job import GROUP, Record, State
+from tidemill.core.job import GROUP, Attempt, Record, State
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -6,8 +6,7 @@ import re
 
 import msgspec
 
-from tidemill.core.attempts import Attempt
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.job import Attempt, Outcome, Record, State
 from tidemill.core.priority import priority_of
 
 

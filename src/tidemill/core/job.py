@@ -14,12 +14,12 @@ envelope to an owner. A :class:`Verdict` is the result of the lease.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 import msgspec
 
-from tidemill.core.attempts import Attempt, latest_error, was_held
 from tidemill.core.backoff import backoff
 from tidemill.core.codec import unpack
 from tidemill.core.envelope import Envelope, decode_envelope
@@ -227,6 +227,51 @@ class Note(msgspec.Struct, array_like=True, gc=False):
 def whole_progress(done: float, total: float) -> tuple[int, int]:
     """(done, total) of a report. Fractions are cut off; NaN and infinity become 0."""
     return (int(done) if isfinite(done) else 0, int(total) if isfinite(total) else 0)
+
+
+class Attempt(msgspec.Struct, array_like=True, gc=False):
+    """One attempt at a job, as the history shows it. Times are epoch seconds, 0 where unknown.
+
+    Attributes:
+        number: the number of the attempt within its run, from 1.
+        run: the number of the run, from 1. A retry by a person begins the next run.
+        worker: the name of the worker.
+        leased: when the worker got the job.
+        started: when the task began.
+        ended: when the task ended.
+        outcome: the outcome in the worker's verdict, as a number. For ``Record.outcome_of``, a
+            retry after the last attempt is a failure.
+        error: the exception as one line, such as ``shop.errors.RateLimited: message``.
+        traceback: the traceback as text.
+    """
+
+    number: int
+    worker: str
+    leased: float
+    started: float
+    ended: float
+    outcome: int
+    error: str = ""
+    traceback: str = ""
+    run: int = 1
+
+
+def run_of(attempts: Sequence[Attempt], number: int) -> int:
+    """The run of the next attempt, with this ``number``, after the given attempts."""
+    if not attempts:
+        return 1
+    last = attempts[-1]
+    return last.run if number > last.number else last.run + 1
+
+
+def latest_error(attempts: Sequence[Attempt]) -> str:
+    """The error of the latest attempt; empty when there is no attempt."""
+    return attempts[-1].error if attempts else ""
+
+
+def was_held(attempts: Sequence[Attempt], leased: float) -> bool:
+    """True when the latest attempt belongs to the lease made at ``leased`` (``Verdict.hold``)."""
+    return bool(attempts) and attempts[-1].leased == leased
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -19,12 +19,12 @@ from tidemill.client.compositions import MEMBER_COUNT, member_id
 from tidemill.client.context import JobContext
 from tidemill.client.job_handle import Job
 from tidemill.client.task import import_task, make_task
-from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack, unpack
 from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.job import (
     GROUP,
+    Attempt,
     Lease,
     Note,
     Outcome,

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item
-from tidemill.core.attempts import Attempt
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.job import State
+from tidemill.core.job import Attempt, State
 from tidemill.core.purge_mark import is_purged
 
 STATES = tuple(State)

@@ -12,9 +12,8 @@ import struct
 import msgspec
 
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
-from tidemill.core.attempts import Attempt
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.job import State
+from tidemill.core.job import Attempt, State
 from tidemill.core.limit_settings import JobLimit
 
 STATES = tuple(State)

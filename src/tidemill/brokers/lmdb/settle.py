@@ -33,7 +33,6 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
-from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
 from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
@@ -41,10 +40,13 @@ from tidemill.core.job import (
     DEFAULT_TTR,
     NOT_STARTED,
     WHILE_RUNNING,
+    Attempt,
     Note,
     Outcome,
     Verdict,
     delay_of,
+    run_of,
+    was_held,
 )
 
 _END: dict[int, int] = {

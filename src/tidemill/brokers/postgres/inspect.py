@@ -20,9 +20,8 @@ from tidemill.brokers.postgres import grants
 from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.vacuum_horizon import held_back_by
-from tidemill.core.attempts import Attempt, run_of
 from tidemill.core.envelope import decode_envelope, decode_listed
-from tidemill.core.job import Outcome, Record, State, whole_progress
+from tidemill.core.job import Attempt, Outcome, Record, State, run_of, whole_progress
 
 _STATES = tuple(State)
 _SCAN = 2000

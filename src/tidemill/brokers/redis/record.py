@@ -9,11 +9,20 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tidemill.core.attempts import Attempt
 from tidemill.core.dependencies import check_links, was_dropped
 from tidemill.core.envelope import Envelope, Unique, decode_envelope, encode_envelope
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import Conflict, Input, Lease, Record, RunOn, State, Verdict, whole_progress
+from tidemill.core.job import (
+    Attempt,
+    Conflict,
+    Input,
+    Lease,
+    Record,
+    RunOn,
+    State,
+    Verdict,
+    whole_progress,
+)
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 MICRO = 1_000_000

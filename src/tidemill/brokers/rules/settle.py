@@ -10,15 +10,17 @@ from tidemill.brokers.rules.limits import attempted, unstart
 from tidemill.brokers.rules.put import follow
 from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.brokers.shared.lost_jobs import lost_line
-from tidemill.core.attempts import Attempt, run_of, was_held
 from tidemill.core.job import (
     CONSUMER_DIED,
     NOT_STARTED,
+    Attempt,
     Note,
     Outcome,
     State,
     Verdict,
     delay_of,
+    run_of,
+    was_held,
     whole_progress,
 )
 from tidemill.core.verdicts import COUNTED, MAY_NOT_HAVE_RUN, end_of, outcome_of

@@ -24,10 +24,9 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils.module_loading import import_string
 
 import tidemill
-from tidemill.core.attempts import Attempt
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.job import Attempt, Outcome, Record, State
 from tidemill.core.priority import priority_of
 from tidemill.django.framework.parts import Framework
 
