@@ -239,6 +239,8 @@ async def messages() -> None:
     async for message in orders:
         assert_type(message, Message)
         assert_type(await message.aack(), bool)
+        assert_type(await message.arelease(delay=5), bool)
+        await message.arelease(dealy=5)  # type: ignore[call-arg]
     orders.get("5")  # type: ignore[arg-type]
     assert_type(await orders.aput("a", timeout=5, txn=None), Job[Any])
     await orders.aput("a", dealy=5)  # type: ignore[call-arg]
