@@ -334,6 +334,8 @@ def _from_data(hint: Any, value: Any) -> Any:
         raise ValueError(str(error) if plain else f"{type(error).__name__}: {error}") from error
 
 
+# -- the proof before the put ----------------------------------------------------------------------
+
 _LEAVES = (KEPT - {list, tuple, set, frozenset, dict}) | {Ref}
 _PLAIN_KINDS = KEPT | {Ref}
 _SCALARS: tuple[Any, ...] = tuple(_LEAVES)

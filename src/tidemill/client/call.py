@@ -16,11 +16,16 @@ from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import RunOn, State
 
+R = TypeVar("R")
+
 HOOKS = {
     RunOn.SUCCESS: "on_success",
     RunOn.FAILURE: "on_failure",
     RunOn.ANY: "on_complete",
 }
+
+
+# -- hooks -----------------------------------------------------------------------------------------
 
 
 class Ended:
@@ -113,7 +118,7 @@ class Hooked:
         return changed
 
 
-R = TypeVar("R")
+# -- calls -----------------------------------------------------------------------------------------
 
 
 class PartialCall(Hooked, Generic[R]):

@@ -43,6 +43,9 @@ the last member, has the header.
 """
 
 
+# -- results ---------------------------------------------------------------------------------------
+
+
 def member_id(group_id: str, index: int) -> str:
     """The id of a group's member. The id follows from the index, so the store lists no members."""
     return f"{group_id}.{index:07d}"
@@ -135,6 +138,8 @@ def result_of(end: Input, *, lenient: bool, keys: Sequence[bytes]) -> Any:
     how = f"{end.state}: {end.error}" if end.state else "no longer kept"
     raise Fail(f"the result of job {end.id}, which is an argument, is missing: that job is {how}")
 
+
+# -- acts ------------------------------------------------------------------------------------------
 
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
 _HOOKS_MOST = 3  # the most hooks of one job

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 
+# -- numbers ---------------------------------------------------------------------------------------
+
+
 class Times(msgspec.Struct, frozen=True):
     """How long some runs took, or waited, in seconds.
 
@@ -299,6 +302,8 @@ class Deploy(msgspec.Struct, frozen=True):
     at: int
 
 
+# -- snapshots of queues ---------------------------------------------------------------------------
+
 log = logging.getLogger("tidemill")
 
 Counts = tuple[int, ...]
@@ -385,7 +390,7 @@ def _rows(
     yield HistoryRow("queue", name, ALWAYS, 0, () if now is None else (*counts, minute))
 
 
-# -- storing ---------------------------------------------------------------------------------------
+# -- storing snapshots -----------------------------------------------------------------------------
 
 
 class QueueSnapshots:
@@ -441,7 +446,7 @@ def _minute_of(now: float) -> int:
     return int(now) - int(now) % MINUTE
 
 
-# -- reading ---------------------------------------------------------------------------------------
+# -- reading snapshots -----------------------------------------------------------------------------
 
 
 def queue_numbers(
@@ -511,6 +516,8 @@ def _sum(
         sums.append(QueuePoint(at, *numbers))
     return sums
 
+
+# -- mill.history ----------------------------------------------------------------------------------
 
 DAY = 24 * 3600
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 log = logging.getLogger("tidemill")
 FOREVER = 1e9
+"""Seconds of a wait without a timeout."""
+
 KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=True)"
 
 UNCOMMITTED = "its transaction has not been committed, or was rolled back"

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.client.messages import FOREVER, Message, Session, Stop
+from tidemill.client.job_handle import FOREVER
+from tidemill.client.messages import Message, Session, Stop
 from tidemill.client.queues import Queue, delete_queue
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
 from tidemill.core.crash_points import point
@@ -58,6 +59,9 @@ log = logging.getLogger("tidemill")
 
 LEASE = 60.0
 """Seconds that a lease lasts after each renewal. When the process stops, the lease runs out."""
+
+
+# -- places that code holds ------------------------------------------------------------------------
 
 
 class LeaseRenewal:
@@ -262,6 +266,9 @@ class LimitHold:
         finally:
             session.take_back(owner)
         return kept
+
+
+# -- mill.limits -----------------------------------------------------------------------------------
 
 
 class Limits:

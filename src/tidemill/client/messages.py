@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
+from tidemill.client.job_handle import FOREVER
 from tidemill.client.threads import cancel_later, in_thread
 from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import unpack, unpack_pickle
@@ -36,6 +37,32 @@ from tidemill.core.signatures import refusal, trusted
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
+
+log = logging.getLogger("tidemill")
+
+MOST = 1000
+"""The most messages that one call takes."""
+
+YOUNG_LEASE = 30.0
+"""A lease younger than this many seconds has surely not run out."""
+
+SHORT_PATIENCE = 1.0
+"""The shortest time in seconds for which a step of ``get`` waits for other writers."""
+
+BUSY_MOST = 30.0
+"""Seconds of a busy store after which ``get`` raises. Before that, it returns no message."""
+
+_PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
+_PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store begins anew
+
+PATIENCE = 5.0
+"""Seconds that a close waits for running calls of ``get`` to end."""
+
+_FEW = 1000
+"""A table of up to this many messages is not searched for messages whose ttr has run out."""
+
+
+# -- a message -------------------------------------------------------------------------------------
 
 
 class Message:
@@ -206,8 +233,7 @@ def settle_together(
     return settled
 
 
-_FEW = 1000
-"""A table of up to this many messages is not searched for messages whose ttr has run out."""
+# -- the messages that this process holds ----------------------------------------------------------
 
 
 class HeldMessages:
@@ -257,6 +283,9 @@ def not_held(queue: str, message_id: str) -> LeaseLost:
     )
 
 
+# -- taking ----------------------------------------------------------------------------------------
+
+
 def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:
     """A copy of a message with ttr=0 that was acknowledged, but could not be handed over.
 
@@ -269,30 +298,6 @@ def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:
     return msgspec.structs.replace(
         envelope, delay=0.0, at=0.0, rank=lease.rank, expires=left, unique=None
     )
-
-
-log = logging.getLogger("tidemill")
-
-FOREVER = 1e9
-"""Seconds of a wait without a timeout."""
-
-MOST = 1000
-"""The most messages that one call takes."""
-
-YOUNG_LEASE = 30.0
-"""A lease younger than this many seconds has surely not run out."""
-
-SHORT_PATIENCE = 1.0
-"""The shortest time in seconds for which a step of ``get`` waits for other writers."""
-
-BUSY_MOST = 30.0
-"""Seconds of a busy store after which ``get`` raises. Before that, it returns no message."""
-
-_PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
-_PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store begins anew
-
-PATIENCE = 5.0
-"""Seconds that a close waits for running calls of ``get`` to end."""
 
 
 class Session:

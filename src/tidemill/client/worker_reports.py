@@ -173,6 +173,8 @@ def ask_worker(
     )
 
 
+# -- a profile for people --------------------------------------------------------------------------
+
 _LEAST = 0.001
 """A function gets a box if it has at least this part of all samples."""
 
