@@ -140,9 +140,9 @@ def unpack(data: bytes) -> Any:
         CodecError: ``pack`` did not make the bytes.
     """
     if data[:1] == _SIGNED:
-        data = data[1 + _SIGNATURE_SIZE :]
-        if not data:
+        if len(data) == 1 + _SIGNATURE_SIZE:  # the result None has no bytes
             return None
+        data = data[1 + _SIGNATURE_SIZE :]
     if data == RESULT_NOT_KEPT:
         raise ResultNotKept("the job succeeded, and the store had no room to keep its result")
     try:

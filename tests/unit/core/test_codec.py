@@ -135,6 +135,13 @@ def test_nonsense_in_an_extension_is_refused(code: int, inner: Any) -> None:
         unpack(encode(Ext(code, encode(inner))))
 
 
+@pytest.mark.parametrize("size", [1, 32])
+def test_a_signature_that_is_cut_off_is_refused(size: int) -> None:
+    # law 16
+    with pytest.raises(CodecError):
+        unpack((b"\xc1" + bytes(32))[:size])
+
+
 def test_an_unknown_extension_is_named() -> None:
     with pytest.raises(CodecError, match="unknown extension type 99"):
         unpack(encode(Ext(99, b"")))
