@@ -15,9 +15,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, Record, State
 from tidemill.server.http.api import ENDPOINTS
-from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoint, Endpoints
-from tidemill.server.http.openapi import describe
+from tidemill.server.http.openapi import describe, docs_page
 from tidemill.server.http.problems import KINDS, PREFIX, Problem, problem_of
 from tidemill.server.http.schemas import jobs as shapes
 from tidemill.server.http.validation_errors import validation_message

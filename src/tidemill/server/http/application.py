@@ -27,10 +27,9 @@ from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.dashboard_mount import DashboardMount
-from tidemill.server.http.docs_page import docs_page
 from tidemill.server.http.endpoints import Endpoints
 from tidemill.server.http.exchange import require
-from tidemill.server.http.openapi import describe
+from tidemill.server.http.openapi import describe, docs_page
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
 from tidemill.server.tokens import Role
