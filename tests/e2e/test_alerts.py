@@ -290,25 +290,28 @@ SEND = '[send]\nwebhook = "http://localhost/x"\n'
     ("text", "said"),
     [
         ("x = ", "is not TOML"),
-        (SEND, "has no rule"),
-        ('[[rule]]\nname = "a"\nwhen = "no-worker"', "[send] is missing"),
-        (SEND + '[[rule]]\nwhen = "depth"', "rule 1 needs a name"),
-        (SEND + '[[rule]]\nname = "a"\nwhen = "dept"\n', "did you mean 'depth'?"),
-        (SEND + '[[rule]]\nname = "a"\nwhen = "depth"\n', "needs above: the number of ready jobs"),
-        (SEND + '[[rule]]\nname = "a"\nwhen = "depth"\nabove = "x"', "('a'): expected `float`"),
+        (SEND, "required field `rule`"),
+        ('[[rule]]\nname = "a"\nwhen = "no-worker"', "required field `send`"),
+        (SEND + '[[rule]]\nwhen = "depth"', "required field `name` - at `$.rule[0]`"),
+        (SEND + '[[rule]]\nname = "a"\nwhen = "dept"\n', "rules can measure oldest, depth"),
+        (SEND + '[[rule]]\nname = "a"\nwhen = "depth"\n', "rule 'a' needs above"),
+        (SEND + '[[rule]]\nname = "a"\nwhen = "depth"\nabove = "x"', "`$.rule[0].above`"),
         (
             SEND + '[[rule]]\nname = "a"\nwhen = "failures"\nabove = 2',
             "above must be at least 0 and less than 1",
         ),
-        (SEND + '[[rule]]\nname = "a"\nwhen = "depth"\nabove = 1\nqeue = "x"', "'qeue'"),
+        (
+            SEND + '[[rule]]\nname = "a"\nwhen = "depth"\nabove = 1\nqeue = "x"',
+            "unknown field `qeue`",
+        ),
         (
             SEND + 'user = "x"\n[[rule]]\nname = "a"\nwhen = "no-worker"',
-            "there is no setting 'user'",
+            "unknown field `user`",
         ),
-        ("every = 0\n" + SEND + '[[rule]]\nname = "a"\nwhen = "no-worker"', "every must be"),
+        ("every = 0\n" + SEND + '[[rule]]\nname = "a"\nwhen = "no-worker"', "`$.every`"),
         (
             '[send]\nwebhook = "ftp://x"\n[[rule]]\nname = "a"\nwhen = "no-worker"',
-            "must begin with http://",
+            "`$.send.webhook`",
         ),
         (
             SEND + 'headers = {A = "$NO_SUCH"}\n[[rule]]\nname = "a"\nwhen = "no-worker"',

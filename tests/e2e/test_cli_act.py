@@ -11,7 +11,7 @@ import pytest
 from cli_store import Desk
 
 import tidemill.cli.job_actions
-import tidemill.cli.purges
+import tidemill.cli.queues
 from tidemill import InvalidOption, State, Tidemill, chain, group
 from tidemill.core.files import folder_mode
 
@@ -321,7 +321,7 @@ def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch)
     # when nobody can be asked
     assert desk.run("purge", "sums", "--now").exit_code == 2
     # when the name is typed wrong, then right
-    _Terminal(tidemill.cli.purges, monkeypatch)
+    _Terminal(tidemill.cli.queues, monkeypatch)
     assert desk.run("purge", "sums", "--now", input="sum\n").exit_code == 1
     assert len(desk.mill.find().records) == 3
     purged = desk.run("purge", "sums", "--now", input="sums\n")

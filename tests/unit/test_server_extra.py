@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidemill.cli import main
-from tidemill.cli.server_extra import OLDEST
+from tidemill.cli.server import OLDEST
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

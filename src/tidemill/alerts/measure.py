@@ -29,7 +29,7 @@ class Value(msgspec.Struct, frozen=True):
     @property
     def is_above(self) -> bool:
         """Whether the value breaks its rule."""
-        return self.value > self.rule.above
+        return self.value > self.rule.most
 
 
 def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
@@ -67,12 +67,12 @@ def measure(mill: Tidemill, rules: Sequence[Rule]) -> list[Value]:
 
 def _of_queue(rule: Rule, row: QueueStats, owners: Sequence[Owner]) -> Value:
     if rule.when == "depth":
-        text = f"queue {row.name} has {row.ready:,} ready jobs, more than {rule.above:,.0f}"
+        text = f"queue {row.name} has {row.ready:,} ready jobs, more than {rule.most:,.0f}"
         return Value(rule, row.name, float(row.ready), text)
     if rule.when == "oldest":
         age = max(0.0, clock.wall() - row.oldest) if row.oldest and not row.paused else 0.0
         text = f"the oldest ready job of queue {row.name} is {age:.0f} s old, more than "
-        return Value(rule, row.name, age, f"{text}{rule.above:g} s")
+        return Value(rule, row.name, age, f"{text}{rule.most:g} s")
     served = any(not owner.queues or row.name in owner.queues for owner in owners)
     unserved = 0 if served or row.paused else row.ready
     text = f"queue {row.name} has {row.ready:,} ready jobs and no worker"
@@ -88,14 +88,14 @@ def _failures(mill: Tidemill, rule: Rule, rows: Sequence[QueueStats]) -> Iterato
         ended = failed + sum(point.succeeded for point in queue.points)
         part = failed / ended if ended and ended >= rule.at_least else 0.0
         text = f"{part:.1%} of {ended:,} jobs of queue {queue.queue} failed within "
-        yield Value(rule, queue.queue, part, f"{text}{rule.within:g} s, more than {rule.above:.1%}")
+        yield Value(rule, queue.queue, part, f"{text}{rule.within:g} s, more than {rule.most:.1%}")
 
 
 def _disk(mill: Tidemill, rule: Rule) -> Iterator[Value]:
     used = _used(mill)
     if used is not None:
         part, place = used
-        text = f"{place} is {part:.0%} full, more than {rule.above:.0%}"
+        text = f"{place} is {part:.0%} full, more than {rule.most:.0%}"
         yield Value(rule, "", part, text)
 
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from tidemill.core.config import check_name
 from tidemill.core.errors import InvalidOption
-from tidemill.core.suggest import did_you_mean
 
-KINDS = {
-    "oldest": "the age in seconds of the oldest ready job of a queue",
-    "depth": "the number of ready jobs of a queue",
-    "failures": "the share of failed jobs among the jobs that ended within some seconds, 0 to 1",
-    "no-worker": "the number of ready jobs of a queue that no worker serves",
-    "disk": "the used share of the store's disk, or of the server's memory, 0 to 1",
-}
-"""The values that a rule can measure, with their meaning."""
+Kind = Literal["oldest", "depth", "failures", "no-worker", "disk"]
+"""The values that a rule can measure.
 
-_PARTS = ("failures", "disk")  # rules whose value is between 0 and 1
+``oldest`` is the age in seconds of the oldest ready job of a queue, and ``depth`` the number of its
+ready jobs. ``failures`` is the share of failed jobs among the jobs that ended within some seconds.
+``no-worker`` is the number of ready jobs of a queue that no worker serves. ``disk`` is the used
+share of the store's disk, or of the server's memory. A share is between 0 and 1.
+"""
 
-T = TypeVar("T")
+_PARTS = ("failures", "disk")
+
+_Some = Annotated[float, Meta(ge=0)]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +31,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         name: the name of the alert.
-        when: the measured value, one of :data:`KINDS`.
+        when: the measured value.
         above: the alert lasts while the value is greater than this number.
         queue: only this queue.
         within: ``failures`` counts jobs that ended in this many seconds before now.
@@ -40,13 +39,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         lasting: seconds for which the value must stay above ``above`` before the alert begins.
     """
 
-    name: str
-    when: str
-    above: float = 0.0
+    name: Annotated[str, Meta(pattern=r"\S")]
+    when: Kind
+    above: _Some | None = None
     queue: str = ""
-    within: float = 300.0
-    at_least: int = 10
-    lasting: float = 0.0
+    within: Annotated[float, Meta(ge=60)] = 300.0
+    at_least: Annotated[int, Meta(ge=0)] = 10
+    lasting: _Some = 0.0
+
+    @property
+    def most(self) -> float:
+        """The largest value without an alert."""
+        return self.above or 0.0
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,20 +59,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``timeout`` is the seconds that one try may take.
     """
 
-    webhook: str = ""
+    webhook: Annotated[str, Meta(pattern="^$|^https?://")] = ""
     command: tuple[str, ...] = ()
     headers: dict[str, str] = {}
-    timeout: float = 10.0
-    tries: int = 3
+    timeout: Annotated[float, Meta(gt=0, le=300)] = 10.0
+    tries: Annotated[int, Meta(ge=1, le=10)] = 3
 
 
-class Rules(msgspec.Struct, frozen=True):
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All rules of a file; ``every`` and ``remind`` are seconds, and ``remind`` 0 means never."""
 
-    rules: tuple[Rule, ...]
+    rules: Annotated[tuple[Rule, ...], Meta(min_length=1)] = msgspec.field(name="rule")
     send: Target
-    every: float = 15.0
-    remind: float = 4 * 3600.0
+    every: Annotated[float, Meta(ge=1)] = 15.0
+    remind: _Some = 4 * 3600.0
 
 
 def read_rules(path: str) -> Rules:
@@ -79,66 +83,39 @@ def read_rules(path: str) -> Rules:
     """
     try:
         with open(path, "rb") as file:
-            data = tomllib.load(file)
+            rules = msgspec.convert(tomllib.load(file), Rules)
     except OSError as error:
         raise InvalidOption(f"cannot read the rules in {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidOption(f"{path} is not TOML: {error}") from error
-    _known(path, data, ("every", "remind", "send", "rule"))
-    rows = data.get("rule")
-    if not isinstance(rows, list) or not rows:
-        raise InvalidOption(f"{path} has no rule; write one as [[rule]] with name, when and above")
-    rules = tuple(_rule(f"{path}, rule {n}", row) for n, row in enumerate(rows, 1))
-    names = [rule.name for rule in rules]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidOption(f"{path}: two rules have the name {name!r}; give each its own")
-    every = _seconds(path, data, "every", 15.0, least=1.0)
-    remind = _seconds(path, data, "remind", 4 * 3600.0)
-    return Rules(rules, _target(path, data.get("send")), every, remind)
+    except msgspec.ValidationError as error:
+        raise InvalidOption(
+            f"{path}: {error}; rules can measure {', '.join(get_args(Kind))}"
+        ) from None
+    names = [rule.name for rule in rules.rules]
+    for rule in rules.rules:
+        where = f"{path}, rule {rule.name!r}"
+        if names.count(rule.name) > 1:
+            raise InvalidOption(f"{path}: two rules have the name {rule.name!r}")
+        _check(where, rule)
+    target = rules.send
+    if bool(target.webhook) == bool(target.command):
+        raise InvalidOption(f"{path}, [send] needs a webhook or a command, and not both")
+    headers = {name: _expanded(path, text) for name, text in target.headers.items()}
+    return msgspec.structs.replace(rules, send=msgspec.structs.replace(target, headers=headers))
 
 
-def _rule(where: str, row: object) -> Rule:
-    if not isinstance(row, dict):
-        raise InvalidOption(f"{where} must be a table: [[rule]]")
-    _known(where, row, Rule.__struct_fields__)
-    if not isinstance(row.get("name"), str) or not row["name"].strip():
-        raise InvalidOption(f"{where} needs a name, such as name = 'orders are late'")
-    where = f"{where} ({row['name']!r})"
-    kind = row.get("when")
-    if kind not in KINDS:
-        near = did_you_mean(str(kind), KINDS) if kind else ""
-        raise InvalidOption(f"{where}: when must be one of {', '.join(KINDS)}{_hint(near)}")
-    if "above" not in row and kind != "no-worker":
-        raise InvalidOption(f"{where} needs above: {KINDS[kind]}")
-    rule = _convert(where, row, Rule)
+def _check(where: str, rule: Rule) -> None:
+    if rule.above is None and rule.when != "no-worker":
+        raise InvalidOption(f"{where} needs above: the largest value without an alert")
     if rule.queue:
         check_name("queue", rule.queue)
-    if kind == "disk" and rule.queue:
+    if rule.when == "disk" and rule.queue:
         raise InvalidOption(f"{where}: a disk belongs to the whole store; leave queue out")
-    if kind in _PARTS and not 0 <= rule.above < 1:
+    if rule.when in _PARTS and not rule.most < 1:
         raise InvalidOption(
-            f"{where}: above must be at least 0 and less than 1, such as 0.02, not {rule.above:g}"
+            f"{where}: above must be at least 0 and less than 1, such as 0.02, not {rule.most:g}"
         )
-    if min(rule.above, rule.lasting, rule.at_least) < 0 or rule.within < 60:
-        raise InvalidOption(f"{where}: numbers must not be negative, and within is at least 60")
-    return rule
-
-
-def _target(where: str, row: object) -> Target:
-    where = f"{where}, [send]"
-    if not isinstance(row, dict):
-        raise InvalidOption(f"{where} is missing; give it a webhook or a command")
-    _known(where, row, Target.__struct_fields__)
-    target = _convert(where, row, Target)
-    if bool(target.webhook) == bool(target.command):
-        raise InvalidOption(f"{where} needs a webhook or a command, and not both")
-    if target.webhook and not target.webhook.startswith(("http://", "https://")):
-        raise InvalidOption(f"{where}: webhook must begin with http:// or https://")
-    if not (0 < target.timeout <= 300 and 1 <= target.tries <= 10):
-        raise InvalidOption(f"{where}: timeout is up to 300 seconds, and tries is 1 to 10")
-    headers = {name: _expanded(where, text) for name, text in target.headers.items()}
-    return msgspec.structs.replace(target, headers=headers)
 
 
 def _expanded(where: str, text: str) -> str:
@@ -152,37 +129,3 @@ def _expanded(where: str, text: str) -> str:
     if name not in os.environ:
         raise InvalidOption(f"{where}: the environment has no variable {name}")
     return before + os.environ[name]
-
-
-def _convert(where: str, row: Mapping[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(dict(row), kind)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("$.", "")
-        raise InvalidOption(f"{where}: {text[0].lower()}{text[1:]}") from None
-
-
-def _seconds(
-    where: str, data: Mapping[str, Any], name: str, default: float, least: float = 0.0
-) -> float:
-    value = data.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise InvalidOption(f"{where}: {name} must be a number of seconds, at least {least:g}")
-    return float(value)
-
-
-def _known(where: str, row: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    for name in row:
-        if name not in names:
-            _unknown(where, name, names)
-
-
-def _unknown(where: str, name: str, names: tuple[str, ...]) -> NoReturn:
-    near = did_you_mean(name, names)
-    raise InvalidOption(
-        f"{where}: there is no setting {name!r}; {near or 'use: ' + ', '.join(names)}"
-    )
-
-
-def _hint(near: str) -> str:
-    return f"; {near}" if near else ""

@@ -43,7 +43,7 @@ class Alert(msgspec.Struct, kw_only=True):
 
     def measured(self, value: Value) -> None:
         """Store a new measurement in this object."""
-        self.value, self.text, self.above = value.value, value.text, value.rule.above
+        self.value, self.text, self.above = value.value, value.text, value.rule.most
 
     def message(self, event: str, at: float, store: str, host: str) -> Message:
         """The alert as a message."""

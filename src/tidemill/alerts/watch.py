@@ -106,7 +106,7 @@ class Watch:
                 when=value.rule.when,
                 queue=value.queue,
                 value=value.value,
-                above=value.rule.above,
+                above=value.rule.most,
                 text=value.text,
                 began=alert.began if alert is not None else now,
                 told=alert.told if alert is not None else "",

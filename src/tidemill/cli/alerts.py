@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.cli.connect import json_option, store_options
-from tidemill.cli.log_options import log_options
+from tidemill.cli import console
+from tidemill.cli.connect import json_option, log_options, store_options
 from tidemill.core.clock import clock
 from tidemill.core.errors import TidemillError
 from tidemill.core.log_output import LogSettings, log_output
@@ -59,16 +59,8 @@ def run(mill: Tidemill, rules: str, logs: LogSettings) -> None:
 def list_(mill: Tidemill, as_json: bool) -> None:
     """List the active alerts."""
     from tidemill.alerts.state import alerts as read
-    from tidemill.cli import console
 
     found = sorted(read(mill).values(), key=lambda alert: alert.began)
-    if as_json:
-        console.print_json({"alerts": [msgspec.to_builtins(alert) for alert in found]})
-        return
-    out = console.console()
-    if not found:
-        out.print("no alert is on")
-        return
     cells = [
         (
             *(alert.rule, console.ago(alert.began), console.ago(alert.told_at)),
@@ -76,7 +68,14 @@ def list_(mill: Tidemill, as_json: bool) -> None:
         )
         for alert in found
     ]
-    out.print(console.table(out, ("alert", "for#", "told#?", "what…"), cells))
+    columns = ("alert", "for#", "told#?", "what…")
+    console.answer_table(
+        {"alerts": [msgspec.to_builtins(alert) for alert in found]},
+        as_json,
+        columns,
+        cells,
+        "no alert is on",
+    )
 
 
 @alerts.command()
@@ -105,12 +104,7 @@ def test(rules: str, as_json: bool) -> None:
         send(msgspec.structs.replace(target, tries=1), message, threading.Event())
     except SendFailed as error:
         raise TidemillError(f"the test alert did not reach {where}: {error}") from error
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"sent": where})
-    else:
-        click.echo(f"sent a test alert to {where}")
+    console.answer({"sent": where}, as_json, f"sent a test alert to {where}")
 
 
 def _read(path: str) -> Rules:

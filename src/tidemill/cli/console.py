@@ -196,3 +196,28 @@ def plain(value: Any) -> Any:
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def answer(document: Any, as_json: bool, *lines: str) -> None:
+    """Print one JSON document for programs, or lines for people."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo("\n".join(lines))
+
+
+def answer_table(
+    document: Any,
+    as_json: bool,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    none: str,
+) -> None:
+    """Print one JSON document for programs, or a table for people; ``none`` replaces no rows."""
+    out, cells = console(), [*rows]
+    if as_json:
+        print_json(document)
+    elif cells:
+        out.print(table(out, columns, cells))
+    else:
+        out.print(none)

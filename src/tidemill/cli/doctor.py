@@ -7,6 +7,7 @@ import sys
 import click
 import msgspec
 
+from tidemill.cli import console
 from tidemill.cli.connect import app_option, json_option, open_mill, url_option
 from tidemill.core.errors import TidemillError
 from tidemill.doctor.examine import examine
@@ -20,8 +21,6 @@ from tidemill.doctor.versions import installed, remedy
 @json_option
 def doctor(url: str | None, app: str | None, as_json: bool) -> None:
     """Check the store, its disk, its clocks and its workers. Exit code 1 when something fails."""
-    from tidemill.cli import console
-
     findings = [installed()]
     try:
         with open_mill(url, app) as mill:

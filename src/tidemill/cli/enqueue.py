@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.client.job_handle import Job
 from tidemill.core.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
@@ -69,15 +70,14 @@ def enqueue(
             raise InvalidOption(str(error)) from None
         document = {"id": job.id, "placed": str(job.placed) or None, "state": None, "result": None}
         if wait is None:
-            _print(document, as_json)
+            note = "" if document["placed"] in (None, "created") else f" ({document['placed']})"
+            console.answer(document, as_json, f"{job.id}{note}")
             return
         sys.exit(_await(job, wait, document, as_json))
 
 
 def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: bool) -> int:
     """Wait for the job, print its result or its error, and return the exit code."""
-    from tidemill.cli.console import clean, plain
-
     try:
         result = job.result(seconds)
     except (JobFailed, JobCancelled, JobExpired, ResultTimeout) as error:
@@ -85,31 +85,19 @@ def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: boo
         text = error.error if isinstance(error, JobFailed) else str(error)
         document["error"] = text
         if as_json:
-            _print(document, as_json)
+            console.print_json(document)
         else:
             failed = isinstance(error, JobFailed)
             text = f"job {job.id} failed: {text}" if failed else text  # other texts name the job
             trail = (
                 "" if isinstance(error, ResultTimeout) else f"; its trail: tidemill job {job.id}"
             )
-            click.echo(f"tidemill: {clean(text)}{trail}", err=True)
+            click.echo(f"tidemill: {console.clean(text)}{trail}", err=True)
         return 1
-    document["state"], document["result"] = str(State.SUCCEEDED), plain(result)
-    if as_json:
-        _print(document, as_json)
-    else:
-        click.echo(clean(result if isinstance(result, str) else repr(result)))
+    document["state"], document["result"] = str(State.SUCCEEDED), console.plain(result)
+    text = result if isinstance(result, str) else repr(result)
+    console.answer(document, as_json, console.clean(text))
     return 0
-
-
-def _print(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json(document)
-    else:
-        job_id, placed = document["id"], document["placed"]
-        click.echo(job_id if placed in (None, "created") else f"{job_id} ({placed})")
 
 
 def argument(text: str) -> Any:

@@ -12,19 +12,18 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.queues import public, queues_table
+from tidemill.cli.workers import OWNER_COLUMNS, owner_row, public_owner
 from tidemill.client.history import TaskNumbers
 from tidemill.core.clock import clock
 from tidemill.core.config import lmdb_url
 from tidemill.core.errors import TidemillError
-from tidemill.core.owner import Owner
 from tidemill.doctor import words
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from tidemill.cli.console import Table
 
 
 @click.command()
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
 @store_options
 def info(mill: Tidemill, as_json: bool) -> None:
     """Show the store, its queues, its workers, and the runs of the last hour by task."""
-    from tidemill.cli import console
-
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
     knows = Feature.INSPECT in mill.broker.features
     totals = totals_of(rows, knows=knows)
     tasks = _last_hour(mill, facts) if Feature.HISTORY in mill.broker.features else None
     if as_json:
-        workers = [_public(owner) for owner in owners] if knows else None
+        workers = [public_owner(owner) for owner in owners] if knows else None
         queues = public(mill, rows)
         last_hour = [_public_task(one) for one in tasks] if tasks is not None else None
         console.print_json(
@@ -74,11 +71,7 @@ def info(mill: Tidemill, as_json: bool) -> None:
     if not owners:
         out.print("no workers: start one with tidemill worker MODULE:VAR")
         return
-    cells = [
-        (o.name, o.kind, ", ".join(o.queues) or "all", o.concurrency or "-", console.ago(o.started))
-        for o in owners
-    ]
-    out.print(console.table(out, ("worker", "kind", "queues…?", "slots#?", "up#?"), cells))
+    out.print(console.table(out, OWNER_COLUMNS, map(owner_row, owners)))
 
 
 def _last_hour(mill: Tidemill, facts: dict[str, Any]) -> list[TaskNumbers]:
@@ -89,10 +82,8 @@ def _last_hour(mill: Tidemill, facts: dict[str, Any]) -> list[TaskNumbers]:
     return [msgspec.structs.replace(one, seconds=age) for one in tasks]
 
 
-def _tasks_table(out: Console, tasks: list[TaskNumbers]) -> Table:
+def _tasks_table(out: Console, tasks: list[TaskNumbers]) -> console.Table:
     """The runs of the last hour, by queue and task."""
-    from tidemill.cli import console
-
     columns = (
         *("last hour", "queue", "succeeded#", "failed#", "retried#", "per minute#?"),
         *("wait p50#?", "wait p95#", "run p50#?", "run p95#"),
@@ -126,11 +117,6 @@ def _public_task(one: TaskNumbers) -> dict[str, Any]:
     return {name: getattr(one, name) for name in counts} | percentiles
 
 
-def _public(owner: Owner) -> dict[str, Any]:
-    names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency", "version")
-    return {name: getattr(owner, name) for name in names}
-
-
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @json_option
@@ -143,10 +129,10 @@ def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
         count = sum(entry.stat().st_size for entry in os.scandir(target) if entry.is_file())
     except OSError as error:
         raise TidemillError(f"cannot back up to {target}: {error.strerror or error}") from error
-    from tidemill.cli import console
 
-    if as_json:
-        console.print_json({"folder": target, "bytes": count})
-    else:
-        url = shlex.quote(lmdb_url(target))
-        click.echo(f"copied to {target}, {words.size(count)}; it opens as a store: --url {url}")
+    url = shlex.quote(lmdb_url(target))
+    console.answer(
+        {"folder": target, "bytes": count},
+        as_json,
+        f"copied to {target}, {words.size(count)}; it opens as a store: --url {url}",
+    )

@@ -13,6 +13,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
 from tidemill.client.compositions import (
@@ -244,9 +245,7 @@ def _act(
                 reason = _why_not(mill, job_id, listed, why_not)
                 refused.append({"id": job_id, "reason": reason})
     if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({done_word: done, "refused": refused})
+        console.print_json({done_word: done, "refused": refused})
     else:
         click.echo(f"{done_word} {len(done):,} job{'' if len(done) == 1 else 's'}")
         for row in itertools.islice(refused, 20):

@@ -10,8 +10,8 @@ import click
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
-from tidemill.cli.console import clean
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.compositions import size_of
 from tidemill.client.explain import explain as explain_record
@@ -57,7 +57,6 @@ def jobs(
     """
     what = whole_group(mill, what)
     page = mill.find(what, limit=limit, cursor=cursor)
-    from tidemill.cli import console
 
     if as_json:
         records = [record.public() for record in page.records]
@@ -101,9 +100,7 @@ def _none(mill: Tidemill, what: Filter) -> str:
 
 def _state(record: Record) -> Text:
     """The state, with the progress of a running job in percent."""
-    from tidemill.cli.console import styled
-
-    text, progress = styled(str(record.state)), record.progress
+    text, progress = console.styled(str(record.state)), record.progress
     if record.state is State.RUNNING and progress and progress[1]:
         text.append(f" {progress[0] / progress[1]:.0%}")
     return text
@@ -116,7 +113,7 @@ def _print_tracebacks(out: Console, records: list[Record]) -> None:
         trace = next((a.traceback for a in reversed(record.attempts) if a.traceback), "")
         if trace:
             job_id = short_id(record.envelope.id)
-            out.print(f"\n{job_id}  {clean(record.latest_error, one_line=True)}")
+            out.print(f"\n{job_id}  {console.clean(record.latest_error, one_line=True)}")
             _print_traceback(out, trace, job_id, seen)
 
 
@@ -126,8 +123,9 @@ def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) 
 
     frames = "".join(line for line in trace.splitlines() if line.startswith('  File "'))
     first = seen.setdefault(frames, name)
-    lines = [f"same as {first}"] if frames and first != name else clean(trace).rstrip().splitlines()
-    for line in lines:
+    is_same = bool(frames) and first != name
+    text = f"same as {first}" if is_same else console.clean(trace).rstrip()
+    for line in text.splitlines():
         out.print(Text(f"    {line}", style="dim"))
 
 
@@ -140,8 +138,6 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
 
     A beginning or an ending of the id is enough, if no other id has it.
     """
-    from tidemill.cli import console
-
     record = _read(mill, id)
     if as_json:
         result, readable = _result(record)
@@ -157,8 +153,6 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
 
 
 def _print_job(out: Console, mill: Tidemill, record: Record) -> None:
-    from tidemill.cli import console
-
     for name, value in [*_facts(record), *_counts(mill, record)]:
         out.print(f"{name:<9} {console.clean(value, one_line=True)}")
     out.print()
@@ -269,9 +263,7 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
 
 
 def _moment(planned: Planned) -> str:
-    from tidemill.cli.console import clock
-
-    return clock(planned.time)
+    return console.clock(planned.time)
 
 
 def _print_trail(out: Console, record: Record) -> None:
@@ -286,8 +278,6 @@ def _print_trail(out: Console, record: Record) -> None:
 
 def _print_event(out: Console, event: Event, last: float) -> None:
     from rich.text import Text
-
-    from tidemill.cli import console
 
     gap = f"+{words.duration(max(0.0, event.time - last))}" if last and event.time else ""
     line = Text()
@@ -317,8 +307,6 @@ def explain(mill: Tidemill, id: str, as_json: bool) -> None:
 
     A beginning or an ending of the id is enough, if no other id has it.
     """
-    from tidemill.cli import console
-
     record = _read(mill, id)
     sentence = _explained(mill, record)
     if as_json:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.errors import InvalidOption, TidemillError
@@ -97,16 +98,7 @@ def _value(option: str, text: Any, pause: float) -> Any:
 
 
 def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -> None:
-    from tidemill.cli import console
-
     rows = [row for row in mill.limits.list() if only in (None, (row.name, row.queue))]
-    if as_json:
-        console.print_json({"limits": [limit_public(row) for row in rows]})
-        return
-    out = console.console()
-    if not rows:
-        out.print(f"no limits in {mill.broker.url}")
-        return
     cells = [
         (
             f"queue {row.name}" if row.queue else row.name,
@@ -117,4 +109,11 @@ def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -
         )
         for row in rows
     ]
-    out.print(console.table(out, ("limit", "terms", "running#", "keys#?", "state"), cells))
+    columns = ("limit", "terms", "running#", "keys#?", "state")
+    console.answer_table(
+        {"limits": [limit_public(row) for row in rows]},
+        as_json,
+        columns,
+        cells,
+        f"no limits in {mill.broker.url}",
+    )

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tidemill.brokers.registry import open_broker
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, open_mill
-from tidemill.cli.console import print_json
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
@@ -74,7 +74,7 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
 
 def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if as_json:
-        print_json(_document(moved, source, where))
+        console.print_json(_document(moved, source, where))
         return
     if moved.total and not (moved.done + moved.schedules):
         click.echo(f"all of {source} has already moved to {where}")

@@ -1,7 +1,9 @@
-"""``tidemill queues``, ``pause``, ``resume`` and ``delete-queue``."""
+"""The verbs of queues: ``tidemill queues``, ``pause``, ``purge``, ``restore``, ``delete-queue``."""
 
 from __future__ import annotations
 
+import sys
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +11,9 @@ import click
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.generic import purges as kept
 from tidemill.brokers.generic.topics import bindings
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.config import check_name
@@ -19,8 +23,6 @@ from tidemill.limits.declare import terms_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from tidemill.cli.console import Table
 
 
 _MOST_PATTERNS = 3
@@ -43,12 +45,11 @@ def _patterns(mill: Tidemill) -> dict[str, list[str]]:
     return found
 
 
-def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> Table:
+def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> console.Table:
     """A table of queues. ``oldest`` is the age of the oldest ready job."""
     has = Feature.LIMITS in mill.broker.features
     limits = {row.name: row for row in mill.limits.list() if row.queue} if has else {}
     bound = _patterns(mill)
-    from tidemill.cli import console
 
     columns = (
         *("queue", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#?"),
@@ -91,8 +92,6 @@ def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -
 @store_options
 def queues(mill: Tidemill, as_json: bool) -> None:
     """List queues with their numbers of jobs; totals count from the creation of the store."""
-    from tidemill.cli import console
-
     rows, out = mill.queues(), console.console()
     if as_json:
         console.print_json({"queues": public(mill, rows)})
@@ -128,14 +127,9 @@ def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool, as_json: b
             raise no_such_queue(name, known)
     for name in names:
         mill.broker.set_queue(name, paused=paused)
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"queues": names, "paused": paused})
-        return
-    for name in names:
-        note = "" if name in known else "; it has had no jobs yet"
-        click.echo(f"{name} {'is paused' if paused else 'goes on'}{note}")
+    how = "is paused" if paused else "goes on"
+    lines = [f"{name} {how}{'' if name in known else '; it has had no jobs yet'}" for name in names]
+    console.answer({"queues": names, "paused": paused}, as_json, *lines)
 
 
 @click.command(name="delete-queue")
@@ -150,10 +144,86 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
     is never deleted.
     """
     deleted = mill.queue(queue).delete(force=force)
-    if as_json:
-        from tidemill.cli.console import print_json
+    console.answer(
+        {"queue": queue, "deleted": deleted},
+        as_json,
+        f"deleted queue {queue}, and {_jobs(deleted)} with it",
+    )
 
-        print_json({"queue": queue, "deleted": deleted})
-    else:
-        jobs = f"{deleted:,} job{'' if deleted == 1 else 's'}"
-        click.echo(f"deleted queue {queue}, and {jobs} with it")
+
+@click.command()
+@click.argument("queue")
+@click.option("--now", is_flag=True, help="Delete the jobs for good; keep nothing to restore.")
+@click.option("--yes", is_flag=True, help="Purge without asking for the queue's name.")
+@json_option
+@store_options
+def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> None:
+    """Delete all jobs of a queue that are neither running nor finished.
+
+    The jobs are kept for a while, so that `tidemill restore` can bring them back.
+    """
+    rows = {row.name: row for row in mill.queues()}
+    if queue not in rows:
+        raise no_such_queue(queue, rows)
+    count = rows[queue].size - rows[queue].running
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
+        how = "" if Feature.INSPECT in mill.broker.features and not now else " for good"
+        question = f"this deletes {count:,} jobs{how}; type the queue's name to go on"
+        if click.prompt(question, default="", show_default=False, err=True) != queue:
+            click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
+            sys.exit(1)
+    purged = kept.purge(mill.broker, queue, now=now)
+    text = f"deleted {_jobs(purged.jobs)} of {queue}{_way_back(queue, purged)}"
+    facts = {"queue": queue, "deleted": purged.jobs, "kept": purged.kept}
+    console.answer(facts | {"purge": purged.id or None}, as_json, text)
+
+
+def _way_back(queue: str, purged: kept.Purged) -> str:
+    if not purged.kept:
+        return ""
+    which = "them" if purged.kept == purged.jobs else f"{purged.kept:,} of them"
+    return f"; to bring {which} back: tidemill restore {queue}"
+
+
+@click.command()
+@click.argument("queue")
+@json_option
+@store_options
+def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
+    """List the purges of a queue that can be restored, the latest first."""
+    found = kept.list_purges(mill.broker, queue)
+    rows = [{"id": one.id, "at": one.at, "jobs": one.jobs} for one in found]
+    cells = [(one.id, _moment(one.at), f"{one.jobs:,}" if one.jobs else "?") for one in found]
+    none = f"no purge of {queue} can be restored"
+    document = {"queue": queue, "purges": rows}
+    console.answer_table(document, as_json, ("purge", "time", "jobs#"), cells, none)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("purge", default="")
+@json_option
+@store_options
+def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
+    """Bring back the jobs of the latest purge, or of the given one.
+
+    A job stays purged when another job has its key by now; the same command may bring it back
+    later. A job that has expired, or belongs to a flow, stays purged for good.
+    """
+    restored = kept.restore(mill.broker, queue, purge)
+    left = f"; {_jobs(restored.left)} stay purged" if restored.left else ""
+    console.answer(
+        {"queue": queue, "restored": restored.jobs, "left": restored.left},
+        as_json,
+        f"restored {_jobs(restored.jobs)} of {queue}{left}",
+    )
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'' if count == 1 else 's'}"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

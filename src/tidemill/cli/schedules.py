@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tidemill.app import Tidemill
+from tidemill.cli import console
 from tidemill.cli.connect import app_option, json_option, open_mill, store_options, url_option
 from tidemill.cli.enqueue import argument, keyword
 from tidemill.core.clock import clock
@@ -39,37 +40,29 @@ def schedule() -> None:
 @store_options
 def list_(mill: Tidemill, as_json: bool) -> None:
     """List schedules; with --app, mark schedules whose task the app does not have."""
-    from tidemill.cli import console
-
-    rows, out = [*mill.schedules], console.console()
-    if as_json:
-        console.print_json({"schedules": [row.public() for row in rows]})
-    elif not rows:
-        out.print(f"no schedules in {mill.broker.url}")
-    else:
-        columns = ("schedule", "when", "next", "task…", "fired#?", "last?", "from?", "note")
-        cells = [
-            (
-                *(row.name, row.when, _shown(row.next), f"{row.task}({row.arguments})"),
-                *(f"{row.fired:,}", _ago(row.last), (row.app or "code") if row.code else ""),
-                _note(row),
-            )
-            for row in rows
-        ]
-        out.print(console.table(out, columns, cells))
+    rows = [*mill.schedules]
+    columns = ("schedule", "when", "next", "task…", "fired#?", "last?", "from?", "note")
+    cells = [
+        (
+            *(row.name, row.when, _shown(row.next), f"{row.task}({row.arguments})"),
+            *(f"{row.fired:,}", _ago(row.last), (row.app or "code") if row.code else ""),
+            _note(row),
+        )
+        for row in rows
+    ]
+    document = {"schedules": [row.public() for row in rows]}
+    console.answer_table(document, as_json, columns, cells, f"no schedules in {mill.broker.url}")
 
 
 def _note(row: Schedule) -> Any:
-    from tidemill.cli.console import styled
-
     if row.undeclared:
-        return styled(f"not declared since {_shown(row.undeclared)}")
+        return console.styled(f"not declared since {_shown(row.undeclared)}")
     if row.known is False:
-        return styled("unknown task")
+        return console.styled("unknown task")
     if row.paused or row.ended:
-        return styled("paused" if row.paused else "ended")
+        return console.styled("paused" if row.paused else "ended")
     if row.declared is False:
-        return styled("no worker declares it")
+        return console.styled("no worker declares it")
     return f"{row.repeats - row.fired:,} left" if row.repeats else ""
 
 
@@ -79,9 +72,7 @@ def _shown(moment: dt.datetime | None) -> str:
 
 
 def _ago(moment: dt.datetime | None) -> str:
-    from tidemill.cli.console import ago
-
-    return ago(moment.timestamp()) if moment else "-"
+    return console.ago(moment.timestamp()) if moment else "-"
 
 
 # -- time rules ----------------------------------------------------------------------------------
@@ -158,9 +149,7 @@ def next_(
     else:
         found = _preview(When(**when), count)
     if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"next": [moment.timestamp() for moment in found]})
+        console.print_json({"next": [moment.timestamp() for moment in found]})
     for moment in () if as_json else found:
         click.echo(_shown(moment))
     if not found and not as_json:
@@ -232,20 +221,13 @@ def add(
 
 
 def _print(row: Schedule, as_json: bool) -> None:
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json(row.public())
-    else:
-        state = "is paused" if row.paused else f"fires next at {_shown(row.next)}"
-        click.echo(f"{row.name} {'has ended' if row.ended else state}")
+    state = "is paused" if row.paused else f"fires next at {_shown(row.next)}"
+    console.answer(row.public(), as_json, f"{row.name} {'has ended' if row.ended else state}")
 
 
 def _print_all(rows: list[Schedule], as_json: bool) -> None:
     if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"schedules": [row.public() for row in rows]})
+        console.print_json({"schedules": [row.public() for row in rows]})
     for row in () if as_json else rows:
         _print(row, False)
 
@@ -288,9 +270,7 @@ def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
             back = row.code and row.declared is not False
             click.echo(f"{name} is removed{', until a worker starts' if back else ''}")
     if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"removed": list(names)})
+        console.print_json({"removed": list(names)})
 
 
 @schedule.command()
@@ -300,9 +280,4 @@ def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 def run(mill: Tidemill, name: str, as_json: bool) -> None:
     """Enqueue a schedule's job now, in addition to its times, and print the job's id."""
     job = mill.schedules.run(name)
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"id": job.id, "placed": str(job.placed) or None})
-    else:
-        click.echo(job.id)
+    console.answer({"id": job.id, "placed": str(job.placed) or None}, as_json, job.id)

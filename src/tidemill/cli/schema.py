@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tidemill.brokers.registry import grants_of, migrate_store
+from tidemill.cli import console
 from tidemill.cli.connect import json_option
 
 
@@ -27,28 +28,24 @@ def migrate(url: str, grants: str | None, as_json: bool) -> None:
     With --grants nothing changes: the command prints the SQL that lets a role use the store. Run
     the SQL as the user that migrates.
     """
-    from tidemill.cli import console
-
     if grants is not None:
         _print_grants(url, grants, as_json)
         return
     versions = migrate_store(url)
-    if as_json:
-        before, after = versions or (None, None)
-        console.print_json({"before": before, "after": after})
-    elif versions is None:
-        click.echo("a store of this kind needs no migration")
-    elif versions[0] == versions[1]:
-        click.echo(f"the store has version {versions[1]} already; its functions are up to date")
+    before, after = versions or (None, None)
+    if versions is None:
+        text = "a store of this kind needs no migration"
+    elif before == after:
+        text = f"the store has version {after} already; its functions are up to date"
     else:
-        click.echo(f"the store went from version {versions[0]} to {versions[1]}")
+        text = f"the store went from version {before} to {after}"
+    console.answer({"before": before, "after": after}, as_json, text)
 
 
 def _print_grants(url: str, role: str, as_json: bool) -> None:
-    from tidemill.cli import console
-
     statements = grants_of(url, role)
-    if as_json:
-        console.print_json({"grants": statements})
-    else:
-        click.echo("\n".join(statements or ["-- a store of this kind needs no grants"]))
+    console.answer(
+        {"grants": statements},
+        as_json,
+        "\n".join(statements or ["-- a store of this kind needs no grants"]),
+    )

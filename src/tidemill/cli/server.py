@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import importlib.metadata
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +16,8 @@ import click
 from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.brokers.contract.features import Feature
-from tidemill.cli.connect import json_option
-from tidemill.cli.log_options import log_options
-from tidemill.cli.server_extra import load_server
+from tidemill.cli import console
+from tidemill.cli.connect import json_option, log_options
 from tidemill.core.clock import clock
 from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.log_output import LogSettings, log_output
@@ -278,13 +279,8 @@ def create(
 
     expires = clock.wall() + days * 86400 if days else 0.0
     made = make(_file(auth), name, Role[role.upper()], expires, queues)
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        facts = {"name": name, "role": role, "queues": queues, "expires": expires or None}
-        print_json({"token": made, **facts})
-    else:
-        click.echo(made)
+    facts = {"name": name, "role": role, "queues": queues, "expires": expires or None}
+    console.answer({"token": made, **facts}, as_json, made)
 
 
 @token.command("list")
@@ -292,29 +288,20 @@ def create(
 @json_option
 def show(auth: str, as_json: bool) -> None:
     """List the tokens of a file."""
-    from tidemill.cli import console as look
     from tidemill.server.tokens import read
 
     found = read(_file(auth))
-    if as_json:
-        rows = [
-            {
-                "name": t.name,
-                "role": t.role,
-                "queues": list(t.queues),
-                "created": t.created,
-                "expires": t.expires or None,
-            }
-            for t in found
-        ]
-        look.print_json({"tokens": rows})
-        return
-    out = look.console()
-    cells = [
-        (t.name, t.role, ", ".join(t.queues) or "all", look.ago(t.created), _until(t.expires))
+    rows = [
+        {"name": t.name, "role": t.role, "queues": list(t.queues), "created": t.created}
+        | {"expires": t.expires or None}
         for t in found
     ]
-    out.print(look.table(out, ("name", "role", "queues", "age", "expires"), cells))
+    cells = [
+        (t.name, t.role, ", ".join(t.queues) or "all", console.ago(t.created), _until(t.expires))
+        for t in found
+    ]
+    columns = ("name", "role", "queues", "age", "expires")
+    console.answer_table({"tokens": rows}, as_json, columns, cells, "no tokens")
 
 
 def _until(expires: float) -> str:
@@ -330,15 +317,46 @@ def revoke(name: str, auth: str, as_json: bool) -> None:
     from tidemill.server.tokens import revoke as take_out
 
     take_out(_file(auth), name)
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"revoked": name})
-    else:
-        click.echo(f"{name} is revoked")
+    console.answer({"revoked": name}, as_json, f"{name} is revoked")
 
 
 def _file(auth: str) -> str:
     if not auth:
         raise InvalidOption("name the file with the tokens: --auth FILE, or $TIDEMILL_AUTH")
     return auth
+
+
+OLDEST = {"starlette": (0, 40), "uvicorn": (0, 30)}
+"""The oldest versions that the server runs with, as in ``pyproject.toml``."""
+
+
+def load_server() -> tuple[Any, Any]:
+    """Import the server: its function ``serve``, and the class of its settings.
+
+    Raises:
+        InvalidOption: a package is missing or too old.
+    """
+    try:
+        _check_versions()
+        from tidemill.server.run import serve
+        from tidemill.server.settings import Settings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tidemill"):
+            raise
+        raise InvalidOption(
+            f"the server needs {error.name}; install it with: pip install 'tidemill[server]'"
+        ) from None
+    return serve, Settings
+
+
+def _check_versions() -> None:
+    for name, oldest in OLDEST.items():
+        try:
+            text = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # the import reports the missing package
+        if tuple(map(int, re.findall(r"\d+", text)[:2])) < oldest:
+            raise InvalidOption(
+                f"the server needs {name} {oldest[0]}.{oldest[1]} or later, and {text} is "
+                "installed; install a later version, or run the server in an environment of its own"
+            )

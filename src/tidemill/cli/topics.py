@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tidemill.app import Tidemill
+from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.enqueue import argument
 from tidemill.core.errors import TidemillError
@@ -55,9 +56,7 @@ def publish(mill: Tidemill, topic: str, body: str, mandatory: bool, as_json: boo
     copies = [job.record for job in mill.publish(topic, argument(body), mandatory=mandatory)]
     put = [{"queue": copy.envelope.queue, "id": copy.envelope.id} for copy in copies]
     if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"topic": topic, "messages": put})
+        console.print_json({"topic": topic, "messages": put})
     elif put:
         click.echo("\n".join(f"{one['queue']} {one['id']}" for one in put))
     else:
@@ -65,9 +64,6 @@ def publish(mill: Tidemill, topic: str, body: str, mandatory: bool, as_json: boo
 
 
 def _show(mill: Tidemill, queue: str, as_json: bool, text: str) -> None:
-    if as_json:
-        from tidemill.cli.console import print_json
-
-        print_json({"queue": queue, "bindings": mill.queue(queue).bindings()})
-    else:
-        click.echo(f"{queue} {text}")
+    console.answer(
+        {"queue": queue, "bindings": mill.queue(queue).bindings()}, as_json, f"{queue} {text}"
+    )

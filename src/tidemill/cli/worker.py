@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.cli.log_options import log_options
+from tidemill.cli.connect import log_options
 from tidemill.core.config import check_name
 from tidemill.core.cpu_limit import usable_cores
 from tidemill.core.log_output import LogSettings, log_output

@@ -17,9 +17,8 @@ from moved_clock import MovedClock
 from tidemill import Breaker, Limit, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
-from tidemill.cli.top.rates import Meter
-from tidemill.cli.top.snapshot import take
-from tidemill.cli.top.tables import headline
+from tidemill.cli.top.snapshot import Meter, take
+from tidemill.cli.top.view import headline
 from tidemill.client.explain import explain_in
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner

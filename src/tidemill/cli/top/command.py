@@ -11,9 +11,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.cli.connect import store_options
-from tidemill.cli.top import tables
-from tidemill.cli.top.rates import Meter
-from tidemill.cli.top.snapshot import take
+from tidemill.cli.top.snapshot import Meter, take
 
 _FIRST = 1.0
 """The most seconds between the two reads of ``--once`` on a store without history."""
@@ -52,6 +50,7 @@ def top(mill: Tidemill, interval: float, once: bool, as_json: bool) -> None:
 
 def _print_once(mill: Tidemill, interval: float, as_json: bool) -> None:
     from tidemill.cli import console
+    from tidemill.cli.top import view
 
     meter = Meter()
     snapshot = take(mill, meter)
@@ -62,13 +61,13 @@ def _print_once(mill: Tidemill, interval: float, as_json: bool) -> None:
         console.print_json(snapshot.public())
         return
     out = console.console()
-    out.print(tables.headline(snapshot) or "no job yet")
+    out.print(view.headline(snapshot) or "no job yet")
     if snapshot.missing:
-        out.print(tables.lacking(snapshot))
+        out.print(view.lacking(snapshot))
     shown = (
-        snapshot.queues and tables.queues_table(out, tables.sorted_queues(snapshot, "depth")),
-        snapshot.jobs and tables.jobs_table(out, snapshot.jobs),
-        snapshot.workers and tables.workers_table(out, snapshot.workers),
+        snapshot.queues and view.queues_table(out, view.sorted_queues(snapshot, "depth")),
+        snapshot.jobs and view.jobs_table(out, snapshot.jobs),
+        snapshot.workers and view.workers_table(out, snapshot.workers),
     )
     for table in filter(None, shown):
         out.print("", table, sep="\n")
@@ -87,8 +86,7 @@ def _print_objects(mill: Tidemill, interval: float) -> None:
 
 
 def _show(mill: Tidemill, interval: float) -> None:
-    from tidemill.cli.top.terminal import Terminal
-    from tidemill.cli.top.view import View
+    from tidemill.cli.top.view import Terminal, View
 
     view, again = View(mill), threading.Event()
     terminal = Terminal(view)

@@ -1,21 +1,35 @@
-"""The screen of ``tidemill top``: the contents of a frame, and the effect of each key."""
+"""The screen of ``tidemill top``: tables, frames, and the terminal with its keys and signals."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
+import select
+import signal
+import sys
+import termios
 import time
-from collections.abc import Iterator
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.layout import Layout
+from rich.live import Live
 from rich.text import Text
 
 from tidemill.app import Tidemill
-from tidemill.cli.console import clean
+from tidemill.cli import console
 from tidemill.cli.jobs import job_lines
-from tidemill.cli.top import tables
-from tidemill.cli.top.rates import Meter
-from tidemill.cli.top.snapshot import RunningJob, Snapshot, take
+from tidemill.cli.top.snapshot import Meter, QueueRow, RunningJob, Snapshot, WorkerRow, take
+from tidemill.core.clock import short_id
 from tidemill.core.errors import TidemillError
+from tidemill.doctor.words import running_in_words
+
+if TYPE_CHECKING:
+    from tidemill.cli.console import Table
 
 HELP = (
     "q          end",
@@ -44,7 +58,7 @@ class View:
         self._error = ""  # the error of the last look at the store
         self._opened = ""  # the id of the job whose trail is shown
         self._trail: list[str] = []
-        self._sort = next(iter(tables.SORTS))
+        self._sort = next(iter(SORTS))
         self._help = False
         self._selected = ""  # the id of a running job
         self._top = 0  # the number of the first line of the trail that is shown
@@ -74,7 +88,7 @@ class View:
         elif key == "p":
             self.paused = not self.paused
         elif key == "s":
-            names = [*tables.SORTS]
+            names = [*SORTS]
             self._sort = names[(names.index(self._sort) + 1) % len(names)]
         elif key in ("j", "k"):
             self._move(1 if key == "j" else -1)
@@ -115,9 +129,9 @@ class View:
         state = "  PAUSED: p goes on" if self.paused else ""
         yield _line(f"tidemill top  {moment}{state}  {url}", "bold")
         if snapshot is not None:
-            yield _line(tables.headline(snapshot))
+            yield _line(headline(snapshot))
             if snapshot.missing:
-                yield _line(tables.lacking(snapshot), "dim")
+                yield _line(lacking(snapshot), "dim")
         if self._error:
             yield _line(self._error, "bold red")
         yield Text()
@@ -135,11 +149,11 @@ class View:
 
     def _tables(self, snapshot: Snapshot, out: Console, room: int) -> Iterator[RenderableType]:
         """Three tables: queues get up to a third of the room, workers a fifth, jobs the rest."""
-        queues = tables.sorted_queues(snapshot, self._sort)
+        queues = sorted_queues(snapshot, self._sort)
         shown = queues[: max(2, room // 3 - 2)]
         yield _title(f"QUEUES by {self._sort}", len(shown), len(queues))
         if shown:
-            yield tables.queues_table(out, shown)
+            yield queues_table(out, shown)
         if "running jobs" in snapshot.missing:
             return
         workers = snapshot.workers[: max(1, room // 5 - 1)]
@@ -149,7 +163,7 @@ class View:
         yield Text()
         yield _title("WORKERS", len(workers), len(snapshot.workers))
         if workers:
-            yield tables.workers_table(out, workers)
+            yield workers_table(out, workers)
         else:
             yield _line("none; start one: tidemill worker MODULE:VAR")
 
@@ -161,7 +175,7 @@ class View:
         name = "RUNNING" if snapshot.fetched == 0 else "RUNNING OR FETCHED"
         yield _title(f"{name}, longest first", len(shown), snapshot.totals["running"] or 0)
         if shown:
-            yield tables.jobs_table(out, shown, selected=at - first)
+            yield jobs_table(out, shown, selected=at - first)
         else:
             yield _line("no job is running")
 
@@ -173,4 +187,230 @@ def _title(name: str, shown: int, count: int) -> Text:
 
 def _line(text: str, style: str = "") -> Text:
     """One line of text, cut to the width; control characters are escaped."""
-    return Text(clean(text, one_line=True), style, no_wrap=True, overflow="ellipsis")
+    return Text(console.clean(text, one_line=True), style, no_wrap=True, overflow="ellipsis")
+
+
+SORTS: dict[str, Callable[[QueueRow], Any]] = {
+    "depth": lambda row: (-row.stats.size, row.stats.name),
+    "oldest": lambda row: (row.stats.oldest or float("inf"), row.stats.name),
+    "rate out": lambda row: (-(row.rates.out or 0.0), row.stats.name),
+    "failures": lambda row: (-(row.rates.failed or 0.0), -row.stats.failed, row.stats.name),
+    "name": lambda row: row.stats.name,
+}
+"""The orders of queues, by name."""
+
+_TOTALS = ("ready", "running", "scheduled", "waiting", "failed")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
+    """The queues in an order of :data:`SORTS`."""
+    return sorted(snapshot.queues, key=SORTS[sort])
+
+
+def headline(snapshot: Snapshot) -> str:
+    """The totals of the store in one line."""
+    totals = [(name, snapshot.totals[name]) for name in _TOTALS]
+    known = [
+        running_in_words(count, snapshot.fetched) if name == "running" else f"{count:,} {name}"
+        for name, count in totals
+        if count is not None
+    ]
+    rates = [row.rates for row in snapshot.queues if row.rates.out is not None]
+    if rates or not snapshot.queues:
+        into, out = sum(one.into or 0.0 for one in rates), sum(one.out or 0.0 for one in rates)
+        known.append(f"in {_rate(into)}/s, out {_rate(out)}/s")
+    if "workers" not in snapshot.missing:
+        workers = [row.owner for row in snapshot.workers if row.owner.kind == "worker"]
+        slots = sum(owner.concurrency for owner in workers)
+        plural = "" if len(workers) == 1 else "s"
+        known.append(f"{len(workers):,} worker{plural} with {slots:,} slots")
+    return "   ".join(known)
+
+
+def lacking(snapshot: Snapshot) -> str:
+    """The line that names the numbers that a message broker does not know, and the remedy."""
+    missing = ", ".join(snapshot.missing)
+    return f"this broker cannot report {missing}; lmdb, redis, postgresql and django can"
+
+
+def queues_table(out: Console, rows: Sequence[QueueRow]) -> Table:
+    """A table of queues."""
+    columns = (
+        *("queue…", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#"),
+        *("in/s#", "out/s#", "fail/s#?", "rate out?", "note…"),
+    )
+    cells = [
+        (
+            row.stats.name,
+            *(_number(row, name) for name in ("ready", "running", "scheduled", "waiting")),
+            console.ago(row.stats.oldest),
+            *(_rate(rate) for rate in (row.rates.into, row.rates.out, row.rates.failed)),
+            _sparkline(row.rates.points),
+            _note(row),
+        )
+        for row in rows
+    ]
+    return console.table(out, columns, cells)
+
+
+def _number(row: QueueRow, name: str) -> str:
+    if name in row.stats.unknown:
+        return "-"
+    if name == "running" and row.stats.running and row.fetched is None:
+        return f"{row.stats.running:,} or fetched"
+    if name == "running" and row.fetched:
+        return f"{max(0, row.stats.running - row.fetched):,} + {row.fetched:,}"
+    return f"{getattr(row.stats, name):,}"
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 9.95 or not rate else f"{rate:.1f}"
+
+
+def _sparkline(points: Sequence[float]) -> str:
+    """Rates as bars. The largest of these rates has the highest bar."""
+    most = max(points, default=0.0) or 1.0
+    return "".join(_BARS[round(point / most * 7)] for point in points)
+
+
+def _note(row: QueueRow) -> Text | str:
+    """The problem of a queue; else, on a message broker, the number of consumers."""
+    if row.stats.paused:
+        return console.styled("paused")
+    if row.note:
+        return Text(row.note, style="bold red")
+    return f"{row.stats.consumers:,} consumers" if row.stats.unknown else ""
+
+
+def jobs_table(out: Console, jobs: Sequence[RunningJob], *, selected: int = -1) -> Table:
+    """A table of running jobs; ``selected`` is the index of the job to mark."""
+    columns = ("id…", "task…", "queue?", "worker…?", "for#", "attempt#?", "progress")
+    cells = [
+        (
+            short_id(job.id),
+            job.task,
+            job.queue,
+            job.worker,
+            console.ago(job.since),
+            job.attempt,
+            "waits for a slot" if job.waits else _progress(job),
+        )
+        for job in jobs
+    ]
+    table = console.table(out, columns, cells)
+    table.marked = selected + 1
+    return table
+
+
+def _progress(job: RunningJob) -> str:
+    if job.progress is None:
+        return ""
+    done, total = job.progress
+    return f"{done / total:.0%} of {total:,}" if total else f"{done:,} done"
+
+
+def workers_table(out: Console, workers: Sequence[WorkerRow]) -> Table:
+    """A table of workers and consumers. ``busy`` is not known for a worker of another machine."""
+    columns = ("worker…", "kind?", "queues…?", "busy#", "slots#", "up#?", "host?", "pid#?")
+    cells = [
+        (
+            row.owner.name,
+            row.owner.kind,
+            ", ".join(row.owner.queues) or "all",
+            "-" if row.busy is None else row.busy,
+            row.owner.concurrency or "-",
+            console.ago(row.owner.started),
+            row.owner.host,
+            row.owner.pid,
+        )
+        for row in workers
+    ]
+    return console.table(out, columns, cells)
+
+
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: a frame appears as a whole
+_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+_NAMES = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\r": "\n"}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
+
+
+class Terminal:
+    """A terminal that shows one renderable of rich, and reads keys.
+
+    A signal only writes its number into a pipe. :meth:`read_keys` acts on it, so no signal
+    interrupts a frame or the end.
+    """
+
+    def __init__(self, shown: RenderableType) -> None:
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has all characters
+        out = Console(force_terminal=True, force_interactive=True, highlight=False)
+        self._live = Live(
+            shown,
+            console=out,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._in = sys.stdin.fileno()
+        self._saved = termios.tcgetattr(self._in)
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._handlers = {s: signal.signal(s, lambda signum, frame: None) for s in _SIGNALS}
+
+    def begin(self) -> None:
+        """Take the terminal."""
+        tty.setcbreak(self._in)  # read single keys without echo; Ctrl-C still sends a signal
+        self._live.start()
+
+    def end(self) -> None:
+        """Give the terminal back."""
+        self._leave()
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+            self._live.stop()
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._saved)
+
+    def show(self) -> None:
+        """Draw a frame in the present size of the terminal."""
+        sys.stdout.write(_BEGIN)
+        self._live.refresh()
+        sys.stdout.write(_END)
+        sys.stdout.flush()
+
+    def wake(self) -> None:
+        """Make :meth:`read_keys` return. Every thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so it will return
+            os.write(self._wake, b"\0")
+
+    def read_keys(self) -> list[str]:
+        """The keys that were pressed; waits for a key, a wake-up or a signal.
+
+        An arrow is j or k, and Enter is a line feed.
+        """
+        ready, _, _ = select.select([self._in, self._woken], [], [])
+        signals = os.read(self._woken, 4096) if self._woken in ready else b""
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            if signum in signals:
+                raise SystemExit(128 + signum)
+        if signal.SIGINT in signals:
+            return ["q"]
+        if signal.SIGTSTP in signals:
+            self._leave()
+            os.kill(os.getpid(), signal.SIGSTOP)  # ends when the shell continues this program
+            self.begin()
+        if self._in not in ready:
+            return []
+        data = os.read(self._in, 1024)  # the bytes of one key arrive together
+        if not data:
+            raise SystemExit(0)  # the terminal is closed
+        keys = _KEY.findall(data.decode(errors="replace"))
+        return [str(_NAMES.get(key, key)) for key in keys]
