@@ -98,6 +98,12 @@ def read(response: Response) -> str:
     return b"".join(parts_of(response)).decode()
 
 
+def words(text: str) -> str:
+    """The text of a page as a reader sees it, in one line."""
+    body = text.partition("<main")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
 # -- numbers and lists -----------------------------------------------------------------------------
 
 

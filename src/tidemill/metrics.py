@@ -14,7 +14,6 @@ the creation of the store or of its history. They survive restarts of every proc
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +67,10 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Collector:
-    """Reads the metrics of an app's store; a collector for ``prometheus_client``.
-
-    A counter never falls, even when a worker subtracts the numbers of a refused verdict.
-    """
+    """Reads the metrics of an app's store; a collector for ``prometheus_client``."""
 
     def __init__(self, mill: Tidemill) -> None:
         self._mill = mill
-        self._lock = threading.Lock()
-        self._highest: dict[tuple[str, Labels], float] = {}
 
     def families(self) -> list[Family]:
         """The metrics as they are now.
@@ -84,8 +78,7 @@ class Collector:
         Raises:
             BrokerUnavailable: the store cannot be reached.
         """
-        found = [self._rising(family) for family in _families(self._mill)]
-        return [family for family in found if family.samples]
+        return [family for family in _families(self._mill) if family.samples]
 
     def collect(self) -> Iterator[Metric]:
         """The metrics for a registry of ``prometheus_client``."""
@@ -101,19 +94,6 @@ class Collector:
     def describe(self) -> list[Metric]:
         """No metrics. Without this method, a registry would read the store to learn the names."""
         return []
-
-    def _rising(self, family: Family) -> Family:
-        if family.kind == "gauge":
-            return family
-        with self._lock:
-            return msgspec.structs.replace(
-                family, samples=[self._at_least(family.name, sample) for sample in family.samples]
-            )
-
-    def _at_least(self, name: str, sample: Sample) -> Sample:
-        key = name + sample.suffix, sample.labels
-        highest = self._highest[key] = max(sample.value, self._highest.get(key, 0.0))
-        return msgspec.structs.replace(sample, value=highest)
 
 
 def exposition(families: Iterable[Family]) -> bytes:

@@ -1,4 +1,4 @@
-"""Metrics of an app's store: which there are, how they look as text, and that counters rise."""
+"""Metrics of an app's store: which there are, how they look as text, and which a broker lacks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.history_rows import ALWAYS, HistoryRow, join_name
 from tidemill.brokers.memory.broker import MemoryBroker
-from tidemill.core.rollup import SUCCEEDED, WIDTH
 from tidemill.metrics import Collector, Family, Sample, exposition
 from tidemill.testing import run_all
 
@@ -108,23 +106,6 @@ def test_labels_are_escaped_and_numbers_are_exact() -> None:
         b'n_total{a="x\\"\\\\\\n"} 9007199254740992\n'
         b"n_total 0.25\n"
     )
-
-
-def test_a_counter_never_falls(mill: Tidemill) -> None:
-    def keep(succeeded: int) -> None:
-        counts = [0] * WIDTH
-        counts[SUCCEEDED] = succeeded
-        row = HistoryRow("task", join_name("q", "t", ""), ALWAYS, 0, tuple(counts))
-        assert isinstance(mill.broker, MemoryBroker)
-        mill.broker.keep_history([row])
-
-    collector = Collector(mill)
-    key = "tidemill_task_runs_total", labels(queue="q", task="t", outcome="succeeded")
-    seen = []
-    for succeeded in (10, 9, 12):
-        keep(succeeded)
-        seen.append(values(collector)[key])
-    assert seen == [10, 10, 12]
 
 
 def test_a_broker_without_history_has_metrics_of_its_queues(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor, read
+from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Tidemill
 from tidemill.core.clock import new_id
@@ -67,11 +66,6 @@ def states(mill: Tidemill) -> set[str]:
 def started(anna: Visitor, **form: str) -> str:
     location: str = anna.post("/bulk", **form).headers["location"]
     return location.removeprefix("/bulk/")
-
-
-def words(text: str) -> str:
-    body = text.partition("<main")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def test_the_preview_counts_and_shows_five_and_the_oldest(mill: Tidemill, anna: Visitor) -> None:

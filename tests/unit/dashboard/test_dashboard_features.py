@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, words
 
 from tidemill import BrokerUnavailable, Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -14,11 +13,6 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.dashboard.formats import NOTHING
 
 PAGES = ("/", "/queues", "/queues/mail", "/workers", "/audit", "/settings", "/help")
-
-
-def words(text: str) -> str:
-    """The text of a page as a reader sees it, in one line."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text.partition("<main")[2])).split())
 
 
 @pytest.fixture

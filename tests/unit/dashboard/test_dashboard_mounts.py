@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -22,8 +21,6 @@ from tidemill.core.errors import BrokerUnavailable
 from tidemill.dashboard import User, asgi, wsgi
 from tidemill.dashboard import look as look_module
 from tidemill.dashboard.dashboard import AsgiDashboard
-from tidemill.dashboard.http import LongResponse
-from tidemill.dashboard.routes import Routes
 
 
 @pytest.fixture
@@ -267,22 +264,3 @@ def test_a_wsgi_site_refuses_nobody_and_large_forms(flask_client: Client) -> Non
 
 def test_a_wsgi_site_has_no_stream_and_says_so(flask_client: Client) -> None:
     assert flask_client.get("/jobs/live", headers={"X-User": "anna"}).status_code == 404
-
-
-def ab() -> Generator[bytes]:
-    yield b"a"
-    yield b"b"
-
-
-def test_a_long_answer_is_sent_in_parts(mill: Tidemill) -> None:
-    routes = Routes()
-    routes.get("/export")(lambda page: LongResponse(ab(), {}, "text/csv"))
-    app = asgi(mill, user=None, extra=routes.list)
-
-    async def run() -> bytes:
-        async with visit(app) as client:
-            return (await client.get("/export")).content
-
-    assert asyncio.run(run()) == b"ab"
-    page = Client(wsgi(mill, user=None, extra=routes.list)).get("/export")
-    assert page.data == b"ab"

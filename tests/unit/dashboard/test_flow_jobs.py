@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, words
 
 from tidemill import Flow, Tidemill, chain
 from tidemill.client.explain import explain_in
@@ -27,11 +27,6 @@ def anna(mill: Tidemill) -> Visitor:
         return [*orders, *named.values()]
 
     return Visitor(mill)
-
-
-def words(text: str) -> str:
-    body = text.partition("<main")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def again(text: str) -> tuple[str, str]:

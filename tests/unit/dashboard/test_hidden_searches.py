@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import re
 import threading
 
 import pytest
-from dashboard_desk import ANNA, Visitor, read
+from dashboard_desk import ANNA, Visitor, read, words
 
 from tidemill import Tidemill
 from tidemill.core.clock import new_id
@@ -34,11 +32,6 @@ def anna(dashboard: Dashboard) -> Visitor:
 def olga(dashboard: Dashboard) -> Visitor:
     """An operator, who does not."""
     return Visitor(dashboard, User("olga", Role.OPERATOR))
-
-
-def words(text: str) -> str:
-    body = text.partition("<main")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def ended_bulk(mill: Tidemill, query: str) -> str:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor, read
+from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.inspection import Filter
@@ -40,11 +40,6 @@ def anna(mill: Tidemill) -> Visitor:
 def pay(mill: Tidemill, *orders: int, **options: Any) -> list[str]:
     calls = [mill.tasks["shop.pay"].call(order).using(**options) for order in orders]
     return [job.id for job in mill.enqueue_many(calls)]
-
-
-def words(text: str) -> str:
-    body = text.partition("<main")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def listed(text: str) -> list[str]:

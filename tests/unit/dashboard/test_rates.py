@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dashboard_desk import Visitor
+from dashboard_desk import Visitor, words
 from moved_clock import MovedClock
-from test_dashboard_pages import tile, words
+from test_dashboard_pages import tile
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want

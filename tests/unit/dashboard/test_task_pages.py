@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 import time
 import xml.etree.ElementTree as ET
 
 import msgspec
 import pytest
-from dashboard_desk import Visitor, read
+from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Limit, Tidemill, chain, group
 from tidemill.brokers.contract.exchange import Step, Want
@@ -43,11 +42,6 @@ def anna(mill: Tidemill) -> Visitor:
         return f"shipped {what}"
 
     return Visitor(mill)
-
-
-def words(text: str) -> str:
-    body = text.partition("<main")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 # -- failures ------------------------------------------------------------------------------------
