@@ -474,7 +474,6 @@ def preview(page: Page) -> Response:
         rates=RATES,
         first=page.request.arg("first"),
         queues=[row.name for row in page.look.queues],
-        now=clock.wall(),
     )
 
 
@@ -509,7 +508,6 @@ def show(page: Page, bulk_id: str) -> Response:
         title=_TITLES[one.action],
         section="/bulk",
         one=one,
-        now=clock.wall(),
         every=1 if one.state == "running" else 10,
     )
 

@@ -77,7 +77,6 @@ def failed(page: Page) -> Response:
         kept_exact=kept.is_exact,
         has_history=page.has(Feature.HISTORY),
         first=RETRY_FIRST,
-        now=clock.wall(),
     )
 
 

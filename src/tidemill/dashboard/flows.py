@@ -24,7 +24,6 @@ from tidemill.client.compositions import (
     retry_all,
     size_of,
 )
-from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import JobNotFound, RetryRefused
 from tidemill.core.job import GROUP, Record, State
@@ -147,7 +146,6 @@ def flow(page: Page, flow_id: str) -> Response:
         is_over=all(record.state.finished for record in records),
         failed=states["failed"] + states["cancelled"] + states["expired"],
         every=1,
-        now=clock.wall(),
     )
 
 

@@ -41,7 +41,7 @@ from tidemill.dashboard.look import Look
 from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
-from tidemill.dashboard.waterfall import WIDTH, Cause, Known, bars_of, spans_of
+from tidemill.dashboard.waterfall import Cause, Known, bars_of, spans_of
 
 routes = Routes()
 
@@ -92,7 +92,6 @@ def facts(page: Page, record: Record) -> dict[str, Any]:
         "now": now,
         "why": known.cause.detail if known.cause else explain_in(mill.broker, record),
         "bars": bars_of(spans_of(record if sees else runs.without_values(), known)),
-        "width": WIDTH,
         "priority": priority_of(record.rank),
         "parents": known.parents,
         "parents_missing": len(set(links.inputs) - {r.envelope.id for r in known.parents})
@@ -191,7 +190,6 @@ def _form(page: Page, record: Record, text: str, problem: str, **given: str) -> 
         title=f"Edit {envelope.id}",
         section="/jobs",
         still=True,
-        record=record,
         envelope=envelope,
         text=text,
         problem=problem,

@@ -16,10 +16,9 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
-from tidemill.core.clock import clock
 from tidemill.core.config import check_alter
 from tidemill.core.errors import InvalidOption
-from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
+from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.core.priority import priority_of
 from tidemill.dashboard.http import LongResponse, Request
 from tidemill.dashboard.job_search import (
@@ -90,15 +89,10 @@ def jobs(page: Page) -> Response:
         listed=listed,
         count=_count(page, query) if listed is not None and listed.is_full else None,
         counted=_counted(page),
-        kept_only=bool(query.states & FINISHED),
         states=list(State),
         numbers=_state_numbers(page, query),
         fields=FIELDS,
         actions=ACTIONS,
-        now=clock.wall(),
-        size=_size(page),
-        sizes=_SIZES,
-        queues=[row.name for row in page.look.queues],
     )
 
 

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.dashboard.page import Page
@@ -47,7 +46,6 @@ def limits(page: Page) -> Response:
         title="Limits",
         section="/limits",
         rows=[_row(one, running) for one in stats],
-        now=clock.wall(),
     )
 
 

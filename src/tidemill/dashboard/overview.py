@@ -21,6 +21,7 @@ from tidemill.dashboard.windows import (
     failures,
     known_seconds,
     per_period,
+    percentiles,
     queue_history,
     series,
     totals,
@@ -75,7 +76,6 @@ def overview(page: Page) -> Response:
         first=RETRY_FIRST,
         busiest=by_task[:_MOST_TASKS],
         queues=queues[:_MOST_TASKS],
-        more_queues=max(0, len(queues) - _MOST_TASKS),
         knows=page.has(Feature.INSPECT),
         has_history=page.has(Feature.HISTORY),
     )
@@ -157,22 +157,11 @@ def _charts(page: Page, over: Window) -> list[dict[str, Any]]:
             ("retried", found.retried),
         )
     ]
-    waits = [("p50", "ready", found.wait_p50), ("p95", "running", found.wait_p95)]
-    times = [("p50", "ready", found.run_p50), ("p95", "running", found.run_p95)]
+    waits, times = percentiles(found, "wait"), percentiles(found, "run")
     return [
-        {"title": f"Runs per {unit}", "id": "runs", "data": chart(found.at, runs), "unit": ""},
-        {
-            "title": "Wait until the first start",
-            "id": "waits",
-            "data": chart(found.at, [*waits, ("p99", "scheduled", found.wait_p99)], "s"),
-            "unit": "s",
-        },
-        {
-            "title": "Time of a run",
-            "id": "times",
-            "data": chart(found.at, [*times, ("p99", "scheduled", found.run_p99)], "s"),
-            "unit": "s",
-        },
+        {"title": f"Runs per {unit}", "id": "runs", "data": chart(found.at, runs)},
+        {"title": "Wait until the first start", "id": "waits", "data": waits},
+        {"title": "Time of a run", "id": "times", "data": times},
     ]
 
 

@@ -27,6 +27,7 @@ from tidemill.dashboard.windows import (
     chart,
     known_seconds,
     per_period,
+    percentiles,
     queue_history,
     series,
     totals,
@@ -103,7 +104,6 @@ def index(page: Page) -> Response:
         rows=_rows(page, found[:_MOST_SHOWN]),
         text=text,
         sort=sort,
-        total=len(page.look.queues),
         matching=len(found),
         has_history=page.has(Feature.HISTORY),
         knows=page.has(Feature.INSPECT),
@@ -256,16 +256,10 @@ def _charts(page: Page, name: str) -> list[dict[str, Any]]:
         ("running", "running", [point.running for point in history.points]),
         ("scheduled", "scheduled", [point.scheduled for point in history.points]),
     ]
-    waits = [("p50", "ready", found.wait_p50), ("p95", "running", found.wait_p95)]
-    waits.append(("p99", "scheduled", found.wait_p99))
     return [
         {"id": "depth", "title": "Jobs in the queue", "data": chart(at, depths)},
         {"id": "flow", "title": f"Jobs in and out per {unit}", "data": chart(at, rates)},
-        {
-            "id": "waits",
-            "title": "Wait until the first start",
-            "data": chart(found.at, waits, "s"),
-        },
+        {"id": "waits", "title": "Wait until the first start", "data": percentiles(found, "wait")},
     ]
 
 

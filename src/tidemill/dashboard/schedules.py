@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
@@ -17,7 +16,6 @@ from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
-from tidemill.schedules.rules import times
 from tidemill.schedules.words import cron_in_words
 
 routes = Routes()
@@ -54,7 +52,7 @@ def schedule(page: Page, name: str) -> Response:
 
 def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
     one = page.mill.schedules.get(name)
-    kind, text, zone = _rule_of(one)
+    kind, text, zone = _rule_of(one.when)
     values = {"kind": kind, "text": text, "zone": zone, **given}
     return page.render(
         "schedule.html",
@@ -68,9 +66,7 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
         last=_last_runs(page, one),
         values=values,
         problem=problem,
-        preview=_preview(values) if problem == "" and given else [],
         still=bool(problem),
-        now=clock.wall(),
     )
 
 
@@ -86,12 +82,8 @@ def _last_runs(page: Page, one: Schedule) -> Listed:
 
 def words_of(when: str) -> str:
     """A rule in words; a cron text becomes a sentence."""
-    fields = when.split()
-    for count in (6, 5):
-        if len(fields) in (count, count + 1) and _looks_like_cron(fields[:count]):
-            zone = f" ({fields[count]})" if len(fields) > count else " (UTC)"
-            return cron_in_words(" ".join(fields[:count])) + zone
-    return when
+    kind, text, zone = _rule_of(when)
+    return f"{cron_in_words(text)} ({zone})" if kind == "cron" else when
 
 
 def _looks_like_cron(fields: list[str]) -> bool:
@@ -160,18 +152,18 @@ def edit(page: Page, name: str) -> Response:
     return page.redirect(page.url("/schedules/{}", name), f"schedule {name} has new times")
 
 
-def _rule_of(one: Schedule) -> tuple[str, str, str]:
+def _rule_of(when: str) -> tuple[str, str, str]:
     """The kind, the text and the zone of a rule, for the form that changes it."""
-    fields = one.when.split()
+    fields = when.split()
     for count in (6, 5):
         if len(fields) in (count, count + 1) and _looks_like_cron(fields[:count]):
             zone = fields[count] if len(fields) > count else "UTC"
             return "cron", " ".join(fields[:count]), zone
     if fields[:1] == ["every"]:
-        text = one.when.removeprefix("every ").removesuffix(" s")
+        text = when.removeprefix("every ").removesuffix(" s")
         zone = fields[-1] if "/" in fields[-1] else ""
         return "every", text.removesuffix(f" {zone}") if zone else text, zone
-    return "at", one.when.removeprefix("once at ").replace(" ", "T"), ""
+    return "at", when.removeprefix("once at ").replace(" ", "T"), ""
 
 
 def _when(values: dict[str, str]) -> When:
@@ -200,7 +192,3 @@ def _seconds(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _preview(values: dict[str, str]) -> list[float]:
-    return times(_when(values).rule, clock.wall(), _NEXT)

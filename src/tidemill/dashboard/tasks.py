@@ -10,7 +10,6 @@ from starlette.responses import Response
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.history import Deploy, TaskNumbers, Times
-from tidemill.core.clock import clock
 from tidemill.dashboard.job import latest_jobs
 from tidemill.dashboard.job_search import Listed
 from tidemill.dashboard.page import NotFound, Page
@@ -103,9 +102,7 @@ def task(page: Page, task: str) -> Response:
         wait_bins=bins_of(whole[0].wait) if whole else [],
         failures=failures(page, over, task),
         latest=latest,
-        declared=page.mill.tasks.get(task),
         has_history=page.has(Feature.HISTORY),
-        now=clock.wall(),
     )
 
 

@@ -114,6 +114,13 @@ def per_period(counts: Sequence[int], at: Sequence[int], span: int) -> list[floa
     return values
 
 
+def percentiles(found: Series, what: str) -> dict[str, Any]:
+    """The chart of the waits (``wait``) or of the times of runs (``run``)."""
+    colors = {"p50": "ready", "p95": "running", "p99": "scheduled"}
+    lines = [(name, color, getattr(found, f"{what}_{name}")) for name, color in colors.items()]
+    return chart(found.at, lines, "s")
+
+
 def chart(at: Sequence[int], lines: Sequence[Line], unit: str = "") -> dict[str, Any]:
     """The data of a chart. The unit ``s`` shows values as times."""
     drawn = [
