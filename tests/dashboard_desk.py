@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote, urlencode
 
 from starlette.responses import Response
@@ -102,6 +104,51 @@ def words(text: str) -> str:
     """The text of a page as a reader sees it, in one line."""
     body = text.partition("<main")[2]
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+class Reader:
+    """A client of an ASGI application that takes a part only when the test says so."""
+
+    def __init__(self, app: Any, path: str, user: str = "anna") -> None:
+        self.status = 0
+        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self._may_send = asyncio.Semaphore(0)
+        self._gone = asyncio.Event()
+        self._asked = False
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": b"",
+            "headers": [(b"x-user", user.encode())] if user else [],
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b""}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        if message.get("body"):
+            self.parts.put_nowait(message["body"])
+            await self._may_send.acquire()
+
+    async def part(self) -> bytes:
+        """The next part; the application may go on after it."""
+        async with asyncio.timeout(30):
+            part = await self.parts.get()
+        self._may_send.release()
+        return part
+
+    async def leave(self) -> None:
+        """Go away, and wait until the application has noticed."""
+        self._gone.set()
+        async with asyncio.timeout(30):
+            await self.task
 
 
 # -- numbers and lists -----------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def test_jobs_that_nobody_will_take(desk: Desk) -> None:
     # then
     warnings = findings(desk, "warn")
     assert warnings["queues"] == "queue sums has 1 ready job and no worker"
+    assert "start one: tidemill worker MODULE:VAR -Q sums" in desk.run("doctor").stdout
     assert "workers" not in warnings
     # given a worker of another queue
     desk.mill.broker.attach(Owner(id="w", name="w", queues=("other",), concurrency=1))
@@ -72,13 +73,6 @@ def test_jobs_that_nobody_will_take(desk: Desk) -> None:
     # given one of this queue
     desk.mill.broker.attach(Owner(id="w2", name="w2", queues=("sums",), concurrency=1))
     assert findings(desk, "warn") == {}
-
-
-def test_the_command_that_starts_a_missing_worker(desk: Desk) -> None:
-    desk.add.enqueue(1)
-    checks = json.loads(desk.run("doctor", "--json").stdout)["checks"]
-    (check,) = [check for check in checks if check["check"] == "queues"]
-    assert check["advice"] == "start one: tidemill worker MODULE:VAR -Q sums"
 
 
 def test_a_lease_that_its_live_worker_does_not_know(
@@ -203,17 +197,6 @@ def test_a_redis_that_evicts_or_keeps_no_file() -> None:
             server.close()
 
 
-def test_messages_need_no_worker(desk: Desk) -> None:
-    desk.mill.queue("orders").put(1)
-    assert "queues" not in findings(desk, "warn")
-
-
-def test_a_paused_queue(desk: Desk) -> None:
-    desk.add.enqueue(1)
-    desk.run("pause", "sums")
-    assert "paused" in findings(desk, "warn")["queues"]
-
-
 def test_a_limit_that_lets_nothing_start(desk: Desk) -> None:
     desk.mill.queue("sums", rate="0/s")
     desk.add.enqueue(1)
@@ -222,25 +205,9 @@ def test_a_limit_that_lets_nothing_start(desk: Desk) -> None:
     assert "limits" not in findings(desk, "warn")
 
 
-def test_an_open_breaker(desk: Desk) -> None:
-    # case S6
-    desk.mill.queue("default", breaker=1)
-    desk.bad.enqueue("x")
-    desk.work()
-    assert "the breaker of queue default is open" in findings(desk, "warn")["limits"]
-
-
 def test_jobs_that_wait_for_a_limit_of_their_own(desk: Desk) -> None:
     desk.add.using(limit=Limit(concurrency=0, key="ada")).enqueue(1)
     assert "the oldest ready job of sums" in findings(desk, "ok")["backlog"]
-
-
-def test_an_old_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.add.enqueue(1)
-    desk.mill.broker.attach(Owner(id="w", name="w", concurrency=1))
-    assert "the oldest ready job of sums" in findings(desk, "ok")["backlog"]
-    monkeypatch.setattr(tidemill.doctor.queues, "OLD", -1.0)
-    assert "queue sums has 1 ready job, the oldest" in findings(desk, "warn")["backlog"]
 
 
 def test_relaxed_durability_is_told(tmp_path: Path) -> None:

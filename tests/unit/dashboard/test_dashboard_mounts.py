@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dashboard_desk import Reader
 from fastapi import FastAPI
 from flask import Flask
 from starlette.applications import Starlette
@@ -107,47 +108,6 @@ def test_a_form_that_is_too_large_is_413(site: Any) -> None:
 # -- news ------------------------------------------------------------------------------------------
 
 
-class Viewer:
-    """Somebody with an open stream of news."""
-
-    def __init__(self, app: AsgiDashboard, user: str = "anna") -> None:
-        self.status = 0
-        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
-        self.gone = asyncio.Event()
-        self._asked = False
-        headers = [(b"x-user", user.encode())] if user else []
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/live",
-            "query_string": b"",
-            "headers": headers,
-        }
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": b""}
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["body"]:
-            self.parts.put_nowait(message["body"])
-
-    async def part(self) -> bytes:
-        async with asyncio.timeout(30):
-            return await self.parts.get()
-
-    async def leave(self) -> None:
-        self.gone.set()
-        async with asyncio.timeout(30):
-            await self.task
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_module, "EVERY", 0.02)
@@ -169,7 +129,7 @@ def test_news_come_to_all_viewers_from_one_look(
 
     async def run() -> None:
         app = asgi(mill, user=who)
-        viewers = [Viewer(app) for _ in range(20)]
+        viewers = [Reader(app, "/live") for _ in range(20)]
         for viewer in viewers:
             assert (await viewer.part()).startswith(b": ")
         while not app.dashboard.news._latest:
@@ -207,7 +167,7 @@ def test_news_go_on_after_the_store_was_away(
     async def run() -> None:
         nonlocal is_away, loop
         loop = asyncio.get_running_loop()
-        viewer = Viewer(asgi(mill, user=who))
+        viewer = Reader(asgi(mill, user=who), "/live")
         assert (await viewer.part()).startswith(b": ")
         await failed.wait()
         is_away = False
@@ -220,7 +180,8 @@ def test_news_go_on_after_the_store_was_away(
 
 def test_a_stranger_gets_no_stream(mill: Tidemill) -> None:
     async def run() -> int:
-        viewer = Viewer(asgi(mill, user=who), user="")
+        viewer = Reader(asgi(mill, user=who), "/live", user="")
+        await viewer.part()
         await viewer.task
         return viewer.status
 

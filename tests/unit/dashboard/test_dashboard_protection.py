@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pytest
 from dashboard_desk import Visitor, read
@@ -137,21 +137,6 @@ def test_a_viewer_sees_no_buttons_of_actions(mill: Tidemill) -> None:
 
 def test_a_stranger_gets_no_page(mill: Tidemill) -> None:
     assert "mail" not in Visitor(mill, None).get("/queues", 403)
-
-
-def test_names_of_queues_and_users_are_escaped(mill: Tidemill) -> None:
-    mill.queue(HOSTILE).put("hello")
-    anna = Visitor(mill, User(HOSTILE))
-    for path in (
-        "/",
-        "/queues",
-        anna.dashboard_path(HOSTILE),
-        "/workers",
-        f"/queues?name={quote(HOSTILE)}",
-    ):
-        text = anna.get(path)
-        assert "<script>alert" not in text
-        assert 'alert(1)</script>"' not in text
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "a~2Fb", "ü b?c#d%2F", HOSTILE])

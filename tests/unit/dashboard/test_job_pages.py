@@ -372,13 +372,18 @@ def test_hostile_names_are_text_on_every_page(mill: Tidemill) -> None:
     job = mill.enqueue(bad.call(HOSTILE).using(key=HOSTILE, headers={HOSTILE: HOSTILE}))
     mill.schedules.add(HOSTILE, bad.call(HOSTILE), "0 3 * * *")
     run_all(mill)
-    anna = Visitor(mill)
+    anna = Visitor(mill, User(HOSTILE))
+    anna.act(f"{anna.dashboard_path(HOSTILE)}/pause")
     task = anna.dashboard_path(HOSTILE).removeprefix("/queues")
     for path in (
+        *("/", "/queues", f"/queues{task}", "/workers", "/audit", "/settings"),
         *("/jobs", "/jobs?q=state:failed", f"/jobs/{job.id}", f"/jobs/{job.id}/file"),
         *(f"/jobs/{job.id}/edit", "/failed", "/tasks", f"/tasks{task}", "/schedules"),
         *(f"/schedules{task}", "/bulk/new?act=retry&q=state:failed", "/limits", "/flows"),
-        "/jobs?q=%3Cimg+src%3Dx+onerror%3D%22alert(1)%22%3E",
+        *(
+            f"{path}%3Cimg+src%3Dx+onerror%3D%22alert(1)%22%3E"
+            for path in ("/jobs?q=", "/queues?name=")
+        ),
     ):
         text = anna.get(path)
         assert "<img src=x" not in text, path

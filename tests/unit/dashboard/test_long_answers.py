@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from dashboard_desk import Visitor
+from dashboard_desk import Reader, Visitor
 from werkzeug.test import Client
 
 from tidemill import Tidemill
@@ -44,58 +44,15 @@ class Source:
         return routes.list
 
 
-class Reader:
-    """A client of an ASGI application that takes a part only when the test says so."""
-
-    def __init__(self, app: Any) -> None:
-        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
-        self._may_send = asyncio.Semaphore(0)
-        self._gone = asyncio.Event()
-        self._asked = False
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/export",
-            "query_string": b"",
-            "headers": [],
-        }
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": b""}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message.get("body"):
-            self.parts.put_nowait(message["body"])
-            await self._may_send.acquire()
-
-    async def read(self) -> bytes:
-        """The next part; the application may go on after it."""
-        async with asyncio.timeout(30):
-            part = await self.parts.get()
-        self._may_send.release()
-        return part
-
-    async def leave(self) -> None:
-        """Go away, and wait until the application has noticed."""
-        self._gone.set()
-        async with asyncio.timeout(30):
-            await self.task
-
-
 def test_a_part_is_made_when_the_part_before_it_was_taken(mill: Tidemill) -> None:
     source = Source()
 
     async def run() -> None:
-        reader = Reader(asgi(mill, user=None, extra=source.routes()))
+        reader = Reader(asgi(mill, user=None, extra=source.routes()), "/export")
         for count in range(1, 4):
             await asyncio.wait_for(_until(lambda: reader.parts.qsize() > 0), 30)
             assert source.made == count
-            await reader.read()
+            await reader.part()
         await reader.leave()
 
     asyncio.run(run())
@@ -111,7 +68,7 @@ def test_an_answer_ends_when_its_reader_goes(mill: Tidemill, part: bytes) -> Non
     source = Source(part)
 
     async def run() -> None:
-        reader = Reader(asgi(mill, user=None, extra=source.routes()))
+        reader = Reader(asgi(mill, user=None, extra=source.routes()), "/export")
         await asyncio.wait_for(_until(lambda: source.made), 30)
         await reader.leave()  # in the middle of a part, or while the part is on its way
         assert source.is_closed
@@ -128,8 +85,8 @@ def test_a_body_that_fails_is_an_answer_that_fails(mill: Tidemill) -> None:
     routes.get("/export")(lambda page: LongResponse(broken(), {}, "text/csv"))
 
     async def run() -> None:
-        reader = Reader(asgi(mill, user=None, extra=routes.list))
-        await reader.read()
+        reader = Reader(asgi(mill, user=None, extra=routes.list), "/export")
+        await reader.part()
         with pytest.raises(ValueError, match="broken"):
             await reader.task
 
