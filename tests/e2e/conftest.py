@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cli_store import Desk
 from harness import Place
 from servers import forget_served, served
 from servers.http import JobServer
@@ -28,6 +29,14 @@ def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
     with Tidemill(served(url) if request.param == "http" else url) as mill:
         yield mill
     forget_served(tmp_path)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A store for the command line, and an app of it."""
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
 
 
 @pytest.fixture(scope="module")

@@ -88,13 +88,6 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
-
-
 @contextlib.contextmanager
 def watching(
     mill: Tidemill, url: str, *rules: Rule, remind: float = 0.0, timeout: float = 10.0

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +36,6 @@ from tidemill.doctor.workers import clocks
 from tidemill.server import tokens
 
 pytestmark = pytest.mark.everyday
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
 
 
 def findings(desk: Desk, status: str = "") -> dict[str, str]:

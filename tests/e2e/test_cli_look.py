@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from tidemill.core.job import Note
 from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
 
 
 def test_jobs_are_found_by_every_filter(desk: Desk) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.owner import Owner
 
 TOP = ("-m", "tidemill", "top", "-i", "0.1", "--url")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
 
 
 @pytest.fixture
