@@ -13,7 +13,7 @@ from tidemill.client.queues import no_such_queue
 from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit
-from tidemill.limits.declare import Breaker, limit_public, terms_text
+from tidemill.limits.declare import limit_public, terms_text, value_of
 
 _NONE = "none"
 
@@ -55,7 +55,7 @@ def limit(
     if pause is not None and options["breaker"] in (None, _NONE):
         raise InvalidOption("--pause belongs to a breaker: give --breaker FAILURES with it")
     changes = {
-        option: _value(option, text, 30.0 if pause is None else pause)
+        option: None if text == _NONE else value_of(option, text, 30.0 if pause is None else pause)
         for option, text in options.items()
         if text is not None
     }
@@ -81,20 +81,6 @@ def limit(
     if changes:
         (mill.limits.set_queue if of_queue else mill.limits.set)(name, **changes)
     _list(mill, as_json, (name, of_queue))
-
-
-def _value(option: str, text: Any, pause: float) -> Any:
-    if text == _NONE:
-        return None
-    if option not in ("burst", "concurrency", "breaker"):
-        return text
-    try:
-        if option == "burst":
-            return float(text)
-        return Breaker(int(text), pause) if option == "breaker" else int(text)
-    except ValueError:
-        what = "a number" if option == "burst" else "a whole number"
-        raise InvalidOption(f"{option} must be {what} or none, not {text!r}") from None
 
 
 def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -> None:

@@ -17,7 +17,7 @@ from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
-from tidemill.limits.declare import Breaker, rate_text, terms_text
+from tidemill.limits.declare import rate_text, terms_text, value_of
 
 routes = Routes()
 
@@ -125,7 +125,7 @@ def change(page: Page) -> Response:
     values = {field: request.field(field).strip() for field in _FIELDS}
     try:
         changes: dict[str, Any] = {
-            field: _value(field, values[field])
+            field: value_of(field, values[field]) if values[field] else None
             for field in _FIELDS
             if (one.queue or field != "breaker") and (values["rate"] or field != "burst")
         }
@@ -134,16 +134,3 @@ def change(page: Page) -> Response:
         return _form(page, one, values, str(error))
     page.audit("changed limit", one.name)
     return page.redirect(page.url("/limits"), f"limit {one.name} is changed for all workers")
-
-
-def _value(field: str, text: str) -> Any:
-    if not text:
-        return None
-    if field in ("rate", "window"):
-        return text
-    try:
-        if field == "burst":
-            return float(text)
-        return Breaker(int(text)) if field == "breaker" else int(text)
-    except ValueError:
-        raise InvalidOption(f"{field} must be a number, not {text[:20]!r}") from None

@@ -64,39 +64,6 @@ class Look(msgspec.Struct, frozen=True):
         return msgspec.msgpack.encode((self.queues, [owner.id for owner in self.owners]))
 
 
-class Looks:
-    """Takes looks at one store. Threads that want a look at the same time share one look."""
-
-    def __init__(self, mill: Tidemill) -> None:
-        self._mill = mill
-        self._lock = threading.Lock()
-        self._latest: Look | None = None
-        self._taken = 0.0  # monotonic
-
-    def take(self, max_age: float = EVERY) -> Look:
-        """The latest look, or a new look if the latest is older than ``max_age`` seconds.
-
-        Raises:
-            BrokerUnavailable: the store cannot be reached.
-        """
-        with self._lock:
-            if self._latest is None or time.monotonic() - self._taken > max_age:
-                broker = self._mill.broker
-                knows = Feature.INSPECT in broker.features
-                at = clock.wall()
-                move_due(broker)
-                queues = users_queues(broker.stats())
-                owners = broker.owners() if knows else []
-                self._latest = Look(at, queues, owners, broker.info())
-                self._taken = time.monotonic()
-            return self._latest
-
-    def forget(self) -> None:
-        """Drop the latest look, because an action has changed something."""
-        with self._lock:
-            self._latest = None
-
-
 class Cache:
     """Answers that several viewers share for some seconds.
 
@@ -131,6 +98,33 @@ class Cache:
         """Drop all answers, because an action has changed something."""
         with self._lock:
             self._kept.clear()
+
+
+class Looks:
+    """Takes looks at one store. Threads that want a look at the same time share one look."""
+
+    def __init__(self, mill: Tidemill) -> None:
+        self._mill = mill
+        self._cache = Cache()
+
+    def take(self, max_age: float = EVERY) -> Look:
+        """The latest look, or a new look if the latest is older than ``max_age`` seconds.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached.
+        """
+        return self._cache.get("look", max_age, self._look)
+
+    def forget(self) -> None:
+        """Drop the latest look, because an action has changed something."""
+        self._cache.clear()
+
+    def _look(self) -> Look:
+        broker, at = self._mill.broker, clock.wall()
+        move_due(broker)
+        queues = users_queues(broker.stats())
+        owners = broker.owners() if Feature.INSPECT in broker.features else []
+        return Look(at, queues, owners, broker.info())
 
 
 routes = Routes()

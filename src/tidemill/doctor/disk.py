@@ -46,10 +46,13 @@ def writable(seen: Seen) -> Iterator[Finding]:
     except StoreFull as error:
         yield Finding("writable", "fail", str(error), "make room on the disk, or raise map_size")
         return
-    took = (time.monotonic() - before) * 1000
-    slow = took > 100
+    yield _timed("a commit took", time.monotonic() - before)
+
+
+def _timed(text: str, seconds: float) -> Finding:
+    slow = seconds > 0.1
     advice = "the disk is slow to sync: put the store on a local SSD" if slow else ""
-    yield Finding("writable", "warn" if slow else "ok", f"a commit took {took:.1f} ms", advice)
+    return Finding("writable", "warn" if slow else "ok", f"{text} {seconds * 1000:.1f} ms", advice)
 
 
 def _held(broker: Store, before: dict[str, Any]) -> bool:
@@ -70,10 +73,7 @@ def _files(folder: str) -> Finding:
         text = f"{len(foreign)} files in {folder} may not be written by its users: {foreign[0]}"
         advice = f"give them to the owner of the folder: chown -R --reference={folder} {folder}"
         return Finding("writable", "fail", text, advice)
-    took = sync_time(folder) * 1000
-    advice = "the disk is slow to sync: put the store on a local SSD" if took > 100 else ""
-    text = f"the store's users may write its files, and a sync took {took:.1f} ms"
-    return Finding("writable", "warn" if took > 100 else "ok", text, advice)
+    return _timed("the store's users may write its files, and a sync took", sync_time(folder))
 
 
 def space(seen: Seen) -> Iterator[Finding]:

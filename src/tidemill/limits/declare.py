@@ -227,6 +227,23 @@ def _check_breaker(value: object) -> tuple[int, float]:
 # -- showing -------------------------------------------------------------------------------------
 
 
+def value_of(setting: str, text: str, pause: float = 30.0) -> Any:
+    """The value of a setting that a user has written as text; ``pause`` is for a breaker.
+
+    Raises:
+        InvalidOption: the text is no such value.
+    """
+    try:
+        if setting == "burst":
+            return float(text)
+        if setting == "breaker":
+            return Breaker(int(text), pause)
+        return int(text) if setting == "concurrency" else text
+    except ValueError:
+        what = "a number" if setting == "burst" else "a whole number"
+        raise InvalidOption(f"{setting} must be {what} or none, not {text[:20]!r}") from None
+
+
 def rate_text(rate: tuple[float, float]) -> str:
     """A rate as a user would write it."""
     jobs, seconds = rate
