@@ -14,9 +14,9 @@ from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import FailureNumbers
 from tidemill.core.clock import clock
 from tidemill.core.errors import InvalidOption
-from tidemill.core.fingerprint import FailureSample, failure_of
+from tidemill.core.fingerprint import FailureSample
 from tidemill.core.job import Record
-from tidemill.dashboard.job_search import pages_of, parse, query_text
+from tidemill.dashboard.job_search import failure_in, pages_of, parse, query_text
 from tidemill.dashboard.jobs import RETRY_FIRST
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.roles import Role
@@ -86,10 +86,7 @@ def kept_jobs(page: Page) -> Kept:
     found: dict[tuple[str, str], list[Record]] = collections.defaultdict(list)
     for records, cursor in pages_of(page.mill, parse("state:failed")):
         for record in records:
-            last = record.attempts[-1] if record.attempts else None
-            trace = last.traceback if last is not None else ""
-            fingerprint = failure_of(record.latest_error, trace).fingerprint
-            found[fingerprint, record.envelope.task].append(record)
+            found[failure_in(record).fingerprint, record.envelope.task].append(record)
         if cursor and time.monotonic() > until:
             return Kept(found, False)
     return Kept(found, True)
@@ -131,30 +128,23 @@ def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
 
 def _numbers(fingerprint: str, task: str, jobs: list[Record]) -> FailureNumbers:
     """The numbers of a failure without rows of history, from its kept jobs."""
-    latest = jobs[0]
+    latest, ends = jobs[0], [record.finished for record in jobs]
     last = latest.attempts[-1] if latest.attempts else None
-    trace = last.traceback if last is not None else ""
-    one = failure_of(latest.latest_error, trace)
-    worker = last.worker if last is not None else ""
-    ends = [record.finished for record in jobs]
-    envelope = latest.envelope
+    one = failure_in(latest)
+    what = {"error": one.error, "message": one.message, "place": one.place}
     sample = FailureSample(
-        error=one.error,
-        message=one.message,
-        place=one.place,
-        traceback=trace[-2000:],
-        job=envelope.id,
-        queue=envelope.queue,
+        **what,
+        traceback=last.traceback[-2000:] if last is not None else "",
+        job=latest.envelope.id,
+        queue=latest.envelope.queue,
         task=task,
-        worker=worker,
+        worker=last.worker if last is not None else "",
         time=max(ends),
     )
     return FailureNumbers(
+        **what,
         fingerprint=fingerprint,
         task=task,
-        error=one.error,
-        message=one.message,
-        place=one.place,
         failed=len(jobs),
         retried=0,
         first=min(ends),

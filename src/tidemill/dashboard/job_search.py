@@ -17,7 +17,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
 from tidemill.core.errors import InvalidOption
-from tidemill.core.fingerprint import failure_of
+from tidemill.core.fingerprint import Failure, failure_of
 from tidemill.core.job import FINISHED, HIDDEN, Record, State
 from tidemill.core.suggest import did_you_mean
 
@@ -79,15 +79,18 @@ class JobQuery(msgspec.Struct, frozen=True):
         """True when a record that passed the store's filter has the failure of the search."""
         if not self.failure:
             return True
-        last = record.attempts[-1] if record.attempts else None
-        trace = last.traceback if last is not None and last.error else ""
-        error = record.latest_error
-        return bool(error) and failure_of(error, trace).fingerprint == self.failure
+        return bool(record.latest_error) and failure_in(record).fingerprint == self.failure
 
     def with_value(self, field: str, value: str = "") -> JobQuery:
         """The same search with another value of a field; without a value the field is left out."""
         kept = {name: one for name, one in self.tokens.items() if name != field}
         return _query(kept | ({field: value} if value else {}))
+
+
+def failure_in(record: Record) -> Failure:
+    """The failure of the latest attempt of a job."""
+    last = record.attempts[-1] if record.attempts else None
+    return failure_of(record.latest_error, last.traceback if last and last.error else "")
 
 
 def query_text(**fields: str) -> str:
