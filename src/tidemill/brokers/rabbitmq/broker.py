@@ -26,7 +26,7 @@ from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.claim import AttachedOwner, OwnerContext
 from tidemill.brokers.rabbitmq.dead_letter import DeadLetters
-from tidemill.brokers.rabbitmq.layout import Names, Place, TimerQueues
+from tidemill.brokers.rabbitmq.layout import LEVELS, Names, Place
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.policies import examine
 from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
@@ -346,7 +346,7 @@ class RabbitBroker:
     def info(self) -> dict[str, Any]:
         server, settings = self._server(), self._settings
         with short_connection(settings) as there:
-            delayed = sum(there.count(place)[0] for place in TimerQueues(self._names).all())
+            delayed = sum(there.count(self._names.timer(level))[0] for level in range(LEVELS))
             failed, _ = there.count(self._names.failed)
         blocked = self._out.blocked
         return {

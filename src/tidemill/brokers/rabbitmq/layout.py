@@ -130,6 +130,24 @@ class Names(msgspec.Struct, frozen=True):
         }
         return Place(f"{self.prefix}.queues", arguments)
 
+    def timer(self, level: int) -> Place:
+        """The timer queue of a level."""
+        return _timer_of(self, str(level))
+
+    @property
+    def timers_in_use(self) -> Place:
+        """The queue that lists the levels in use."""
+        return _timer_of(self, "")
+
+
+@functools.lru_cache(maxsize=1000)
+def _timer_of(names: Names, level: str) -> Place:
+    # Each return counts as a delivery: workers return held messages from time to time.
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": NEVER, **safe(names.failed)}
+    if not level:
+        return Place(f"{names.prefix}.timers", arguments)
+    return Place(f"{names.prefix}.timer.{level}", arguments, listed=True)
+
 
 @functools.lru_cache(maxsize=10_000)
 def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
@@ -175,36 +193,6 @@ LEVELS: Final = 24
 
 LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)
 """Seconds of the longest delay in one timer queue: 48 days."""
-
-
-class TimerQueues:
-    """The timer queues under a prefix."""
-
-    def __init__(self, names: Names) -> None:
-        self._prefix = names.prefix
-        self._arguments: dict[str, Any] = {
-            "x-queue-type": "quorum",
-            # Each return counts: workers return held messages from time to time.
-            "x-delivery-limit": NEVER,
-            **safe(names.failed),
-        }
-
-    def at(self, level: int) -> Place:
-        """The queue of a level."""
-        return Place(f"{self._prefix}.timer.{level}", self._arguments, listed=True)
-
-    def for_delay(self, seconds: float) -> Place:
-        """The queue for a delay."""
-        return self.at(level_of(seconds))
-
-    def all(self) -> list[Place]:
-        """All timer queues that can exist, longest delays first."""
-        return [self.at(level) for level in range(LEVELS - 1, -1, -1)]
-
-    @property
-    def in_use(self) -> Place:
-        """The queue that lists the levels in use."""
-        return Place(f"{self._prefix}.timers", self._arguments)
 
 
 def level_of(seconds: float) -> int:

@@ -30,7 +30,7 @@ from tidemill.brokers.rabbitmq.layout import (
     LONGEST,
     Names,
     Place,
-    TimerQueues,
+    level_of,
     server_priority,
 )
 from tidemill.brokers.rabbitmq.put import Outgoing
@@ -66,7 +66,6 @@ class Writer:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._timers = TimerQueues(names)
         self._mark = uuid.uuid4().hex[:16]
         self._numbers = itertools.count()
 
@@ -94,7 +93,7 @@ class Writer:
         headers["due"] = math.ceil(((now or clock.wall()) + delay) * 1000)
         if delay > LONGEST:
             headers["rest"] = round((delay - LONGEST) * 1000)
-        headers[HOME], home = home.name, self._timers.for_delay(delay)
+        headers[HOME], home = home.name, self._names.timer(level_of(delay))
         return Outgoing(self._properties(job, headers), job.encoded, home)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
@@ -116,7 +115,7 @@ class Writer:
         """The message that tells workers of a timer queue."""
         level = place.name.rpartition(".")[2]
         properties = encoded(pika.BasicProperties(delivery_mode=2, message_id=f"timer {level}"))
-        return Outgoing(properties, level.encode(), self._timers.in_use)
+        return Outgoing(properties, level.encode(), self._names.timers_in_use)
 
     def write_unreadable(
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str

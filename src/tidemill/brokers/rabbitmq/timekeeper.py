@@ -34,7 +34,6 @@ from tidemill.brokers.rabbitmq.layout import (
     HOME,
     LEVELS,
     Names,
-    TimerQueues,
     least,
     level_of,
     most,
@@ -143,9 +142,8 @@ class Timekeeper:
         self._publisher = publisher
         self._names = names
         self._writer = writer
-        self._timers = TimerQueues(names)
         self._numbers = itertools.count()
-        self._in_use = QueueState(self._timers.in_use)
+        self._in_use = QueueState(names.timers_in_use)
         self._in_use.credit = 2 * LEVELS
         self._noticed: dict[int, tuple[int, int]] = {}  # tag and era of a held notice, by level
         self._queues: dict[str, _Queue] = {}  # by name
@@ -200,7 +198,7 @@ class Timekeeper:
         One notice of each queue stays unacknowledged, so that a later timekeeper gets it.
         """
         level = int(body) if body.isdigit() else LEVELS
-        place = self._timers.at(level)
+        place = self._names.timer(level)
         if level in self._noticed or level >= LEVELS:
             self._channel.ack(tag, self._channel.era)
             return
@@ -282,7 +280,7 @@ class Timekeeper:
         rest = held.due - clock.machine()
         if rest > 0:
             level = min(level_of(rest), held.queue.level - 1)
-            home = self._timers.at(level)
+            home = self._names.timer(level)
         else:
             del ours[HOME]
         basic.headers = ours or None
