@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         name: its name on the server.
         arguments: the arguments that declare the place.
-        queue, kind: its queue of tidemill, and the kind of its jobs: ``tasks`` or ``messages``.
+        queue: its queue of tidemill.
         alone: whether each of its jobs runs alone.
         listed: whether workers serve the place only after a notice: a timer queue.
     """
@@ -59,7 +59,6 @@ class Place(msgspec.Struct, frozen=True):
     name: str
     arguments: dict[str, Any]
     queue: str = ""
-    kind: str = ""
     alone: bool = False
     listed: bool = False
 
@@ -158,7 +157,7 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
         arguments = {"x-queue-type": "classic", "x-max-priority": CLASSIC_PRIORITIES}
     name = f"{names.prefix}.{kind}.{band}.{queue}"
     arguments |= safe(names.failed)
-    return Place(name, arguments, queue, kind, alone=band == "suspect")
+    return Place(name, arguments, queue, alone=band == "suspect")
 
 
 def safe(failed: Place) -> dict[str, Any]:

@@ -15,6 +15,7 @@ to run. A new job without a delay has no headers.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import uuid
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ from tidemill.brokers.rabbitmq.layout import (
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, decode_envelope, encode_envelope
+
+log = logging.getLogger("tidemill.rabbitmq")
 
 _ERROR_MOST = 2000
 
@@ -121,6 +124,7 @@ class Writer:
         self, place: Place, properties: pika.BasicProperties, body: bytes, why: str
     ) -> Outgoing:
         """A copy of an unreadable message, which the failed jobs keep unchanged for a human."""
+        log.error("a message in %s goes to the failed jobs: %s", place.name, why)
         ours = {"error": why[:_ERROR_MOST], "queue": place.queue, "place": place.name}
         return self._copy(properties, body, ours, self._names.failed)
 

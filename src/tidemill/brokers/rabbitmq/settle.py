@@ -244,7 +244,6 @@ class Settlement:
         self, state: QueueState, tag: int, properties: Properties, body: bytes, why: str
     ) -> None:
         """Move a message that is no job of tidemill to the failed jobs."""
-        log.error("a message in %s goes to the failed jobs: %s", state.place.name, why)
         item = self._writer.write_unreadable(state.place, decoded(properties), body, why)
         with self._lock:
             self.storing += 1

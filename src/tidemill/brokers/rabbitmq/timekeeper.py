@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,8 +43,6 @@ from tidemill.brokers.rabbitmq.queue_state import QueueState
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.locks import Event
-
-log = logging.getLogger("tidemill.rabbitmq")
 
 _WINDOW = 256
 """Messages of a timer queue that are held at a time."""
@@ -225,9 +222,6 @@ class Timekeeper:
     def _put_aside(self, queue: _Queue, tag: int, basic: pika.BasicProperties, body: bytes) -> None:
         """Move a message that is no delayed job of tidemill to the failed jobs."""
         place, era = queue.state.place, self._channel.era
-        log.error(
-            "a message in %s goes to the failed jobs: it does not say when it is due", place.name
-        )
         item = self._writer.write_unreadable(place, basic, body, "it does not say when it is due")
         self._publisher.send([item], lambda: self._thread.do(lambda: self._channel.ack(tag, era)))
 
