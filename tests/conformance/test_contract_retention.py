@@ -303,7 +303,7 @@ def test_find_by_the_ending_of_an_id(
     for name in ("contract.inspection", "postgres.inspect"):
         monkeypatch.setattr(f"tidemill.brokers.{name}.LOOK_MOST", 10)
     monkeypatch.setattr("tidemill.brokers.redis.inspect._SCAN_IDS", 5)
-    monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 5)
+    monkeypatch.setattr("tidemill.brokers.lmdb.look.inspect._SCAN", 5)
     ids = [f"{n}-{'even' if n % 2 == 0 else 'odd'}" for n in range(40)] + ["ü-é", "é"]
     broker.put([job(id=i) for i in ids])
     # then all pages together have every job
@@ -334,7 +334,7 @@ def test_a_page_ends_after_the_number_of_jobs_to_look_at(
 ) -> None:
     # given stores that look at jobs in small pieces
     monkeypatch.setattr("tidemill.brokers.redis.inspect._SCAN", 5)
-    for name in ("lmdb", "postgres"):
+    for name in ("lmdb.look", "postgres"):
         monkeypatch.setattr(f"tidemill.brokers.{name}.inspect._SCAN", 5)
     broker.put([job(id=f"{n}", tags=("rare",) if n in (0, 39) else ()) for n in range(40)])
     rare = Filter(tag="rare", look=10)

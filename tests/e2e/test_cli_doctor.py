@@ -25,8 +25,8 @@ import tidemill.doctor.workers
 from tidemill import Limit, State, StoreFull, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import HOLDS
-from tidemill.brokers.lmdb import inspect, search
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.look import inspect, search
 from tidemill.cli import main
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from harness import Place, open_place
 from servers.base import lacks
 
 from tidemill import BrokerUnavailable, Tidemill
-from tidemill.brokers.lmdb import environment
+from tidemill.brokers.lmdb.engine import environment
 from tidemill.brokers.registry import open_broker
 
 SERVICE, OTHER, SHARED = 12345, 12346, 12399
@@ -264,11 +265,13 @@ def test_a_link_that_is_planted_while_root_opens_a_store_leads_nowhere(
     victim.chmod(0o600)
 
     # when the user plants a link to that file after the checks, for the time of LMDB's own open
-    def plant(path: str) -> None:
+    def plant(place: environment.Place, **options: bool) -> AbstractContextManager[str]:
         (store / name).rename(store / "aside")
         (store / name).symlink_to(victim)
+        return pinned(place, **options)
 
-    monkeypatch.setattr(environment, "check_length", plant)
+    pinned = environment.Place.pinned
+    monkeypatch.setattr(environment.Place, "pinned", plant)
     with pytest.raises(BrokerUnavailable, match="is not a regular file"):
         open_broker(url, reading=reading)
     # then root's file is as it was

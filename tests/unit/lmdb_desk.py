@@ -15,7 +15,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease

@@ -68,7 +68,6 @@ MOST_METHODS = 30
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
-    "brokers/lmdb": 52,
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
     "core": 35,

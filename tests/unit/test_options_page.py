@@ -14,7 +14,7 @@ from offences import expect_none
 
 from tidemill import Limit, Retries, Tidemill
 from tidemill.brokers.http import address as http
-from tidemill.brokers.lmdb import settings as lmdb
+from tidemill.brokers.lmdb import open as lmdb
 from tidemill.brokers.postgres import settings as postgres
 from tidemill.brokers.rabbitmq import settings as rabbitmq
 from tidemill.brokers.redis import settings as redis

@@ -66,7 +66,7 @@ def _held(broker: Store, before: dict[str, Any]) -> bool:
 
 def _files(folder: str) -> Finding:
     """Check that the users of a store may write its files, and measure a sync of the disk."""
-    from tidemill.brokers.lmdb.files import foreign_files, sync_time
+    from tidemill.brokers.lmdb.engine.environment import foreign_files, sync_time
 
     foreign = foreign_files(folder)
     if foreign:
@@ -85,7 +85,7 @@ def space(seen: Seen) -> Iterator[Finding]:
     folder, reserve = info.get("folder"), int(info.get("reserve_bytes") or 0)
     if not folder or not os.path.isdir(folder):
         return
-    from tidemill.brokers.lmdb.disk_reserve import MAP_FOR_PUTS
+    from tidemill.brokers.lmdb.engine.disk_reserve import MAP_FOR_PUTS
 
     disk = shutil.disk_usage(folder)
     text = f"{size(disk.free)} free of {size(disk.total)}, reserve {size(reserve)}"

@@ -17,7 +17,7 @@ import pytest
 from rabbitmq_desk import LiveOwner, ids_of, job, open_rabbit
 from servers import rabbitmq_url
 
-from tidemill.brokers.lmdb import environment
+from tidemill.brokers.lmdb.engine import environment
 from tidemill.brokers.rabbitmq.amqp import channel, connection, connection_thread, short_connection
 from tidemill.brokers.redis.failover import socket_of
 from tidemill.brokers.registry import open_broker

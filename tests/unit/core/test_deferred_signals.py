@@ -13,8 +13,8 @@ import pytest
 from bytecodes import At
 from lmdb_desk import Gate, ids, in_threads, job, join
 
-from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.engine import group_commit
 from tidemill.core import signals
 
 ROOMS = (group_commit.__file__, signals.__file__)

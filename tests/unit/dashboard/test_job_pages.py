@@ -124,7 +124,7 @@ def test_a_look_that_stopped_early_does_not_say_none(  # case M17
     for name in ("job_search.LOOK", "schedules._MOST", "schedules.LOOK"):
         monkeypatch.setattr(f"tidemill.dashboard.{name}", 5)
     monkeypatch.setattr("tidemill.dashboard.job_search.PATIENCE", 0)
-    monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 5)
+    monkeypatch.setattr("tidemill.brokers.lmdb.look.inspect._SCAN", 5)
     # then the pages say that they looked at a part, and go on
     flows = anna.get("/flows")
     assert "No flow yet" not in flows

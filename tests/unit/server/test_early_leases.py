@@ -17,7 +17,7 @@ from tidemill import BrokerUnavailable, Tidemill
 from tidemill.brokers.contract.early_leases import EarlyLeases, LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.write_transaction import Writing
+from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.job import Outcome, Verdict

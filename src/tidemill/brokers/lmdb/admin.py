@@ -1,25 +1,18 @@
-"""Actions on jobs by their ids, and on queues, for people, handles and the command line."""
+"""Actions on jobs by their ids, and on queues, for people, handles, commands and wire protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.lmdb.inspect import Holders
-from tidemill.brokers.lmdb.layout import MICRO
-from tidemill.brokers.lmdb.owner_table import owner_rows, send
-from tidemill.brokers.lmdb.record import (
-    CANCELLED,
-    SCHEDULED,
-    SUCCEEDED,
-    WAITING,
-    Flag,
-    Stored,
-)
-from tidemill.brokers.lmdb.settle import drop_lease, log
-from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unique import Key, find_key, forget_held, put_key
-from tidemill.brokers.lmdb.wakeup import ALL, MESSAGES, SPACE, TASKS, bloom
-from tidemill.brokers.lmdb.workflows import (
+from tidemill.brokers.lmdb.claim.claim import Leasing
+from tidemill.brokers.lmdb.claim.due import come_due
+from tidemill.brokers.lmdb.claim.limits import PartitionClaims
+from tidemill.brokers.lmdb.engine.wakeup import ALL, MESSAGES, SPACE, TASKS, bloom
+from tidemill.brokers.lmdb.layout import MICRO, NUMBER
+from tidemill.brokers.lmdb.look.inspect import Holders
+from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, send
+from tidemill.brokers.lmdb.put.unique import Key, find_key, forget_held, put_key
+from tidemill.brokers.lmdb.put.workflows import (
     finish_falls,
     flow,
     is_barrier,
@@ -28,8 +21,20 @@ from tidemill.brokers.lmdb.workflows import (
     revive,
     wait_anew,
 )
+from tidemill.brokers.lmdb.record import (
+    CANCELLED,
+    FAILED,
+    READY,
+    SCHEDULED,
+    SUCCEEDED,
+    WAITING,
+    Flag,
+    Stored,
+)
+from tidemill.brokers.lmdb.settle import drop_lease, log
+from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import decode_envelope
-from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, altered_text
+from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Lease, altered_text
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command
 from tidemill.core.purge_mark import purged
@@ -252,3 +257,42 @@ def command(commit: Transitions, owner_id: str, command: Command) -> bool:
             send(commit, number, command)
             return True
     return False
+
+
+def numbers(commit: Transitions, count: int) -> int:
+    """Reserve ``count`` numbers for one caller; return the first of them."""
+    key = commit.store.key("numbers")
+    data = commit.txn.get(key)
+    last = NUMBER.unpack(data)[0] if data else 0
+    commit.txn.put(key, NUMBER.pack(last + count))
+    return int(last) + 1
+
+
+def lease_named(commit: Transitions, owner: int, job_ids: Sequence[str]) -> list[Lease | None]:
+    """Lease jobs that are ready, or can be made ready."""
+    if not is_listed(commit, owner):
+        return [None] * len(job_ids)
+    come_due(commit)
+    return [_lease_one(commit, owner, job_id) for job_id in job_ids]
+
+
+def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
+    stored = commit.load(job_id.encode()) if job_id else None
+    if stored is None or stored.head.flags & Flag.LIMITED:
+        return None
+    if stored.head.state in (SCHEDULED, FAILED):
+        kick(commit, [job_id])
+        stored = commit.load(stored.id)
+        assert stored is not None
+    head, row = stored.head, commit.row_of(stored.head.line)
+    if head.state != READY or not commit.txn.delete(head.ready_key, db=commit.t.ready):
+        return None  # the job runs or has ended
+    row.ready -= 1
+    row.dirty = True
+    leasing = Leasing(commit, owner, deadlines=True)
+    claims = PartitionClaims(commit, head.line)
+    if not leasing.lend(row, head.ready_key, stored.id, stored.packed(), claims):
+        return None  # the job had expired
+    if row.has_limit:
+        commit.limiters.take(row, 1)
+    return leasing.leases[0]

@@ -1,9 +1,9 @@
 """``lmdb://``: the broker of one directory on disk. Durable, many processes, no server.
 
 Each call that changes the store becomes one commit: :mod:`.transitions` has the changes of a
-commit, and :mod:`.exchange` holds the step of an owner. A call that only passes its arguments on to
-a function of a commit, or to a look at the store, is one line here. The owners of this process are
-in :mod:`.owners`, and its waiters in :mod:`.waits`.
+commit, and :mod:`.claim.exchange` holds the step of an owner. A call that only passes its arguments
+on to a function of a commit, or to a look at the store, is one line here. The owners of this
+process are in :mod:`.owners`, and its waiters in :mod:`.look.waits`.
 """
 
 from __future__ import annotations
@@ -27,27 +27,24 @@ from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.schedules import Change, Changed, Schedules
 from tidemill.brokers.contract.transfer import Transfer
-from tidemill.brokers.lmdb import admin, job_numbers, transfer
-from tidemill.brokers.lmdb.due import come_due, prune
-from tidemill.brokers.lmdb.exchange import exchange, hear_behalf
-from tidemill.brokers.lmdb.handoff import hand_over
-from tidemill.brokers.lmdb.history import (
+from tidemill.brokers.lmdb import admin, transfer
+from tidemill.brokers.lmdb.claim.due import come_due, prune
+from tidemill.brokers.lmdb.claim.exchange import exchange, hand_over, hear_behalf
+from tidemill.brokers.lmdb.engine.store import PREFIX, Store, StoreTime, close_store, store_around
+from tidemill.brokers.lmdb.engine.wakeup import RESULT, bloom
+from tidemill.brokers.lmdb.look.history import (
     keep_rows,
     kinds_of_history,
     prune_history,
     read_history,
 )
-from tidemill.brokers.lmdb.idempotency import put_once, sweep_nonces
-from tidemill.brokers.lmdb.inspect import Inspector
+from tidemill.brokers.lmdb.look.inspect import Inspector
+from tidemill.brokers.lmdb.look.waits import Waits
 from tidemill.brokers.lmdb.owners import Owners
-from tidemill.brokers.lmdb.put import may_refuse, put
-from tidemill.brokers.lmdb.schedules import apply_changes, page_of_schedules, read_schedules
-from tidemill.brokers.lmdb.store import PREFIX, Store, close_store, store_around
-from tidemill.brokers.lmdb.store_clock import StoreTime
+from tidemill.brokers.lmdb.put.put import may_refuse, put, put_once, sweep_nonces
+from tidemill.brokers.lmdb.put.schedules import apply_changes, page_of_schedules, read_schedules
+from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.waits import Waits
-from tidemill.brokers.lmdb.wakeup import RESULT, bloom
-from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.core.clock import clock
@@ -392,11 +389,11 @@ class LmdbBroker:
 
     # -- numbered jobs, schedules, moves --------------------------------------------------------
 
-    numbers = committed(JobNumbers.numbers, job_numbers.numbers)
+    numbers = committed(JobNumbers.numbers, admin.numbers)
 
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         number = self._owners[owner_id].number
-        return self._act(lambda commit: job_numbers.lease_named(commit, number, job_ids))
+        return self._act(lambda commit: admin.lease_named(commit, number, job_ids))
 
     def wall(self) -> float:
         return clock.wall()

@@ -1,7 +1,7 @@
 """The layout of the LMDB environment. Keys are big-endian: their byte order is number order.
 
     main   format · clock · counters (sequence, queue, owner and given numbers) · one row per queue
-           · rows of history (history.py)
+           · rows of history (look/history.py)
     job    id → header, envelope, tail        see record.py
     ready  line·rank·seq → id                 line is twice the queue's number, +1 for messages;
                                               the top bit marks tasks that must run alone; of a
@@ -10,17 +10,17 @@
     due    clock·time·kind·number → reference clock 0 is the store's time, 1 wall time; 2 is for
                                               held keys, 3 for unused partitions:
                                               nobody is woken for clocks 2 and 3
-    key    key → its holder and successor     see unique.py
+    key    key → its holder and successor     see put/unique.py
     fin    class·prune time·seq → finished, id
     owner  number → record
     cmd    owner·number → command
     wait   id of a child → numbers of its parents that have not ended, and that did not succeed
     note   id → progress and log of a job that reported any
-    partition   limit·0·key → record of one key of a limit; see partitions.py
+    partition   limit·0·key → record of one key of a limit; see claim/limits.py
     park   partition·line·rank·seq → cost, id      the ready jobs of a partition
     schedule  n·name → record; d·clock·time·version → name, in the order they come due
     said   o·owner → last reply to a remote owner; n·time·nonce → the answer to a put;
-                                              i: ids out of order, see acceptance_order.py
+                                              i: ids out of order, see look/search.py
 
 A lease does not rewrite the header of its job, which still says ready. A job runs if it has a lease
 and no entry in the ready table. Times are microseconds as unsigned 64-bit integers.

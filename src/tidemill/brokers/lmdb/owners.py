@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.parked_waits import Parked, Until
-from tidemill.brokers.lmdb.group_commit import BRISK
-from tidemill.brokers.lmdb.leases import strike
+from tidemill.brokers.lmdb.engine.group_commit import BRISK
+from tidemill.brokers.lmdb.engine.store import Store
+from tidemill.brokers.lmdb.engine.wakeup import Sleeper, WakeUps
 from tidemill.brokers.lmdb.owner_table import list_owner, owner_rows
 from tidemill.brokers.lmdb.reply_cache import heard, note_attached
-from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.settle import strike
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
-from tidemill.brokers.lmdb.wakeup import Sleeper, WakeUps
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row

@@ -2,19 +2,21 @@
 
 The tail holds error, result and attempts of the job; a job without any of these has no tail. The
 progress and log of a running job have a separate record (:class:`Notes`), so that reports do not
-rewrite the job.
-"""
+rewrite the job. The class of a finished job tells how long the job is kept."""
 
 from __future__ import annotations
 
 import struct
 
+import lmdb
 import msgspec
 
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
 from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.job import Attempt, State
 from tidemill.core.limit_settings import JobLimit
+from tidemill.core.purge_mark import is_purged
 
 STATES = tuple(State)
 WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = range(len(STATES))
@@ -255,3 +257,28 @@ _TAIL_UNREAD = msgspec.msgpack.Decoder(_TailUnread)
 _NOTES = msgspec.msgpack.Decoder(Notes)
 _NOTES_UNREAD = msgspec.msgpack.Decoder(_NotesUnread)
 encode = msgspec.msgpack.Encoder().encode
+
+
+KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
+"""Classes of finished jobs. In order: succeeded without a result; succeeded with a result,
+cancelled or expired; failed or purged; jobs of flows. A job of a flow gets one of the other classes
+when no later job needs it any more."""
+
+KEPT = struct.Struct(">QQQ")
+"""The numbers of jobs in the first three classes, as stored."""
+
+
+def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
+    """The number of finished jobs in each of the first three classes."""
+    data = txn.get(store.key("kept"))
+    return list(KEPT.unpack(data)) if data else [0, 0, 0]
+
+
+def class_of(state: int, tail: Tail) -> int:
+    """The class of a job.
+
+    Failed and purged jobs are kept for people, and jobs with results for their callers.
+    """
+    if state == FAILED or is_purged(tail.error):
+        return KEPT_OTHER
+    return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

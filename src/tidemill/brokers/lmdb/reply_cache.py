@@ -17,8 +17,8 @@ import msgspec
 from tidemill.brokers.contract.exchange import Reply, Step, late
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, Tables, tokens_of
 from tidemill.brokers.lmdb.owner_table import owner_rows
+from tidemill.brokers.lmdb.put.workflows import inputs_of
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.workflows import inputs_of
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.job import Lease
 from tidemill.core.owner import Command, Owner

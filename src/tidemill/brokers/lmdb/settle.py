@@ -1,11 +1,15 @@
-"""Changes of leases: settled, renewed, noted, given back, timed out or lost."""
+"""Changes of leases: settled, renewed, noted, given back, timed out or lost.
+
+A lease may end without a verdict of its owner: when the time to run (ttr) of its message is over,
+or when its owner leaves or dies. The jobs go back. A job that a dead owner ran gets the cause of
+the death as its error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, SMALL_RESULT
-from tidemill.brokers.lmdb.claim import put_deadline
+from tidemill.brokers.lmdb.claim.claim import put_deadline
 from tidemill.brokers.lmdb.layout import (
     DUE_KEY,
     DUE_LEASE,
@@ -14,7 +18,8 @@ from tidemill.brokers.lmdb.layout import (
     MICRO,
     tokens_of,
 )
-from tidemill.brokers.lmdb.put import follow
+from tidemill.brokers.lmdb.owner_table import name_of, strike_owner
+from tidemill.brokers.lmdb.put.put import follow
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     EXPIRED,
@@ -31,8 +36,10 @@ from tidemill.brokers.lmdb.record import (
     envelope_of,
     notes_of,
 )
+from tidemill.brokers.lmdb.reply_cache import forget_last_reply
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
+from tidemill.core.backoff import BY_POLICY
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
 from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
@@ -48,6 +55,7 @@ from tidemill.core.job import (
     run_of,
     was_held,
 )
+from tidemill.core.owner import Owner
 
 _END: dict[int, int] = {
     Outcome.FAIL: FAILED,
@@ -297,3 +305,20 @@ def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
         commit.save(stored)
         # Without a witness, nobody knows whether the task ran.
         settle(commit, owner, worker, Verdict(token, Outcome.RELEASE, started=commit.wall / MICRO))
+
+
+def expire_lease(commit: Transitions, lease_key: bytes, token: int) -> None:
+    """End a lease whose time to run has passed: the attempt failed."""
+    owner = LEASE_KEY.unpack(lease_key)[0]
+    ended = commit.wall / MICRO
+    error = "ttr passed without an ack"
+    verdict = Verdict(token, Outcome.RETRY, delay=BY_POLICY, error=error, ended=ended)
+    settle(commit, owner, name_of(commit.txn, commit.t, owner), verdict)
+
+
+def strike(commit: Transitions, number: int, owner: Owner, causes: Mapping[int, str] | None) -> int:
+    """Remove an owner from the list, with its leases and commands; return the number of leases."""
+    held = release_owner(commit, number, owner.name, causes)
+    strike_owner(commit, number)
+    forget_last_reply(commit, number)
+    return held

@@ -9,8 +9,13 @@ import msgspec
 
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.lmdb.engine.store import Store
+from tidemill.brokers.lmdb.engine.wakeup import MESSAGES, TASKS
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO
-from tidemill.brokers.lmdb.put import flags_of_job
+from tidemill.brokers.lmdb.put.put import flags_of_job
+from tidemill.brokers.lmdb.put.schedules import apply_changes
+from tidemill.brokers.lmdb.put.unique import Key, find_key, hold, put_key
+from tidemill.brokers.lmdb.put.workflows import finish_falls, put_counts
 from tidemill.brokers.lmdb.record import (
     HEADER,
     READY,
@@ -25,12 +30,7 @@ from tidemill.brokers.lmdb.record import (
     Tail,
     encode,
 )
-from tidemill.brokers.lmdb.schedules import apply_changes
-from tidemill.brokers.lmdb.store import Store
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unique import Key, find_key, hold, put_key
-from tidemill.brokers.lmdb.wakeup import MESSAGES, TASKS
-from tidemill.brokers.lmdb.workflows import finish_falls, put_counts
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.envelope import Envelope, encode_envelope

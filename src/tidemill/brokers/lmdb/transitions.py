@@ -1,9 +1,9 @@
 """The context of one commit: the elementary changes of a job.
 
 A :class:`Transitions` places jobs and takes them away, and writes rows, numbers and hints when it
-finishes. :mod:`.put`, :mod:`.claim`, :mod:`.settle`, :mod:`.due` and :mod:`.admin` decide which
-jobs change. These modules raise errors before they write anything. If an error comes later, the
-whole transaction is dropped.
+finishes. The rooms :mod:`.put` and :mod:`.claim`, and :mod:`.settle` and :mod:`.admin`, decide
+which jobs change. They raise errors before they write anything. If an error comes later, the whole
+transaction is dropped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import lmdb
 
 from tidemill.brokers.contract.history_rows import HistoryRow
-from tidemill.brokers.lmdb.acceptance_order import Order
-from tidemill.brokers.lmdb.history import write_history
+from tidemill.brokers.lmdb.claim.limits import Limiters, Partitions
+from tidemill.brokers.lmdb.engine.store import Store
+from tidemill.brokers.lmdb.engine.wakeup import (
+    MESSAGES,
+    RESULT,
+    SPACE,
+    TASKS,
+    SleeperWant,
+    bloom,
+    digest,
+)
 from tidemill.brokers.lmdb.layout import (
     DUE_EXPIRY,
     DUE_JOB,
@@ -28,9 +37,14 @@ from tidemill.brokers.lmdb.layout import (
     READY_KEY,
     Row,
 )
-from tidemill.brokers.lmdb.limits import Limiters
-from tidemill.brokers.lmdb.partitions import Partitions
+from tidemill.brokers.lmdb.look.history import write_history
+from tidemill.brokers.lmdb.look.search import Order
+from tidemill.brokers.lmdb.put.unique import give_up
 from tidemill.brokers.lmdb.record import (
+    KEPT,
+    KEPT_LINKED,
+    KEPT_OTHER,
+    KEPT_RESULT,
     READY,
     SCHEDULED,
     STATES,
@@ -39,27 +53,10 @@ from tidemill.brokers.lmdb.record import (
     Flag,
     Stored,
     Tail,
-    job_limit_of,
-    result_ttl_of,
-)
-from tidemill.brokers.lmdb.retention import (
-    KEPT,
-    KEPT_LINKED,
-    KEPT_OTHER,
-    KEPT_RESULT,
     class_of,
+    job_limit_of,
     kept_counts,
-)
-from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.unique import give_up
-from tidemill.brokers.lmdb.wakeup import (
-    MESSAGES,
-    RESULT,
-    SPACE,
-    TASKS,
-    SleeperWant,
-    bloom,
-    digest,
+    result_ttl_of,
 )
 from tidemill.brokers.shared.lost_jobs import LostJob
 from tidemill.core.limit_settings import JobLimit

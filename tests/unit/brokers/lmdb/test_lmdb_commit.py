@@ -13,10 +13,10 @@ import pytest
 from lmdb_desk import Gate, ids, in_threads, job, join
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.lmdb import group_commit
-from tidemill.brokers.lmdb import put as puts
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.group_commit import Request
+from tidemill.brokers.lmdb.engine import group_commit
+from tidemill.brokers.lmdb.engine.group_commit import Request
+from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.envelope import Envelope
@@ -163,7 +163,9 @@ def test_a_failing_request_hurts_only_itself(broker: LmdbBroker) -> None:
 def test_attaching_and_detaching_survive_a_replay(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.group_commit.BRISK", 60.0)  # a busy machine is slow
+    monkeypatch.setattr(
+        "tidemill.brokers.lmdb.engine.group_commit.BRISK", 60.0
+    )  # a busy machine is slow
     # an owner's lock and place to sleep are no part of the transaction that is abandoned
     broker.put([job(id="taken")])
     for n in range(3):
@@ -188,7 +190,7 @@ def test_when_the_store_is_full_each_is_replayed_by_itself(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # case Q10
-    insert = puts._insert
+    insert = put._insert
 
     def full(commit: Transitions, envelope: Envelope, *args: Any, **kwargs: Any) -> None:
         insert(commit, envelope, *args, **kwargs)
@@ -196,7 +198,7 @@ def test_when_the_store_is_full_each_is_replayed_by_itself(
             raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
 
     limiter = Gate(broker._store)
-    monkeypatch.setattr(puts, "_insert", full)
+    monkeypatch.setattr(put, "_insert", full)
     calls = [lambda: broker.put([job(), job()]), lambda: broker.put([job(body=b"big")])] * 2
     threads, answers = in_threads(calls)
     limiter.release_when(4)

@@ -18,7 +18,7 @@ from lmdb_desk import Process, Sleeper, in_threads, job, join, until
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.wakeup import WakeUps
+from tidemill.brokers.lmdb.engine.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
 from tidemill.core.backoff import MESSAGE

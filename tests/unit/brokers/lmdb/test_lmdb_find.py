@@ -10,9 +10,9 @@ from lmdb_desk import job
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter, matches
-from tidemill.brokers.lmdb import search
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.inspect import Inspector
+from tidemill.brokers.lmdb.look import search
+from tidemill.brokers.lmdb.look.inspect import Inspector
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.owner import Owner
@@ -56,7 +56,7 @@ def test_every_way_finds_the_same(
 ) -> None:
     monkeypatch.setattr(search, "_FEW", few)
     monkeypatch.setattr(search, "_LOOK", look)
-    monkeypatch.setattr("tidemill.brokers.lmdb.inspect._SCAN", 7)
+    monkeypatch.setattr("tidemill.brokers.lmdb.look.inspect._SCAN", 7)
     every = everything(broker, Filter())
     assert {record.state for record in every} == set(State)
     choices: list[set[State]] = [{state} for state in State]

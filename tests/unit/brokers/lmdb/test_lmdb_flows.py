@@ -13,8 +13,9 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.lmdb import broker as lmdb_broker
-from tidemill.brokers.lmdb import due, workflows
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.claim import due
+from tidemill.brokers.lmdb.put import workflows
 from tidemill.brokers.lmdb.record import Stored, state_and_line
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import Links
@@ -75,7 +76,7 @@ def test_finished_jobs_look_once_whether_the_same_job_needs_them(
         looks.append(data)
         return state_and_line(data)
 
-    monkeypatch.setattr("tidemill.brokers.lmdb.workflows.state_and_line", counted)
+    monkeypatch.setattr("tidemill.brokers.lmdb.put.workflows.state_and_line", counted)
     moved_clock.advance(100)
     broker.tick()
     assert len(looks) == 1

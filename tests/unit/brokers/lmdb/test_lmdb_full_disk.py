@@ -15,8 +15,8 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.environment import translated
-from tidemill.brokers.lmdb.read_transaction import Reading
+from tidemill.brokers.lmdb.engine.environment import translated
+from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Verdict

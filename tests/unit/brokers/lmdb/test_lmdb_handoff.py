@@ -21,8 +21,8 @@ from servers.base import await_stop
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import Change
-from tidemill.brokers.lmdb import wakeup
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.engine import wakeup
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.errors import DuplicateJob

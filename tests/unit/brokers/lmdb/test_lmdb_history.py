@@ -7,8 +7,8 @@ import pytest
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.history_rows import HOUR, KEEP, MINUTE, HistoryRow
 from tidemill.brokers.lmdb import broker as lmdb_broker
-from tidemill.brokers.lmdb import history
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.look import history
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.clock import clock
 from tidemill.core.owner import Owner

@@ -52,7 +52,7 @@ def test_network_file_systems_are_refused(
     mounts = tmp_path / "mounts"
     escaped = str(base).replace(" ", "\\040") + mount
     mounts.write_text(f"overlay / overlay rw 0 0\nserver:/x {escaped} {kind} rw 0 0\n")
-    monkeypatch.setattr("tidemill.brokers.lmdb.environment._MOUNTS", str(mounts))
+    monkeypatch.setattr("tidemill.brokers.lmdb.engine.environment._MOUNTS", str(mounts))
     url = f"lmdb://{base}/store"
     if refused:
         with pytest.raises(BrokerUnavailable, match=rf"network file system \({kind}\)"):

@@ -324,7 +324,7 @@ def test_killed_in_the_middle_of_anything_the_store_goes_on(url: str, broker: Lm
 
 def test_queues_whose_names_collide_do_not_take_each_others_hints(tmp_path: Path) -> None:
     # law 9: "orders" and "q40" share a bit of the 64
-    from tidemill.brokers.lmdb.wakeup import MESSAGES, WakeUps, bloom, digest
+    from tidemill.brokers.lmdb.engine.wakeup import MESSAGES, WakeUps, bloom, digest
 
     assert bloom(["orders"]) == bloom(["q40"])
     wakeups = WakeUps(Folder(str(tmp_path)))

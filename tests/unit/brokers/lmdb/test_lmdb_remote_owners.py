@@ -10,8 +10,9 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.parked_waits import sleep
-from tidemill.brokers.lmdb import idempotency, store_clock
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.engine import store
+from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, State, Verdict
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.everyday
 
 # A server that dies after a commit, before it has answered.
 DIES = """
-        from tidemill.brokers.lmdb import group_commit
+        from tidemill.brokers.lmdb.engine import group_commit
         def die_after_commit():
             def point(name):
                 if name == "store.committed":
@@ -139,7 +140,7 @@ def test_no_word_is_lost_to_a_machine_that_boots(
     [lease] = broker.exchange(Step("g", serial=1, want=Want(1))).leases
     broker.tick()
     broker.close()
-    monkeypatch.setattr(store_clock, "_boot_id", lambda: "another")
+    monkeypatch.setattr(store, "_boot_id", lambda: "another")
     MovedClock(monkeypatch, machine=12.0)
     after = open_broker(url)
     after.tick()
@@ -154,7 +155,7 @@ def test_answers_to_old_puts_are_forgotten(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
 ) -> None:
     # law 15: in pieces, the oldest first
-    monkeypatch.setattr(idempotency, "_SWEEP_MOST", 3)
+    monkeypatch.setattr(put, "_SWEEP_MOST", 3)
     for number in range(10):
         broker.put([job()], nonce=f"old{number}")
     moved_clock.advance(3000)

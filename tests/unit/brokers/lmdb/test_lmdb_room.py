@@ -13,7 +13,7 @@ from lmdb_desk import job
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.lmdb import disk_reserve
+from tidemill.brokers.lmdb.engine import disk_reserve
 from tidemill.brokers.registry import open_broker
 from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome, Verdict

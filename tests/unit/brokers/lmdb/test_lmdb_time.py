@@ -41,7 +41,7 @@ def test_after_a_boot_time_goes_on_and_never_back(
     broker.put([job(id="late", delay=60)])
     broker.tick()  # notes how the clocks stand
     broker.close()
-    monkeypatch.setattr("tidemill.brokers.lmdb.store_clock._boot_id", lambda: "another")
+    monkeypatch.setattr("tidemill.brokers.lmdb.engine.store._boot_id", lambda: "another")
     MovedClock(monkeypatch, wall=time.time() + wall, machine=5.0)
     again = open_broker(url)
     again.attach(Owner(id="o", name="w"))
@@ -52,7 +52,7 @@ def test_after_a_boot_time_goes_on_and_never_back(
 def test_no_expired_job_starts_when_more_expired_than_one_commit_ends(
     url: str, moved_clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.brokers.lmdb.due._PROMOTE_MOST", 1)
+    monkeypatch.setattr("tidemill.brokers.lmdb.claim.due._PROMOTE_MOST", 1)
     broker = open_broker(url)
     broker.put([job(id=name, expires=5) for name in "abc"])
     moved_clock.advance(6)

@@ -21,9 +21,9 @@ from lmdb_desk import Process, ids, in_threads, job, join
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.lmdb import group_commit
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.write_transaction import Writing
+from tidemill.brokers.lmdb.engine import group_commit
+from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.registry import open_broker
 from tidemill.client import messages
 from tidemill.core.errors import BrokerUnavailable, StoreBusy
@@ -283,7 +283,7 @@ def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
 ) -> None:
     # case M13
     # given a commit in C that has to wait for the interpreter lock
-    monkeypatch.setattr("tidemill.brokers.lmdb.write_transaction.SLOW", 0.01)
+    monkeypatch.setattr("tidemill.brokers.lmdb.engine.transactions.SLOW", 0.01)
     txn = SimpleNamespace(commit=lambda: time.sleep(0.02))
     env = SimpleNamespace(begin=lambda write: txn)
     with Writing(env, " in /store"):  # type: ignore[arg-type]

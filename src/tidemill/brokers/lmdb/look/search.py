@@ -1,45 +1,64 @@
-"""Finding jobs: a walk from the newest on, or ids from the tables of some states.
+"""Lists of jobs: their order, and the search for jobs.
+
+Lists show jobs in the order of acceptance, newest first. The store numbers the jobs that it
+accepts. The job table is sorted by id. A new job is *in order* if its id is higher than all earlier
+ids in order, and was made about now. Any other job is *apart*: its header says so, and the table
+``said`` has the entry ``i·number → id``. Two walks downward give all jobs by number: one over the
+job table, one over these entries. A foreign id may look like an id of tidemill, and two producers
+may put at once: this costs an entry. The order is exact in any case.
 
 A walk that begins at the newest job finds frequent jobs soon. For a rare state the walk would look
 at all jobs. So the ids of jobs in rare states are gathered from the tables of these states, and
 sorted by number. Ids with a prefix are also gathered, unless there are many.
 
-The walk is in :mod:`.acceptance_order`. A cursor has the number of the last listed job. It also has
-the id of the last job in order, at which the walk through the job table goes on.
-"""
+A cursor has the number of the last listed job. It also has the id of the last job in order, at
+which the walk through the job table goes on."""
 
 from __future__ import annotations
 
+import functools
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import lmdb
 
 from tidemill.brokers.contract.inspection import Filter, bad_cursor
-from tidemill.brokers.lmdb.acceptance_order import FIRST, newest
+from tidemill.brokers.lmdb.claim.limits import parked_in
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
     DUE_KEY,
     FIN_KEY,
     LEASE_VALUE,
+    MICRO,
     NUMBER,
     READY_KEY,
     Row,
+    Tables,
     rows_of,
 )
-from tidemill.brokers.lmdb.partitions import parked_in
-from tidemill.brokers.lmdb.record import READY, STATES, number_in, state_and_line
-from tidemill.brokers.lmdb.retention import (
+from tidemill.brokers.lmdb.put.unique import successors
+from tidemill.brokers.lmdb.record import (
     KEPT_LINKED,
     KEPT_OTHER,
     KEPT_PLAIN,
     KEPT_RESULT,
+    READY,
+    STATES,
+    Flag,
+    flags_of,
     kept_counts,
+    number_in,
+    state_and_line,
 )
-from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.unique import successors
+from tidemill.core.clock import id_floor
 from tidemill.core.job import State
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 _FEW = 5000  # up to this many ids are gathered at once, without a walk
 _LOOK = 20_000  # the walk looks at this many jobs before ids are gathered
@@ -224,3 +243,139 @@ def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
     prefix = store.key("q/")
     for key, data in rows_of(txn, None, prefix):
         yield Row.of(key[len(prefix) :].decode(), data)
+
+
+FIRST = 1 << 64
+"""A bound above all numbers."""
+
+_AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
+_ENTRY = struct.Struct(">cQ")  # i, number
+
+Numbered = Iterator[tuple[int, bytes, bytes, bool]]
+"""Number, id and record of jobs, and whether each is in order."""
+
+
+class Order:
+    """The changes of one commit; the store keeps the lowest and the highest id in order."""
+
+    def __init__(self, state: Transitions) -> None:
+        self._state = state
+        self._stored = self._bottom = self._top = self._ahead = b""
+
+    def accept(self, number: int, job_id: bytes) -> int:
+        """Give a new job its place; return ``Flag.APART`` or 0. The hot path."""
+        if not self._ahead:
+            floor, self._ahead = _about(self._state.wall // MICRO)
+            self._stored = self._state.txn.get(self._state.store.key("order")) or b""
+            self._bottom, _, self._top = (self._stored or floor + b" " + floor).partition(b" ")
+        if self._top < job_id < self._ahead:
+            self._top = job_id
+            return 0
+        return self.set_apart(number, job_id)
+
+    def set_apart(self, number: int, job_id: bytes) -> int:
+        """Add the entry of a job that is apart; return ``Flag.APART``."""
+        self._state.txn.put(_ENTRY.pack(b"i", number), job_id, db=self._state.t.said)
+        return Flag.APART
+
+    def forget(self, number: int) -> None:
+        """Remove the entry of a deleted job that was apart."""
+        self._state.txn.delete(_ENTRY.pack(b"i", number), db=self._state.t.said)
+
+    def write(self) -> None:
+        """Store the bounds, if they changed."""
+        if self._ahead and (bounds := self._bottom + b" " + self._top) != self._stored:
+            self._state.txn.put(self._state.store.key("order"), bounds)
+
+
+@functools.lru_cache(2)
+def _about(second: int) -> tuple[bytes, bytes]:
+    """The bounds of ids that are made at about this second."""
+    return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
+
+
+def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Numbered:
+    """All jobs with numbers below ``below``, the highest first, as views.
+
+    ``at`` is the id of a job in order with at least the number ``below``, or empty.
+    """
+    bottom, _, top = (txn.get(store.key("order")) or b" ").partition(b" ")
+    walks = (
+        _in_order(store, views, below, bottom, at or top + b"\0"),
+        _apart(store, txn, views, below),
+    )
+    return heapq.merge(*walks, key=lambda row: row[0], reverse=True)
+
+
+def _in_order(store: Store, views: Txn, below: int, bottom: bytes, end: bytes) -> Numbered:
+    """The jobs in order with ids below ``end``, the highest id first."""
+    cursor = views.cursor(store.tables.job)
+    found = cursor.prev() if cursor.set_range(end) else cursor.last()
+    while found and (job_id := bytes(cursor.key())) >= bottom:
+        data = cursor.value()
+        if not flags_of(data) & Flag.APART and (number := number_in(data)) < below:
+            yield number, job_id, data, True
+        found = cursor.prev()
+
+
+def _apart(store: Store, txn: Txn, views: Txn, below: int) -> Numbered:
+    """The jobs that are apart, with numbers below ``below``, the highest first."""
+    cursor = txn.cursor(store.tables.said)
+    bound = _ENTRY.pack(b"i", below) if below < FIRST else b"j"
+    found = cursor.prev() if cursor.set_range(bound) else cursor.last()
+    while found and cursor.key()[:1] == b"i":
+        number, job_id = _ENTRY.unpack(cursor.key())[1], cursor.value()
+        data = views.get(job_id, db=store.tables.job)
+        if data is not None and number_in(data) == number:
+            yield number, job_id, data, False
+        found = cursor.prev()
+
+
+def first_ids(
+    txn: Txn, views: Txn, tables: Tables, row: Row, state: State, ahead: int
+) -> Iterator[bytes]:
+    """Ids of a queue's jobs in this state, in order. The caller must check each job's state.
+
+    ``ahead``: wall time minus the store's time.
+    """
+    lines = *row.lines, row.lost_line
+    if state is State.READY:
+        found = heapq.merge(*(_line(txn, tables, line) for line in lines))
+        return (job_id for _, job_id in found)
+    if state is State.SCHEDULED:
+        ids = _scheduled(txn, tables, ahead) if row.scheduled else iter(())
+    else:
+        classes = (_ended(txn, tables, kept) for kept in (KEPT_OTHER, KEPT_LINKED))
+        ids = itertools.chain(*classes) if row.failed else iter(())
+    return (job_id for job_id in ids if _is_of(views, tables, job_id, lines))
+
+
+def _line(txn: Txn, tables: Tables, line: int) -> Iterator[tuple[bytes, bytes]]:
+    """(rank and sequence, id) of the entries of a line."""
+    for key, job_id in rows_of(txn, tables.ready, READY_KEY.pack(line, 0, 0)[:4]):
+        yield key[4:], job_id
+
+
+def _scheduled(txn: Txn, tables: Tables, ahead: int) -> Iterator[bytes]:
+    """Ids of all scheduled jobs, by due time."""
+    clocks = (_due_by(txn, tables, clock, less) for clock, less in ((0, 0), (1, ahead)))
+    return (job_id for _, job_id in heapq.merge(*clocks))
+
+
+def _due_by(txn: Txn, tables: Tables, clock: int, less: int) -> Iterator[tuple[int, bytes]]:
+    """(time - ``less``, id) of jobs scheduled on a clock: 0 is the store's, 1 is wall time."""
+    for key, job_id in rows_of(txn, tables.due, DUE_KEY.pack(clock, 0, 0, 0)[:1]):
+        _, time, kind, _ = DUE_KEY.unpack(key)
+        if kind == DUE_JOB:
+            yield time - less, job_id
+
+
+def _ended(txn: Txn, tables: Tables, kept: int) -> Iterator[bytes]:
+    """Ids of a class of finished jobs, in the order in which the jobs ended."""
+    for _, value in rows_of(txn, tables.fin, FIN_KEY.pack(kept, 0, 0)[:1]):
+        yield value[NUMBER.size :]
+
+
+def _is_of(views: Txn, tables: Tables, job_id: bytes, lines: Sequence[int]) -> bool:
+    data = views.get(job_id, db=tables.job)
+    return data is not None and state_and_line(data)[1] in lines

@@ -11,8 +11,9 @@ import heapq
 import struct
 
 from tidemill.brokers.contract.exchange import Mode, Want
+from tidemill.brokers.lmdb.claim.limits import PartitionClaim, PartitionClaims
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LOST, MICRO, READY_KEY, Row
-from tidemill.brokers.lmdb.partition_claim import PartitionClaim, PartitionClaims
+from tidemill.brokers.lmdb.put.workflows import inputs_of
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
     HEADER,
@@ -21,7 +22,6 @@ from tidemill.brokers.lmdb.record import (
     Stored,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.workflows import inputs_of
 from tidemill.core.job import DEFAULT_TTR, Lease
 
 _HEAD = HEADER.size

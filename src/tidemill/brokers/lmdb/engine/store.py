@@ -1,10 +1,15 @@
-"""A store: tidemill's tables under one prefix of an LMDB environment, and the files beside it.
+"""A store: tidemill's tables under one prefix of an LMDB environment, its files, and its time.
 
 A process opens each store once, by URL or in a caller's environment, however often callers ask.
 Several stores may lie in one environment, with different prefixes. All stores survive a fork: no
 thread is inside a commit while the process is copied. The child opens its own stores when it needs
 them.
-"""
+
+Only :class:`StoreTime` reads times for jobs and leases. The store's time is machine time plus an
+offset that changes only when the machine boots. It starts as wall time, and does not follow wall
+time afterwards: setting the clock moves no delay and ends no lease (law 19). After a boot, the
+store's time continues from the last stored reading, plus the wall time since this reading. The
+store's time never goes back."""
 
 from __future__ import annotations
 
@@ -17,15 +22,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
+import msgspec
 
-from tidemill.brokers.lmdb.disk_reserve import DiskReserve
-from tidemill.brokers.lmdb.environment import Environment, folder_of, translated
-from tidemill.brokers.lmdb.files import check_prefix, flush_folders, make_folder
-from tidemill.brokers.lmdb.group_commit import PATIENCE, GroupCommit, write
-from tidemill.brokers.lmdb.layout import FORMAT, NUMBER, Tables, make_tables, open_tables
-from tidemill.brokers.lmdb.read_transaction import Reading
-from tidemill.brokers.lmdb.wakeup import WakeUps
-from tidemill.brokers.lmdb.write_transaction import nested
+from tidemill.brokers.lmdb.engine.disk_reserve import DiskReserve
+from tidemill.brokers.lmdb.engine.environment import (
+    Environment,
+    check_prefix,
+    flush_folders,
+    folder_of,
+    make_folder,
+    translated,
+)
+from tidemill.brokers.lmdb.engine.group_commit import PATIENCE, GroupCommit, write
+from tidemill.brokers.lmdb.engine.transactions import Reading, nested
+from tidemill.brokers.lmdb.engine.wakeup import WakeUps
+from tidemill.brokers.lmdb.layout import FORMAT, MICRO, NUMBER, Tables, make_tables, open_tables
+from tidemill.core.clock import clock, id_time
 from tidemill.core.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 from tidemill.core.files import Folder
 from tidemill.core.forks import after_fork
@@ -33,6 +45,7 @@ from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_sig
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.broker import LmdbBroker
+    from tidemill.brokers.lmdb.transitions import Transitions
 
 MAP_SIZE = 1 << 38
 """Bytes of address space; the file takes only as much disk as its content."""
@@ -438,3 +451,83 @@ def _after_fork_child() -> None:
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_parent)
 after_fork(_after_fork_child)
+
+
+class _Clock(msgspec.Struct, array_like=True):
+    """The last stored readings of the clocks, in seconds."""
+
+    boot: str
+    offset: float
+    wall: float
+    machine: float
+    born: float
+
+
+class StoreTime:
+    """The clocks of one store since the boot of this machine."""
+
+    def __init__(self, store: Store) -> None:
+        self._key = store.key("clock")
+        self._boot = _boot_id()
+        with store.reading_txn() as txn:
+            noted = self._read(txn)
+        if noted is None or noted.boot != self._boot:
+            noted = self._after_boot(noted) if store.reading else store.write(self._note_boot)
+        self._offset, self.born = noted.offset, noted.born
+
+    def _read(self, txn: lmdb.Transaction[bytes]) -> _Clock | None:
+        data = txn.get(self._key)
+        return _CLOCK.decode(data) if data else None
+
+    def _note_boot(self, txn: lmdb.Transaction[bytes]) -> _Clock:
+        """The readings of this boot. The first process that opens the store stores it."""
+        noted = self._read(txn)
+        if noted is None or noted.boot != self._boot:
+            noted = self._after_boot(noted)
+            txn.put(self._key, _ENCODE(noted))
+        return noted
+
+    def _after_boot(self, last: _Clock | None) -> _Clock:
+        """The readings of a new store, or of a store that was last used before the boot."""
+        wall, machine = clock.wall(), clock.machine()
+        if last is None:
+            return _Clock(self._boot, wall - machine, wall, machine, wall)
+        noted = last.machine + last.offset
+        offset = noted + max(0.0, wall - last.wall) - machine
+        return _Clock(self._boot, offset, wall, machine, last.born)
+
+    def save(self, commit: Transitions) -> None:
+        """Store the readings of the clocks, to continue from these after the next boot."""
+        noted = _Clock(self._boot, self._offset, clock.wall(), clock.machine(), self.born)
+        commit.txn.put(self._key, _ENCODE(noted))
+
+    def micros(self) -> tuple[int, int]:
+        """(store time, wall time) in microseconds."""
+        return int((clock.machine() + self._offset) * MICRO), int(clock.wall() * MICRO)
+
+    def on_wall(self, store_time: int) -> float:
+        """A store time in microseconds as wall time, by the present difference of the clocks."""
+        return store_time / MICRO - (clock.machine() + self._offset) + clock.wall()
+
+    @property
+    def identity(self) -> str:
+        """The creation time of the store to the microsecond, which no other store shares."""
+        return f"lmdb {self.born!r}"
+
+    def was_here(self, job_id: str) -> bool:
+        """True when tidemill made the id after the store was made."""
+        made = id_time(job_id)
+        return made is not None and self.born - 1 <= made <= clock.wall() + 1
+
+
+def _boot_id() -> str:
+    """The identity of this boot of the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:  # macOS has no boot id; use the time of the boot
+        return str(round(clock.wall() - clock.machine(), -2))
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_CLOCK = msgspec.msgpack.Decoder(_Clock)

@@ -35,9 +35,8 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.write_lock import WriteLock
-from tidemill.brokers.lmdb.write_lock_waiter import Writer
-from tidemill.brokers.lmdb.write_transaction import Plain, Writing
+from tidemill.brokers.lmdb.engine.transactions import Plain, Writing
+from tidemill.brokers.lmdb.engine.write_lock import WriteLock, Writer
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.crash_points import point
 from tidemill.core.errors import StoreBusy, TidemillError

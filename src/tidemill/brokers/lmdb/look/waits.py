@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.lmdb.due import come_due
-from tidemill.brokers.lmdb.group_commit import BRISK, PATIENCE
-from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.claim.due import come_due
+from tidemill.brokers.lmdb.engine.group_commit import BRISK, PATIENCE
+from tidemill.brokers.lmdb.engine.store import Store
+from tidemill.brokers.lmdb.engine.wakeup import RESULT, SPACE, Sleeper, bloom
+from tidemill.brokers.lmdb.put.workflows import is_unfinished
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
-from tidemill.brokers.lmdb.wakeup import RESULT, SPACE, Sleeper, bloom
-from tidemill.brokers.lmdb.workflows import is_unfinished
 from tidemill.brokers.shared.job_watch import Alarm
 from tidemill.core.errors import BrokerUnavailable
 

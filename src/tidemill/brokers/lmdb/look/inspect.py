@@ -15,7 +15,21 @@ from tidemill.brokers.contract.inspection import (
     QueueStats,
     matches,
 )
-from tidemill.brokers.lmdb.files import make_copy
+from tidemill.brokers.lmdb.claim.limits import (
+    COST,
+    LIMITS,
+    QUEUE_LIMITS,
+    is_parked,
+    names_of,
+    parked_key,
+    partition_held,
+    partitions_of,
+    queue_held,
+    queue_limit_stats,
+    read_limited,
+)
+from tidemill.brokers.lmdb.engine.environment import make_copy
+from tidemill.brokers.lmdb.engine.store import Store, StoreTime
 from tidemill.brokers.lmdb.layout import (
     LEASE_KEY,
     LEASE_VALUE,
@@ -25,29 +39,11 @@ from tidemill.brokers.lmdb.layout import (
     Row,
     Tables,
 )
-from tidemill.brokers.lmdb.limits import (
-    LIMITS,
-    QUEUE_LIMITS,
-    names_of,
-    queue_held,
-    queue_limit_stats,
-    read_limited,
-)
+from tidemill.brokers.lmdb.look.search import Finding, first_ids, queue_rows
 from tidemill.brokers.lmdb.owner_table import name_of
-from tidemill.brokers.lmdb.partitions import (
-    COST,
-    is_parked,
-    parked_key,
-    partition_held,
-    partitions_of,
-)
-from tidemill.brokers.lmdb.queue_heads import first_ids
+from tidemill.brokers.lmdb.put.workflows import counts_of
 from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
-from tidemill.brokers.lmdb.search import Finding, queue_rows
-from tidemill.brokers.lmdb.store import Store
-from tidemill.brokers.lmdb.store_clock import StoreTime
 from tidemill.brokers.lmdb.transfer import departure_in
-from tidemill.brokers.lmdb.workflows import counts_of
 from tidemill.core.envelope import decode_envelope, decode_listed
 from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State, whole_progress

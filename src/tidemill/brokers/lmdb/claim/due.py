@@ -14,19 +14,22 @@ from tidemill.brokers.lmdb.layout import (
     MICRO,
     NUMBER,
 )
-from tidemill.brokers.lmdb.leases import expire_lease
+from tidemill.brokers.lmdb.put.unique import sweep
+from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, go_on, is_needed
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
+    KEPT_LINKED,
+    KEPT_OTHER,
+    KEPT_PLAIN,
+    KEPT_RESULT,
     READY,
     TOO_LATE,
     Flag,
     flags_of,
 )
-from tidemill.brokers.lmdb.retention import KEPT_LINKED, KEPT_OTHER, KEPT_PLAIN, KEPT_RESULT
+from tidemill.brokers.lmdb.settle import expire_lease
 from tidemill.brokers.lmdb.transfer import is_sealed
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unique import sweep
-from tidemill.brokers.lmdb.workflows import FALL_MOST, flow, go_on, is_needed
 
 _PROMOTE_MOST = 5000
 """The most jobs that become ready in one commit, which takes some 40 ms. A job that ends counts as

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import lmdb
 
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import MICRO
-from tidemill.brokers.lmdb.put import OVERHEAD, put_if_it_fits
-from tidemill.brokers.lmdb.store import Store
+from tidemill.brokers.lmdb.put.put import OVERHEAD, put_if_it_fits
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
 

@@ -25,9 +25,9 @@ import os
 import shutil
 import time
 
-from tidemill.brokers.lmdb.environment import Environment, translated
+from tidemill.brokers.lmdb.engine.environment import Environment, translated
+from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.lmdb.layout import Tables
-from tidemill.brokers.lmdb.read_transaction import Reading
 from tidemill.core.errors import StoreFull, StoreGone
 
 log = logging.getLogger("tidemill")

@@ -8,27 +8,27 @@ kernel frees a record lock when its process dies, and tells the holder's process
 inherit a record lock.
 
 - :meth:`WriteLock.take` never waits.
-- :meth:`WriteLock.wait` waits without limit. A separate thread of
-  :class:`tidemill.brokers.lmdb.group_commit.GroupCommit` calls it, if a thread can start.
+- :meth:`WriteLock.wait` waits without limit. A separate thread (:class:`Writer`) calls it for the
+  callers of this process, if a thread can start.
 
 A program without tidemill that writes in the environment holds only LMDB's mutex. A wait for such a
 program has no limit, and no error names the program.
 
 LMDB's mutex protects the data; the record lock only bounds the waits. A record lock may be missing:
-some file systems have none, and a task may close all descriptors. Then waits have no limit.
-"""
+some file systems have none, and a task may close all descriptors. Then waits have no limit."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import struct
 import sys
 import threading
+from collections.abc import Callable
 
-from tidemill.brokers.lmdb.processes import described
 from tidemill.core.files import raised
 
 _AT = 1 << 62  # the locked byte, far beyond the data
@@ -144,3 +144,90 @@ def _open(path: str) -> int:
         return raised(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError:
         return -1
+
+
+log = logging.getLogger("tidemill")
+
+
+class Writer:
+    """A thread that runs ``work`` once or more after each :meth:`call`; the first call starts it.
+
+    The thread is a daemon: it may wait forever for another process, and holds nothing while it
+    waits.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._called = threading.Lock()
+        self._called.acquire()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def call(self) -> bool:
+        """Have ``work`` run soon; False when no thread can be started."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="tidemill-writer", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError:  # the process may have no more threads
+                        return False
+                    self._thread = thread
+        with contextlib.suppress(RuntimeError):  # the thread was called already
+            self._called.release()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._called.acquire()
+            if self._closed:
+                return
+            try:
+                self._work()
+            except Exception:
+                log.exception("the writer of a store failed; the next call tries again")
+
+    def close(self) -> None:
+        """End the thread after its present work."""
+        self._closed = True
+        with contextlib.suppress(RuntimeError):
+            self._called.release()
+
+
+_STOPPED = ("T", "t")
+
+
+def described(pid: int) -> str:
+    """Name a process, with its state and a remedy."""
+    if not pid:
+        return (
+            "by another process that cannot be seen from here, perhaps in another container; "
+            "or this machine is very busy"
+        )
+    holder = f"by {named(pid)}"
+    try:
+        state = _status(pid)["State"][:1]
+    except (OSError, KeyError):
+        return holder
+    if state in _STOPPED:
+        return f"{holder}, which is stopped; let it go on with kill -CONT {pid}, or end it"
+    return holder
+
+
+def named(pid: int) -> str:
+    """A process with its number and the beginning of its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(500).decode("utf-8", "replace").replace("\0", " ").split()
+    except OSError:
+        words = []
+    name = "".join(c for c in " ".join(words) if c.isprintable())
+    return f"process {pid} ({name[:80]})" if name else f"process {pid}"
+
+
+def _status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        rows = (line.partition(":") for line in file)
+        return {name: value.strip() for name, _, value in rows}

@@ -1,11 +1,21 @@
-"""Accepting new jobs, also jobs whose key an unfinished job already has."""
+"""Accepting new jobs, also jobs whose key an unfinished job already has.
+
+A put with a nonce may be repeated: the store keeps its answer for at least ten minutes. The key of
+an answer is its time span and its nonce. The answers of an old span are deleted together, from the
+start of the table. Nonces that grow with time, like ids, are added at the end of the table."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import struct
+from collections.abc import Callable, Collection, Sequence
 
+import msgspec
+
+from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.contract.schedules import LeftOut
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO, READY_KEY
+from tidemill.brokers.lmdb.put.unique import NOBODY, Key, find_key, put_key
+from tidemill.brokers.lmdb.put.workflows import link
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     HEADER,
@@ -16,8 +26,6 @@ from tidemill.brokers.lmdb.record import (
     Stored,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.lmdb.unique import NOBODY, Key, find_key, put_key
-from tidemill.brokers.lmdb.workflows import link
 from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.errors import DuplicateJob, QueueFull
@@ -227,3 +235,50 @@ def flags_of_job(job: Envelope) -> int:
     if job.limit is not None:
         flags |= Flag.LIMITED
     return flags
+
+
+_KEY = struct.Struct(">cI")  # the nonce follows
+_NONCES = b"n"
+_SPAN = 300 * MICRO
+_SPANS = 2  # the number of past time spans that are kept
+_SWEEP_MOST = 20_000
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Put]).decode
+
+
+def put_once(
+    nonce: str, jobs: Sequence[Envelope], accept: Callable[[Transitions], list[Put]]
+) -> Callable[[Transitions], list[Put]]:
+    """Put, or return the answer to an earlier put with this nonce."""
+    check_nonce(nonce)
+    name = nonce.encode()
+
+    def once(commit: Transitions) -> list[Put]:
+        span = commit.now // _SPAN
+        for earlier in range(_SPANS + 1):
+            data = commit.txn.get(_KEY.pack(_NONCES, span - earlier) + name, db=commit.t.said)
+            if data is not None:
+                return _decode(data) if data else [Put(job.id, Placed.CREATED) for job in jobs]
+        puts = accept(commit)
+        # An empty value means that all jobs of the put were created.
+        plain = all(put.placed is Placed.CREATED for put in puts)
+        commit.txn.put(
+            _KEY.pack(_NONCES, span) + name, b"" if plain else _encode(puts), db=commit.t.said
+        )
+        return puts
+
+    return once
+
+
+def sweep_nonces(commit: Transitions) -> bool:
+    """Forget old answers, as many as one commit should; True when more are left."""
+    first = _KEY.pack(_NONCES, max(0, commit.now // _SPAN - _SPANS))
+    cursor = commit.txn.cursor(commit.t.said)
+    found = cursor.set_range(_NONCES)
+    for _ in range(_SWEEP_MOST):
+        if not found or not _NONCES < cursor.key() < first:
+            return False
+        cursor.delete()
+        found = bool(cursor.key())
+    return True

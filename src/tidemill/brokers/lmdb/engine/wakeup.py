@@ -7,7 +7,7 @@ writes one byte to each FIFO. A sleeper that wakes before the commit waits for t
 the wake-up overlaps with the write to disk.
 
 A sleeper may leave its :class:`SleeperWant` beside its mark: the jobs it would take if it were
-awake. A writer can then lease in its name (:mod:`.handoff`).
+awake. A writer can then lease in its name (``hand_over`` of :mod:`..claim.exchange`).
 
 At least one sleeper wakes at the next due time of the store (:meth:`WakeUps.keep_time`). So
 somebody handles due entries, and the other sleepers sleep on.

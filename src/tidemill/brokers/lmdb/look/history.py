@@ -16,9 +16,9 @@ import lmdb
 import msgspec
 
 from tidemill.brokers.contract.history_rows import KEEP, HistoryRow, added
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import MICRO
 from tidemill.brokers.lmdb.record import encode
-from tidemill.brokers.lmdb.store import Store
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.transitions import Transitions

@@ -1,0 +1,709 @@
+"""Limits inside one commit: the limiters of queues, and the partitions of named limits.
+
+The limiter of a queue is one record in the main database. The row of the queue says whether there
+is such a record, and counts the running jobs. If a limiter is closed and will open by time alone,
+the due table has an entry for that time. Changed settings of a named limit reach all of its
+partitions in the same commit.
+
+A partition is one key of a named limit. A separate table has all ready jobs of a partition, in
+order. For each line, the ready table also has the partition's first job, if the limiter lets that
+job start. So a claim finds the jobs that may start, and never walks over jobs that may not start.
+Each change of a partition makes it *stale*; :meth:`Partitions.sync` then corrects the ready table.
+
+Keys take turns. A partition's turn is the number of its last lease. In the ready table, the first
+job of a partition has the turn in place of its sequence, if the turn is higher. So a key that has
+just got a lease comes after the other keys.
+
+While jobs are leased (:class:`PartitionClaims`), a step keeps the next job of each partition in
+memory. It writes this job to the ready table only if it does not lease the job. The step takes the
+tokens of all jobs of a partition from the limiter together."""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import lmdb
+import msgspec
+
+from tidemill.brokers.lmdb.engine.store import Store
+from tidemill.brokers.lmdb.layout import (
+    DUE_KEY,
+    DUE_LIMITER,
+    DUE_PARTITION,
+    MICRO,
+    NUMBER,
+    READY_KEY,
+    UNUSED,
+    Row,
+    Tables,
+    rows_of,
+)
+from tidemill.brokers.lmdb.record import Stored, encode, job_limit_of
+from tidemill.core.job import Outcome
+from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.limits.arithmetic import (
+    NEVER,
+    Held,
+    Limiter,
+    LimitStats,
+    apply_settings,
+    change,
+    clear_at,
+    ended,
+    give_back,
+    opens,
+    room,
+    take,
+)
+
+if TYPE_CHECKING:
+    from tidemill.brokers.lmdb.transitions import Transitions
+
+QUEUE_LIMITS, LIMITS = "g/", "l/"
+"""Prefixes of records in the main database: for the limiter of a queue, and for a limit."""
+
+
+class Limited(msgspec.Struct, array_like=True):
+    """A limit as stored: the settings that apply, and the settings that code declared last.
+
+    Attributes:
+        limiter: the limiter of a queue; a named limit has a limiter in each of its partitions.
+        due: the time of its entry in the due table; 0 without an entry.
+        by_hand: a person made the settings, not the code.
+    """
+
+    terms: LimitSettings = LimitSettings()
+    declared: LimitSettings | None = None
+    limiter: Limiter = msgspec.field(default_factory=Limiter)
+    due: int = 0
+    by_hand: bool = False
+
+
+_LIMITED = msgspec.msgpack.Decoder(Limited)
+
+
+def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limited | None:
+    """A stored limit; ``name`` begins with ``QUEUE_LIMITS`` or ``LIMITS``."""
+    data = txn.get(store.key(name))
+    return _LIMITED.decode(data) if data is not None else None
+
+
+class Limiters:
+    """The limits that one commit uses."""
+
+    def __init__(self, state: Transitions) -> None:
+        self._state = state
+        self._queues: dict[str, tuple[Row, Limited]] = {}
+        self._closed: set[str] = set()  # queues whose limits let no job start before this commit
+        self._names: dict[str, Limited] = {}
+        self._dirty: set[str] = set()
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def load(self, row: Row) -> None:
+        """Read the limiter of a queue, before anything changes."""
+        limited = read_limited(self._state.store, self._state.txn, QUEUE_LIMITS + row.name)
+        assert limited is not None
+        self._queues[row.name] = row, limited
+        if limited.due or not self.room(row, 1):
+            self._closed.add(row.name)
+
+    def room(self, row: Row, most: int) -> int:
+        """The number of jobs of a queue with a limiter that may start now."""
+        limited = self._queues[row.name][1]
+        return room(limited.terms, limited.limiter, row.running, self._state.now, most)
+
+    def take(self, row: Row, count: int) -> None:
+        """Charge the limiter for ``count`` jobs of the queue that were leased."""
+        if count:
+            limited = self._queues[row.name][1]
+            take(limited.terms, limited.limiter, self._state.now, count)
+            self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def ended(self, row: Row, outcome: int, back: int) -> None:
+        """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
+        limited = self._queues[row.name][1]
+        if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
+            well = outcome == Outcome.SUCCESS
+            ended(limited.terms, limited.limiter, self._state.now, well=well)
+        elif back:
+            give_back(limited.terms, limited.limiter, back)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def came_due(self, row: Row) -> None:
+        """Handle a queue whose entry in the due table came due and was deleted."""
+        self._queues[row.name][1].due = 0
+        self._dirty.add(QUEUE_LIMITS + row.name)
+
+    def sync(self) -> None:
+        """Hint sleepers about limiters that opened, and set the due times of closed limiters."""
+        for name, (row, limited) in self._queues.items():
+            when = opens(limited.terms, limited.limiter, row.running, self._state.now)
+            if not when and name in self._closed:
+                self._closed.discard(name)
+                self._ring(row)
+            self._arm(name, row, limited, when if row.ready and when < NEVER else 0)
+
+    def _ring(self, row: Row) -> None:
+        count = self.room(row, row.ready)
+        cursor = self._state.txn.cursor(self._state.t.ready)
+        for line in (*row.lines, row.lost_line):
+            prefix = READY_KEY.pack(line, 0, 0)[:4]
+            if count and cursor.set_range(prefix) and cursor.key()[:4] == prefix:
+                self._state.ring(row, line & 1, count)
+
+    def _arm(self, name: str, row: Row, limited: Limited, when: int) -> None:
+        if when == limited.due:
+            return
+        state = self._state
+        if limited.due:
+            state.txn.delete(DUE_KEY.pack(0, limited.due, DUE_LIMITER, row.number), db=state.t.due)
+        if when:
+            key = DUE_KEY.pack(0, when, DUE_LIMITER, row.number)
+            state.txn.put(key, name.encode(), db=state.t.due)
+            state.untimed = True
+        limited.due = when
+        self._dirty.add(QUEUE_LIMITS + name)
+
+    def set_queue(self, row: Row, terms: LimitSettings | None, *, declared: bool) -> None:
+        """Apply these settings to a queue."""
+        if not row.has_limit:
+            row.has_limit = 1
+            row.dirty = True
+            self._queues[row.name] = row, Limited()
+        limited = self._queues[row.name][1]
+        old = apply_settings(limited, terms, declared=declared)
+        self._dirty.add(QUEUE_LIMITS + row.name)
+        if limited.terms != old:
+            change(old, limited.terms, limited.limiter, self._state.now)
+            self._closed.add(row.name)
+
+    # -- limits by name -------------------------------------------------------------------------
+
+    def terms(self, partition: bytes) -> LimitSettings:
+        """The settings that apply to a partition of a limit that a job has declared."""
+        limited = self._named(partition[: partition.index(0)].decode())
+        assert limited is not None
+        return limited.terms
+
+    def _named(self, name: str) -> Limited | None:
+        limited = self._names.get(name)
+        if limited is None:
+            limited = read_limited(self._state.store, self._state.txn, LIMITS + name)
+            if limited is not None:
+                self._names[name] = limited
+        return limited
+
+    def declare(self, job_limit: JobLimit, *, anew: bool = True) -> None:
+        """Declare the limit of a job; without ``anew``, only if the store has no such limit."""
+        limited = self._named(job_limit.name)
+        if limited is None or (anew and limited.declared != job_limit.terms):
+            self.set_named(job_limit.name, job_limit.terms, declared=True)
+
+    def set_named(self, name: str, terms: LimitSettings | None, *, declared: bool) -> None:
+        """Apply these settings to a limit and to all of its partitions."""
+        limited = self._named(name)
+        if limited is None:
+            limited = self._names[name] = Limited()
+        old = apply_settings(limited, terms, declared=declared)
+        self._dirty.add(LIMITS + name)
+        if limited.terms != old:
+            self._state.partitions.change(name, old)
+
+    def write(self) -> None:
+        """Store what has changed."""
+        for key in self._dirty:
+            name = key[len(QUEUE_LIMITS) :]
+            limited = self._queues[name][1] if key.startswith(QUEUE_LIMITS) else self._names[name]
+            self._state.txn.put(self._state.store.key(key), encode(limited))
+        self._dirty.clear()
+
+
+def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
+    """The names of all records of a kind."""
+    first = store.key(kind)
+    return [key[len(first) :].decode() for key, _ in rows_of(txn, None, first)]
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def queue_held(limited: Limited, row: Row, now: int) -> Held:
+    """The limit of a queue, for its ready jobs."""
+    when = opens(limited.terms, limited.limiter, row.running, now)
+    breaker = limited.terms.breaker
+    broken = breaker is not None and limited.limiter.failures >= breaker[0]
+    seconds = seconds_until(when, now)
+    return Held(row.name, "", True, seconds, row.running, limited.terms, broken)
+
+
+def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
+    """The figures of a queue's limit."""
+    when = opens(limited.terms, limited.limiter, row.running, now)
+    return LimitStats(
+        name=row.name,
+        queue=True,
+        terms=limited.terms,
+        declared=limited.declared,
+        by_hand=limited.by_hand,
+        running=row.running,
+        failures=limited.limiter.failures,
+        until=seconds_until(when, now),
+    )
+
+
+def seconds_until(when: int, now: int) -> float:
+    """Seconds until a limiter opens: 0 for now, infinity when only the end of a job opens it."""
+    if not when:
+        return 0.0
+    return (when - now) / MICRO if when < NEVER else float("inf")
+
+
+_LINE = struct.Struct(">I")
+COST = struct.Struct(">d")
+"""The cost that precedes the id of a job in the table of partitions."""
+
+Place = tuple[int, int, int]
+
+
+class Partition(msgspec.Struct, array_like=True, gc=False):
+    """A partition as stored. The table's key is the name of the limit, a zero and the key.
+
+    Attributes:
+        number: the prefix of its jobs' keys.
+        running: the number of its leased jobs.
+        turn: the number of its last lease.
+        clock, due: the clock and time of its entry in the due table; 0 without an entry. At this
+            time the partition opens, or can be forgotten.
+        lines: for each line with ready jobs, (rank, turn, sequence) of its job in the ready table,
+            if any. Here turn is the job's sequence, or the partition's turn if the partition's turn
+            is higher.
+    """
+
+    number: int
+    limiter: Limiter = msgspec.field(default_factory=Limiter)
+    running: int = 0
+    turn: int = 0
+    clock: int = 0
+    due: int = 0
+    lines: dict[int, Place | None] = {}
+
+
+_PARTITION = msgspec.msgpack.Decoder(Partition)
+
+
+class Partitions:
+    """The partitions that one commit uses."""
+
+    def __init__(self, state: Transitions) -> None:
+        self.state = state
+        self.limiters = state.limiters
+        self._partitions: dict[bytes, Partition] = {}
+        self._stale: set[bytes] = set()
+        self._came: dict[bytes, dict[int, int]] = {}  # the number of new jobs by partition and line
+        self._dirty: set[bytes] = set()
+        self._cursor: lmdb.Cursor[bytes] | None = None
+        self.lent: dict[int, tuple[bytes, float]] = {}  # partition and cost of a lease, by token
+
+    @property
+    def any(self) -> bool:
+        """True when the commit uses any partition."""
+        return bool(self._partitions)
+
+    def _partition(self, name: bytes) -> Partition:
+        partition = self._partitions.get(name)
+        if partition is None:
+            data = self.state.txn.get(name, db=self.state.t.partition)
+            partition = (
+                _PARTITION.decode(data) if data is not None else Partition(self.state.next_number())
+            )
+            self._partitions[name] = partition
+        return partition
+
+    def stale(self, name: bytes) -> None:
+        """Have ``sync`` correct the entries of the partition in the ready table."""
+        self._dirty.add(name)
+        self._stale.add(name)
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def enter(self, job_limit: JobLimit, key: bytes, job_id: bytes) -> None:
+        """Add a ready job of a partition, under its ready key."""
+        name = name_of(job_limit.name, job_limit.key)
+        partition = self._partition(name)
+        line, rank, seq = READY_KEY.unpack(key)
+        value = COST.pack(job_limit.cost) + job_id
+        self.state.txn.put(NUMBER.pack(partition.number) + key, value, db=self.state.t.park)
+        first = partition.lines.setdefault(line, None)
+        came = self._came.setdefault(name, {})
+        came[line] = came.get(line, 0) + 1
+        if first is None or (rank, seq) < (first[0], first[2]):
+            self.stale(name)
+
+    def leave(self, stored: Stored) -> None:
+        """Remove a ready job of a partition that was not leased."""
+        name = _name_of(stored)
+        key = NUMBER.pack(self._partition(name).number) + stored.head.ready_key
+        self.state.txn.delete(key, db=self.state.t.park)
+        self.stale(name)
+
+    def is_parked(self, stored: Stored) -> bool:
+        """True when a ready job of a partition does not run."""
+        partition = self._partitions.get(_name_of(stored))
+        txn, tables = self.state.txn, self.state.t
+        return is_parked(txn, tables, stored, partition)
+
+    def ended(self, stored: Stored, token: int, back: int = 0) -> None:
+        """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
+        lent = self.state.store.lent
+        name, cost = lent.pop(token) if token in lent else _taken_from(stored)
+        partition = self._partition(name)
+        partition.running -= 1
+        if back:
+            terms = self.limiters.terms(name)
+            give_back(terms, partition.limiter, back, cost)
+        self._dirty.add(name)
+        if None in partition.lines.values() or not (partition.lines or partition.running):
+            self._stale.add(name)  # a first job waits for a free place, or the partition is empty
+
+    def goes_on(self, stored: Stored) -> None:
+        """Count the lease of a stuck job as running again, after the end of its attempt."""
+        self._partition(_name_of(stored)).running += 1
+
+    # -- while jobs are leased: see PartitionClaims ---------------------------------------------
+
+    def opened(self, name: bytes) -> Partition:
+        """The partition, before jobs of it are leased."""
+        self._dirty.add(name)
+        return self._partition(name)
+
+    def closed(self, name: bytes, partition: Partition, opening: int) -> None:
+        """Re-arm the timer after leasing; ``opening`` is the earliest start of the next job."""
+        if partition.due or opening < NEVER or not partition.lines:
+            self._arm(name, partition, opening)
+
+    def look_again(self, name: bytes) -> None:
+        """Correct the ready table after a lease: other jobs of the partition may have to wait."""
+        self._stale.discard(name)
+        self._sync_one(name, self._came.pop(name, {}), ring=False)
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def came_due(self, name: bytes) -> None:
+        """Handle a partition whose entry in the due table came due and was deleted."""
+        partition = self._partition(name)
+        partition.due = partition.clock = 0
+        self.stale(name)
+
+    def change(self, limit: str, old: LimitSettings) -> None:
+        """Apply the changed settings of a limit to all of its partitions."""
+        stored = {name for name, _ in partitions_of(self.state.txn, self.state.t, limit)}
+        prefix = f"{limit}\0".encode()
+        for name in stored.union(name for name in self._partitions if name.startswith(prefix)):
+            terms, limiter = self.limiters.terms(name), self._partition(name).limiter
+            change(old, terms, limiter, self.state.now)
+            self.stale(name)
+
+    def sweep(self, most: int) -> bool:
+        """Forget partitions that are no longer used; True when there are more."""
+        state = self.state
+        cursor = state.txn.cursor(state.t.due)
+        for _ in range(most):
+            if not cursor.set_range(DUE_KEY.pack(UNUSED, 0, 0, 0)):
+                return False
+            clock, due, _, _ = DUE_KEY.unpack(cursor.key())
+            if clock != UNUSED or due > state.now:
+                return False
+            name = cursor.value()
+            cursor.delete()
+            self.came_due(name)
+        return True
+
+    def sync(self) -> None:
+        """Correct the ready table for every partition that has changed."""
+        while self._stale:
+            name = self._stale.pop()
+            self._sync_one(name, self._came.pop(name, {}))
+        while self._came:  # new jobs that are not the first jobs of their lines
+            name, came = self._came.popitem()
+            terms, partition = self.limiters.terms(name), self._partitions[name]
+            for line, count in came.items():
+                self._ring(terms, partition, line, count)
+
+    def _sync_one(self, name: bytes, came: dict[int, int], *, ring: bool = True) -> None:
+        state, partition = self.state, self._partitions[name]
+        terms = self.limiters.terms(name)
+        turn = partition.turn if name[-1] else 0
+        opening = NEVER
+        if self._cursor is None:
+            self._cursor = state.txn.cursor(state.t.park)
+        cursor = self._cursor
+        for line, head in list(partition.lines.items()):
+            prefix = NUMBER.pack(partition.number) + _LINE.pack(line)
+            want: Place | None = None
+            job_id = b""
+            if cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                found, value = cursor.item()
+                _, rank, seq = READY_KEY.unpack_from(found, NUMBER.size)
+                cost, job_id = COST.unpack_from(value)[0], value[COST.size :]
+                when = opens(terms, partition.limiter, partition.running, state.now, cost)
+                if when:
+                    opening = min(opening, when)
+                else:
+                    want = rank, max(seq, turn), seq
+            else:
+                del partition.lines[line]
+            if want != head:
+                self._stand(line, head, want, job_id)
+            if line in partition.lines:
+                partition.lines[line] = want
+            if want and ring and (line in came or head is None):
+                self._ring(terms, partition, line, came.get(line, 1))
+        self._arm(name, partition, opening)
+
+    def _ring(self, terms: LimitSettings, partition: Partition, line: int, count: int) -> None:
+        """Hint sleepers for ``count`` jobs of a line, at most as many as the limiter lets start."""
+        state = self.state
+        count = room(terms, partition.limiter, partition.running, state.now, count)
+        state.ring(state.row_of(line), line & 1, max(1, count))
+
+    def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
+        """Replace the partition's job in the ready table by another job, or by none."""
+        state = self.state
+        if old:
+            state.txn.delete(READY_KEY.pack(line, *old[:2]), db=state.t.ready)
+        if new:
+            state.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=state.t.ready)
+
+    def _arm(self, name: bytes, partition: Partition, opening: int) -> None:
+        """Set the entry in the due table: the time to open or to forget the partition."""
+        clock, due = (0, opening) if opening < NEVER else (0, 0)
+        if not partition.lines and not partition.running:
+            clear = clear_at(self.limiters.terms(name), partition.limiter)
+            clock, due = (UNUSED, clear) if clear > self.state.now else (0, 0)
+        if (clock, due) == (partition.clock, partition.due):
+            return
+        state = self.state
+        if partition.due:
+            old = DUE_KEY.pack(partition.clock, partition.due, DUE_PARTITION, partition.number)
+            state.txn.delete(old, db=state.t.due)
+        if due:
+            state.txn.put(
+                DUE_KEY.pack(clock, due, DUE_PARTITION, partition.number), name, db=state.t.due
+            )
+            state.untimed = True
+        partition.clock, partition.due = clock, due
+        self._dirty.add(name)
+
+    def write(self) -> None:
+        """Store what has changed; a partition without any state is deleted."""
+        state = self.state
+        for name in self._dirty:
+            partition = self._partitions[name]
+            if partition.lines or partition.running or partition.due:
+                state.txn.put(name, encode(partition), db=state.t.partition)
+            else:
+                state.txn.delete(name, db=state.t.partition)
+        self._dirty.clear()
+
+
+def name_of(limit: str, key: str) -> bytes:
+    """The key under which a partition is stored."""
+    return f"{limit}\0{key}".encode()
+
+
+def _name_of(stored: Stored) -> bytes:
+    return _taken_from(stored)[0]
+
+
+def _taken_from(stored: Stored) -> tuple[bytes, float]:
+    job_limit = job_limit_of(stored.envelope)
+    return name_of(job_limit.name, job_limit.key), job_limit.cost
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def partitions_of(
+    txn: lmdb.Transaction[bytes], tables: Tables, limit: str
+) -> Iterator[tuple[bytes, Partition]]:
+    """The partitions of a limit, by name."""
+    for name, data in rows_of(txn, tables.partition, f"{limit}\0".encode()):
+        yield name, _PARTITION.decode(data)
+
+
+def _read(txn: lmdb.Transaction[bytes], tables: Tables, name: bytes) -> Partition | None:
+    data = txn.get(name, db=tables.partition)
+    return _PARTITION.decode(data) if data is not None else None
+
+
+def is_parked(
+    txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
+) -> bool:
+    """True when a job whose header says ready does not run."""
+    key = parked_key(txn, tables, stored, partition)
+    return bool(key) and txn.get(key, db=tables.park) is not None
+
+
+def parked_key(
+    txn: lmdb.Transaction[bytes], tables: Tables, stored: Stored, partition: Partition | None = None
+) -> bytes:
+    """The key of a ready job in the table of partitions; empty without its partition."""
+    partition = partition or _read(txn, tables, _name_of(stored))
+    return b"" if partition is None else NUMBER.pack(partition.number) + stored.head.ready_key
+
+
+def parked_in(
+    txn: lmdb.Transaction[bytes], tables: Tables, lines: Collection[int] | None = None
+) -> Iterator[bytes]:
+    """Ids of ready jobs in partitions, of all lines or of some lines."""
+    for key, value in txn.cursor(tables.park):
+        if lines is None or _LINE.unpack_from(key, NUMBER.size)[0] in lines:
+            yield value[COST.size :]
+
+
+def partition_held(
+    store: Store, txn: lmdb.Transaction[bytes], stored: Stored, now: int
+) -> Held | None:
+    """The limit of a job of a partition; None for a partition that is gone."""
+    job_limit = job_limit_of(stored.envelope)
+    limited, name = (
+        read_limited(store, txn, LIMITS + job_limit.name),
+        name_of(job_limit.name, job_limit.key),
+    )
+    partition = _read(txn, store.tables, name)
+    assert limited is not None
+    if partition is None:
+        return None
+    terms = limited.terms
+    when = opens(terms, partition.limiter, partition.running, now, job_limit.cost)
+    until = seconds_until(when, now)
+    return Held(job_limit.name, job_limit.key, False, until, partition.running, terms)
+
+
+_PARK_KEY = struct.Struct(">QIIQ")  # partition, line, rank, sequence
+_NOTHING = 0, 0, 0, 0
+_MOST = 1 << 30
+
+
+class PartitionClaim:
+    """The jobs that a step has taken from one partition.
+
+    Attributes:
+        terms: the settings of the partition's limit.
+        keyed: True when the limit has keys, and so several partitions.
+        cost: the cost of the job that is being leased.
+        spent: tokens of leased jobs that the limiter does not know yet.
+        left: the number of jobs of cost 1 that may still start, as far as the step knows.
+        opening: the earliest start of its next job, if that job may not start now.
+    """
+
+    __slots__ = ("cost", "keyed", "left", "name", "opening", "partition", "spent", "terms")
+
+    def __init__(
+        self, partition: Partition, name: bytes, terms: LimitSettings, cost: float
+    ) -> None:
+        self.partition = partition
+        self.name = name
+        self.terms = terms
+        self.keyed = name[-1] != 0
+        self.cost = cost
+        self.spent = 0.0
+        self.left = 0
+        self.opening = NEVER
+
+
+class PartitionClaims:
+    """The claims of a step on the partitions of one line; ``held``: a heap of their next jobs."""
+
+    def __init__(self, commit: Transitions, line: int) -> None:
+        self.held: list[tuple[bytes, bytes, PartitionClaim]] = []
+        self.moved = False  # True when the step has to read the ready table again
+        self._transitions = commit
+        self._line = line
+        self._claims: dict[bytes, PartitionClaim] = {}
+        self._cursor: lmdb.Cursor[bytes] | None = None
+
+    def open(self, envelope: bytes) -> PartitionClaim:
+        """Open the claim on a partition whose first job was found in the ready table."""
+        job_limit = job_limit_of(envelope)
+        name = name_of(job_limit.name, job_limit.key)
+        partition = self._transitions.partitions.opened(name)
+        terms = self._transitions.limiters.terms(name)
+        claim = self._claims[name] = PartitionClaim(partition, name, terms, job_limit.cost)
+        return claim
+
+    def remove(self, claim: PartitionClaim, rank: int, seq: int) -> None:
+        """Remove a job that is no longer ready from the table of its partition."""
+        key = _PARK_KEY.pack(claim.partition.number, self._line, rank, seq)
+        if self._cursor is None:
+            self._cursor = self._transitions.txn.cursor(self._transitions.t.park)
+        if self._cursor.key() == key or self._cursor.set_key(key):
+            self._cursor.delete()
+
+    def dropped(self, claim: PartitionClaim) -> None:
+        """Mark the partition as stale: the removed job is not leased."""
+        claim.partition.lines[self._line] = None
+        self._transitions.partitions.stale(claim.name)
+
+    def start(self, claim: PartitionClaim, token: int) -> None:
+        """Count the lease of the removed job, and prepare the next job of its partition."""
+        partition = claim.partition
+        claim.spent += claim.cost
+        partition.running += 1
+        partition.turn = token
+        if len(partition.lines) > 1:  # the first jobs of the other lines may change
+            partition.lines[self._line] = None
+            self.close()
+            self._transitions.partitions.look_again(claim.name)
+            self.moved = True
+            return
+        self._transitions.partitions.lent[token] = claim.name, claim.cost
+        assert self._cursor is not None
+        key, value = self._cursor.item()  # the job that follows the leased job
+        number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
+        if number != partition.number or line != self._line:
+            del partition.lines[self._line]
+            return
+        claim.cost = COST.unpack_from(value)[0]
+        if claim.left and claim.cost == 1:
+            claim.left -= 1
+        elif not self._opens(claim):
+            partition.lines[self._line] = None
+            return
+        turn = token if claim.keyed and token > seq else seq
+        partition.lines[self._line] = rank, turn, seq
+        found = READY_KEY.pack(self._line, rank, turn)
+        heapq.heappush(self.held, (found, value[COST.size :], claim))
+
+    def _opens(self, claim: PartitionClaim) -> bool:
+        """True when the next job of a partition may start now."""
+        self._note(claim)
+        partition, terms, now = claim.partition, claim.terms, self._transitions.now
+        if claim.cost == 1:
+            claim.left = room(terms, partition.limiter, partition.running, now, _MOST) - 1
+            if claim.left >= 0:
+                return True
+            claim.left = 0
+        when = opens(terms, partition.limiter, partition.running, now, claim.cost)
+        claim.opening = when or NEVER
+        return not when
+
+    def _note(self, claim: PartitionClaim) -> None:
+        """Take the tokens of started jobs from the limiter."""
+        take(claim.terms, claim.partition.limiter, self._transitions.now, claim.spent)
+        claim.spent = 0.0
+
+    def close(self) -> None:
+        """Write the next jobs to the ready table, and bring the partitions up to date."""
+        for key, job_id, _ in self.held:
+            self._transitions.txn.put(key, job_id, db=self._transitions.t.ready)
+        self.held.clear()
+        for claim in self._claims.values():
+            if claim.spent:
+                self._note(claim)
+            self._transitions.partitions.closed(claim.name, claim.partition, claim.opening)
+        self._claims.clear()

@@ -1,0 +1,1 @@
+"""Looks at a store that change nothing, and waits for what a look would find."""

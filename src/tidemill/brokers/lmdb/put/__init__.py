@@ -1,0 +1,1 @@
+"""How jobs enter a store: puts, their keys, flows and schedules."""
