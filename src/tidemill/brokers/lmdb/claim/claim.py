@@ -45,14 +45,14 @@ class Leasing:
         """``leases`` are new leases that the owner already has; they count towards its want."""
         self.leases = [] if leases is None else leases
         self.last_queue = 0  # the last queue that a fair want took from
-        self._transitions = commit
+        self._commit = commit
         self._owner = owner
         self._deadlines = deadlines
 
     def take(self, want: Want, last: int) -> list[Lease]:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
         self.last_queue = last
-        self._transitions.sync()
+        self._commit.sync()
         if len(self.leases) >= want.count:
             return self.leases
         if want.alone and want.tasks:
@@ -71,7 +71,7 @@ class Leasing:
 
     def _wanted_lines(self, want: Want) -> list[list[int]]:
         """The wanted lines with ready jobs, by queue; no lines of paused queues."""
-        commit = self._transitions
+        commit = self._commit
         kinds = [kind for kind, asked in ((0, want.tasks), (1, want.messages)) if asked]
         queues: dict[int, list[int]] = {}
         if want.queues:
@@ -89,7 +89,7 @@ class Leasing:
 
     def _lost_lines(self, want: Want) -> list[int]:
         """The wanted lines of tasks that must run alone; usually none."""
-        commit = self._transitions
+        commit = self._commit
         lines = [line for line in commit.ready_lines(LOST) if not commit.row_of(line).paused]
         if not want.queues:
             return lines
@@ -123,13 +123,13 @@ class Leasing:
             self.take_line(line, 1)
 
     def _is_open(self, line: int) -> bool:
-        row = self._transitions.row_of(line)
-        return not row.has_limit or self._transitions.limiters.room(row, 1) > 0
+        row = self._commit.row_of(line)
+        return not row.has_limit or self._commit.limiters.room(row, 1) > 0
 
     def _best_line(self, lines: list[int]) -> int | None:
         """The line whose first job comes before the first jobs of the other lines."""
         best = None
-        cursor = self._transitions.txn.cursor(self._transitions.t.ready)
+        cursor = self._commit.txn.cursor(self._commit.t.ready)
         for line in lines:
             if cursor.set_range(READY_KEY.pack(line, 0, 0)):
                 found, rank, seq = READY_KEY.unpack(cursor.key())
@@ -139,7 +139,7 @@ class Leasing:
 
     def take_line(self, line: int, count: int) -> None:
         """Lease the first jobs of one line. The hot path."""
-        commit = self._transitions
+        commit = self._commit
         txn, t_job, row = commit.txn, commit.t.job, commit.row_of(line)
         if row.has_limit:
             count = commit.limiters.room(row, count)
@@ -190,7 +190,7 @@ class Leasing:
 
         ``claims`` is told of each job that belongs to a partition.
         """
-        commit = self._transitions
+        commit = self._commit
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
             HEADER.unpack_from(data)
         )

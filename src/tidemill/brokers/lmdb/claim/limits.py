@@ -94,18 +94,18 @@ def read_limited(store: Store, txn: lmdb.Transaction[bytes], name: str) -> Limit
 class Limiters:
     """The limits that one commit uses."""
 
-    def __init__(self, state: Transitions) -> None:
-        self._state = state
+    def __init__(self, commit: Transitions) -> None:
+        self._commit = commit
         self._queues: dict[str, tuple[Row, Limited]] = {}
         self._closed: set[str] = set()  # queues whose limits let no job start before this commit
         self._names: dict[str, Limited] = {}
-        self._dirty: set[str] = set()
+        self._dirty: dict[str, Limited] = {}
 
     # -- queues ---------------------------------------------------------------------------------
 
     def load(self, row: Row) -> None:
         """Read the limiter of a queue, before anything changes."""
-        limited = read_limited(self._state.store, self._state.txn, QUEUE_LIMITS + row.name)
+        limited = read_limited(self._commit.store, self._commit.txn, QUEUE_LIMITS + row.name)
         assert limited is not None
         self._queues[row.name] = row, limited
         if limited.due or not self.room(row, 1):
@@ -114,34 +114,35 @@ class Limiters:
     def room(self, row: Row, most: int) -> int:
         """The number of jobs of a queue with a limiter that may start now."""
         limited = self._queues[row.name][1]
-        return room(limited.terms, limited.limiter, row.running, self._state.now, most)
+        return room(limited.terms, limited.limiter, row.running, self._commit.now, most)
 
     def take(self, row: Row, count: int) -> None:
         """Charge the limiter for ``count`` jobs of the queue that were leased."""
         if count:
             limited = self._queues[row.name][1]
-            take(limited.terms, limited.limiter, self._state.now, count)
-            self._dirty.add(QUEUE_LIMITS + row.name)
+            take(limited.terms, limited.limiter, self._commit.now, count)
+            self._dirty[QUEUE_LIMITS + row.name] = limited
 
     def ended(self, row: Row, outcome: int, back: int) -> None:
         """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
         limited = self._queues[row.name][1]
         if outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
             well = outcome == Outcome.SUCCESS
-            ended(limited.terms, limited.limiter, self._state.now, well=well)
+            ended(limited.terms, limited.limiter, self._commit.now, well=well)
         elif back:
             give_back(limited.terms, limited.limiter, back)
-        self._dirty.add(QUEUE_LIMITS + row.name)
+        self._dirty[QUEUE_LIMITS + row.name] = limited
 
     def came_due(self, row: Row) -> None:
         """Handle a queue whose entry in the due table came due and was deleted."""
-        self._queues[row.name][1].due = 0
-        self._dirty.add(QUEUE_LIMITS + row.name)
+        limited = self._queues[row.name][1]
+        limited.due = 0
+        self._dirty[QUEUE_LIMITS + row.name] = limited
 
     def sync(self) -> None:
         """Hint sleepers about limiters that opened, and set the due times of closed limiters."""
         for name, (row, limited) in self._queues.items():
-            when = opens(limited.terms, limited.limiter, row.running, self._state.now)
+            when = opens(limited.terms, limited.limiter, row.running, self._commit.now)
             if not when and name in self._closed:
                 self._closed.discard(name)
                 self._ring(row)
@@ -149,24 +150,17 @@ class Limiters:
 
     def _ring(self, row: Row) -> None:
         count = self.room(row, row.ready)
-        cursor = self._state.txn.cursor(self._state.t.ready)
+        cursor = self._commit.txn.cursor(self._commit.t.ready)
         for line in (*row.lines, row.lost_line):
             prefix = READY_KEY.pack(line, 0, 0)[:4]
             if count and cursor.set_range(prefix) and cursor.key()[:4] == prefix:
-                self._state.ring(row, line & 1, count)
+                self._commit.ring(row, line & 1, count)
 
     def _arm(self, name: str, row: Row, limited: Limited, when: int) -> None:
-        if when == limited.due:
-            return
-        state = self._state
-        if limited.due:
-            state.txn.delete(DUE_KEY.pack(0, limited.due, DUE_LIMITER, row.number), db=state.t.due)
-        if when:
-            key = DUE_KEY.pack(0, when, DUE_LIMITER, row.number)
-            state.txn.put(key, name.encode(), db=state.t.due)
-            state.untimed = True
-        limited.due = when
-        self._dirty.add(QUEUE_LIMITS + name)
+        if when != limited.due:
+            old, limited.due = limited.due, when
+            _move_entry(self._commit, DUE_LIMITER, row.number, (0, old), (0, when), name.encode())
+            self._dirty[QUEUE_LIMITS + name] = limited
 
     def set_queue(self, row: Row, terms: LimitSettings | None, *, declared: bool) -> None:
         """Apply these settings to a queue."""
@@ -176,9 +170,9 @@ class Limiters:
             self._queues[row.name] = row, Limited()
         limited = self._queues[row.name][1]
         old = apply_settings(limited, terms, declared=declared)
-        self._dirty.add(QUEUE_LIMITS + row.name)
+        self._dirty[QUEUE_LIMITS + row.name] = limited
         if limited.terms != old:
-            change(old, limited.terms, limited.limiter, self._state.now)
+            change(old, limited.terms, limited.limiter, self._commit.now)
             self._closed.add(row.name)
 
     # -- limits by name -------------------------------------------------------------------------
@@ -192,7 +186,7 @@ class Limiters:
     def _named(self, name: str) -> Limited | None:
         limited = self._names.get(name)
         if limited is None:
-            limited = read_limited(self._state.store, self._state.txn, LIMITS + name)
+            limited = read_limited(self._commit.store, self._commit.txn, LIMITS + name)
             if limited is not None:
                 self._names[name] = limited
         return limited
@@ -209,17 +203,31 @@ class Limiters:
         if limited is None:
             limited = self._names[name] = Limited()
         old = apply_settings(limited, terms, declared=declared)
-        self._dirty.add(LIMITS + name)
+        self._dirty[LIMITS + name] = limited
         if limited.terms != old:
-            self._state.partitions.change(name, old)
+            self._commit.partitions.change(name, old)
 
     def write(self) -> None:
         """Store what has changed."""
-        for key in self._dirty:
-            name = key[len(QUEUE_LIMITS) :]
-            limited = self._queues[name][1] if key.startswith(QUEUE_LIMITS) else self._names[name]
-            self._state.txn.put(self._state.store.key(key), encode(limited))
+        for key, limited in self._dirty.items():
+            self._commit.txn.put(self._commit.store.key(key), encode(limited))
         self._dirty.clear()
+
+
+def _move_entry(
+    commit: Transitions,
+    kind: int,
+    number: int,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    reference: bytes,
+) -> None:
+    """Replace an entry of the due table by another clock and time; the time 0 means no entry."""
+    if old[1]:
+        commit.txn.delete(DUE_KEY.pack(*old, kind, number), db=commit.t.due)
+    if new[1]:
+        commit.txn.put(DUE_KEY.pack(*new, kind, number), reference, db=commit.t.due)
+        commit.untimed = True
 
 
 def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
@@ -298,9 +306,9 @@ _PARTITION = msgspec.msgpack.Decoder(Partition)
 class Partitions:
     """The partitions that one commit uses."""
 
-    def __init__(self, state: Transitions) -> None:
-        self.state = state
-        self.limiters = state.limiters
+    def __init__(self, commit: Transitions) -> None:
+        self._commit = commit
+        self.limiters = commit.limiters
         self._partitions: dict[bytes, Partition] = {}
         self._stale: set[bytes] = set()
         self._came: dict[bytes, dict[int, int]] = {}  # the number of new jobs by partition and line
@@ -316,9 +324,11 @@ class Partitions:
     def _partition(self, name: bytes) -> Partition:
         partition = self._partitions.get(name)
         if partition is None:
-            data = self.state.txn.get(name, db=self.state.t.partition)
+            data = self._commit.txn.get(name, db=self._commit.t.partition)
             partition = (
-                _PARTITION.decode(data) if data is not None else Partition(self.state.next_number())
+                _PARTITION.decode(data)
+                if data is not None
+                else Partition(self._commit.next_number())
             )
             self._partitions[name] = partition
         return partition
@@ -336,7 +346,7 @@ class Partitions:
         partition = self._partition(name)
         line, rank, seq = READY_KEY.unpack(key)
         value = COST.pack(job_limit.cost) + job_id
-        self.state.txn.put(NUMBER.pack(partition.number) + key, value, db=self.state.t.park)
+        self._commit.txn.put(NUMBER.pack(partition.number) + key, value, db=self._commit.t.park)
         first = partition.lines.setdefault(line, None)
         came = self._came.setdefault(name, {})
         came[line] = came.get(line, 0) + 1
@@ -347,18 +357,18 @@ class Partitions:
         """Remove a ready job of a partition that was not leased."""
         name = _name_of(stored)
         key = NUMBER.pack(self._partition(name).number) + stored.head.ready_key
-        self.state.txn.delete(key, db=self.state.t.park)
+        self._commit.txn.delete(key, db=self._commit.t.park)
         self.stale(name)
 
     def is_parked(self, stored: Stored) -> bool:
         """True when a ready job of a partition does not run."""
         partition = self._partitions.get(_name_of(stored))
-        txn, tables = self.state.txn, self.state.t
+        txn, tables = self._commit.txn, self._commit.t
         return is_parked(txn, tables, stored, partition)
 
     def ended(self, stored: Stored, token: int, back: int = 0) -> None:
         """Free the place of a lease; ``back``: time of the lease if the job never ran, else 0."""
-        lent = self.state.store.lent
+        lent = self._commit.store.lent
         name, cost = lent.pop(token) if token in lent else _taken_from(stored)
         partition = self._partition(name)
         partition.running -= 1
@@ -400,22 +410,22 @@ class Partitions:
 
     def change(self, limit: str, old: LimitSettings) -> None:
         """Apply the changed settings of a limit to all of its partitions."""
-        stored = {name for name, _ in partitions_of(self.state.txn, self.state.t, limit)}
+        stored = {name for name, _ in partitions_of(self._commit.txn, self._commit.t, limit)}
         prefix = f"{limit}\0".encode()
         for name in stored.union(name for name in self._partitions if name.startswith(prefix)):
             terms, limiter = self.limiters.terms(name), self._partition(name).limiter
-            change(old, terms, limiter, self.state.now)
+            change(old, terms, limiter, self._commit.now)
             self.stale(name)
 
     def sweep(self, most: int) -> bool:
         """Forget partitions that are no longer used; True when there are more."""
-        state = self.state
-        cursor = state.txn.cursor(state.t.due)
+        commit = self._commit
+        cursor = commit.txn.cursor(commit.t.due)
         for _ in range(most):
             if not cursor.set_range(DUE_KEY.pack(UNUSED, 0, 0, 0)):
                 return False
             clock, due, _, _ = DUE_KEY.unpack(cursor.key())
-            if clock != UNUSED or due > state.now:
+            if clock != UNUSED or due > commit.now:
                 return False
             name = cursor.value()
             cursor.delete()
@@ -434,12 +444,12 @@ class Partitions:
                 self._ring(terms, partition, line, count)
 
     def _sync_one(self, name: bytes, came: dict[int, int], *, ring: bool = True) -> None:
-        state, partition = self.state, self._partitions[name]
+        commit, partition = self._commit, self._partitions[name]
         terms = self.limiters.terms(name)
         turn = partition.turn if name[-1] else 0
         opening = NEVER
         if self._cursor is None:
-            self._cursor = state.txn.cursor(state.t.park)
+            self._cursor = commit.txn.cursor(commit.t.park)
         cursor = self._cursor
         for line, head in list(partition.lines.items()):
             prefix = NUMBER.pack(partition.number) + _LINE.pack(line)
@@ -449,7 +459,7 @@ class Partitions:
                 found, value = cursor.item()
                 _, rank, seq = READY_KEY.unpack_from(found, NUMBER.size)
                 cost, job_id = COST.unpack_from(value)[0], value[COST.size :]
-                when = opens(terms, partition.limiter, partition.running, state.now, cost)
+                when = opens(terms, partition.limiter, partition.running, commit.now, cost)
                 if when:
                     opening = min(opening, when)
                 else:
@@ -466,47 +476,39 @@ class Partitions:
 
     def _ring(self, terms: LimitSettings, partition: Partition, line: int, count: int) -> None:
         """Hint sleepers for ``count`` jobs of a line, at most as many as the limiter lets start."""
-        state = self.state
-        count = room(terms, partition.limiter, partition.running, state.now, count)
-        state.ring(state.row_of(line), line & 1, max(1, count))
+        commit = self._commit
+        count = room(terms, partition.limiter, partition.running, commit.now, count)
+        commit.ring(commit.row_of(line), line & 1, max(1, count))
 
     def _stand(self, line: int, old: Place | None, new: Place | None, job_id: bytes) -> None:
         """Replace the partition's job in the ready table by another job, or by none."""
-        state = self.state
+        commit = self._commit
         if old:
-            state.txn.delete(READY_KEY.pack(line, *old[:2]), db=state.t.ready)
+            commit.txn.delete(READY_KEY.pack(line, *old[:2]), db=commit.t.ready)
         if new:
-            state.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=state.t.ready)
+            commit.txn.put(READY_KEY.pack(line, *new[:2]), job_id, db=commit.t.ready)
 
     def _arm(self, name: bytes, partition: Partition, opening: int) -> None:
         """Set the entry in the due table: the time to open or to forget the partition."""
         clock, due = (0, opening) if opening < NEVER else (0, 0)
         if not partition.lines and not partition.running:
             clear = clear_at(self.limiters.terms(name), partition.limiter)
-            clock, due = (UNUSED, clear) if clear > self.state.now else (0, 0)
-        if (clock, due) == (partition.clock, partition.due):
-            return
-        state = self.state
-        if partition.due:
-            old = DUE_KEY.pack(partition.clock, partition.due, DUE_PARTITION, partition.number)
-            state.txn.delete(old, db=state.t.due)
-        if due:
-            state.txn.put(
-                DUE_KEY.pack(clock, due, DUE_PARTITION, partition.number), name, db=state.t.due
-            )
-            state.untimed = True
-        partition.clock, partition.due = clock, due
-        self._dirty.add(name)
+            clock, due = (UNUSED, clear) if clear > self._commit.now else (0, 0)
+        old = partition.clock, partition.due
+        if (clock, due) != old:
+            partition.clock, partition.due = clock, due
+            _move_entry(self._commit, DUE_PARTITION, partition.number, old, (clock, due), name)
+            self._dirty.add(name)
 
     def write(self) -> None:
         """Store what has changed; a partition without any state is deleted."""
-        state = self.state
+        commit = self._commit
         for name in self._dirty:
             partition = self._partitions[name]
             if partition.lines or partition.running or partition.due:
-                state.txn.put(name, encode(partition), db=state.t.partition)
+                commit.txn.put(name, encode(partition), db=commit.t.partition)
             else:
-                state.txn.delete(name, db=state.t.partition)
+                commit.txn.delete(name, db=commit.t.partition)
         self._dirty.clear()
 
 
@@ -622,7 +624,7 @@ class PartitionClaims:
     def __init__(self, commit: Transitions, line: int) -> None:
         self.held: list[tuple[bytes, bytes, PartitionClaim]] = []
         self.moved = False  # True when the step has to read the ready table again
-        self._transitions = commit
+        self._commit = commit
         self._line = line
         self._claims: dict[bytes, PartitionClaim] = {}
         self._cursor: lmdb.Cursor[bytes] | None = None
@@ -631,8 +633,8 @@ class PartitionClaims:
         """Open the claim on a partition whose first job was found in the ready table."""
         job_limit = job_limit_of(envelope)
         name = name_of(job_limit.name, job_limit.key)
-        partition = self._transitions.partitions.opened(name)
-        terms = self._transitions.limiters.terms(name)
+        partition = self._commit.partitions.opened(name)
+        terms = self._commit.limiters.terms(name)
         claim = self._claims[name] = PartitionClaim(partition, name, terms, job_limit.cost)
         return claim
 
@@ -640,14 +642,14 @@ class PartitionClaims:
         """Remove a job that is no longer ready from the table of its partition."""
         key = _PARK_KEY.pack(claim.partition.number, self._line, rank, seq)
         if self._cursor is None:
-            self._cursor = self._transitions.txn.cursor(self._transitions.t.park)
+            self._cursor = self._commit.txn.cursor(self._commit.t.park)
         if self._cursor.key() == key or self._cursor.set_key(key):
             self._cursor.delete()
 
     def dropped(self, claim: PartitionClaim) -> None:
         """Mark the partition as stale: the removed job is not leased."""
         claim.partition.lines[self._line] = None
-        self._transitions.partitions.stale(claim.name)
+        self._commit.partitions.stale(claim.name)
 
     def start(self, claim: PartitionClaim, token: int) -> None:
         """Count the lease of the removed job, and prepare the next job of its partition."""
@@ -658,10 +660,10 @@ class PartitionClaims:
         if len(partition.lines) > 1:  # the first jobs of the other lines may change
             partition.lines[self._line] = None
             self.close()
-            self._transitions.partitions.look_again(claim.name)
+            self._commit.partitions.look_again(claim.name)
             self.moved = True
             return
-        self._transitions.partitions.lent[token] = claim.name, claim.cost
+        self._commit.partitions.lent[token] = claim.name, claim.cost
         assert self._cursor is not None
         key, value = self._cursor.item()  # the job that follows the leased job
         number, line, rank, seq = _PARK_KEY.unpack(key) if key else _NOTHING
@@ -682,7 +684,7 @@ class PartitionClaims:
     def _opens(self, claim: PartitionClaim) -> bool:
         """True when the next job of a partition may start now."""
         self._note(claim)
-        partition, terms, now = claim.partition, claim.terms, self._transitions.now
+        partition, terms, now = claim.partition, claim.terms, self._commit.now
         if claim.cost == 1:
             claim.left = room(terms, partition.limiter, partition.running, now, _MOST) - 1
             if claim.left >= 0:
@@ -694,16 +696,16 @@ class PartitionClaims:
 
     def _note(self, claim: PartitionClaim) -> None:
         """Take the tokens of started jobs from the limiter."""
-        take(claim.terms, claim.partition.limiter, self._transitions.now, claim.spent)
+        take(claim.terms, claim.partition.limiter, self._commit.now, claim.spent)
         claim.spent = 0.0
 
     def close(self) -> None:
         """Write the next jobs to the ready table, and bring the partitions up to date."""
         for key, job_id, _ in self.held:
-            self._transitions.txn.put(key, job_id, db=self._transitions.t.ready)
+            self._commit.txn.put(key, job_id, db=self._commit.t.ready)
         self.held.clear()
         for claim in self._claims.values():
             if claim.spent:
                 self._note(claim)
-            self._transitions.partitions.closed(claim.name, claim.partition, claim.opening)
+            self._commit.partitions.closed(claim.name, claim.partition, claim.opening)
         self._claims.clear()

@@ -35,7 +35,7 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from tidemill.brokers.lmdb.engine.transactions import Plain, Writing
+from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.lmdb.engine.write_lock import WriteLock, Writer
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.crash_points import point
@@ -428,23 +428,3 @@ def _await_turn(request: Request, timeout: float) -> bool:
 
 def _is_last(request: Request) -> bool:
     return request.last
-
-
-def write(
-    env: lmdb.Environment,
-    lock: WriteLock,
-    translated: Callable[[Exception], Exception],
-    apply: Callable[[lmdb.Transaction[bytes]], T],
-    *,
-    place: str,
-    patience: float,
-) -> T:
-    """Commit the changes of opening a store, in a commit of their own.
-
-    Such a commit passes no crash point, so tests need not count the writes of an opening store.
-    """
-    commits = GroupCommit(env, lock, translated, place, points=False)
-    try:
-        return commits.run(Plain, lambda plain: apply(plain.txn), patience=patience)
-    finally:
-        commits.close()

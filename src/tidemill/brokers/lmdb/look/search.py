@@ -258,15 +258,15 @@ Numbered = Iterator[tuple[int, bytes, bytes, bool]]
 class Order:
     """The changes of one commit; the store keeps the lowest and the highest id in order."""
 
-    def __init__(self, state: Transitions) -> None:
-        self._state = state
+    def __init__(self, commit: Transitions) -> None:
+        self._commit = commit
         self._stored = self._bottom = self._top = self._ahead = b""
 
     def accept(self, number: int, job_id: bytes) -> int:
         """Give a new job its place; return ``Flag.APART`` or 0. The hot path."""
         if not self._ahead:
-            floor, self._ahead = _about(self._state.wall // MICRO)
-            self._stored = self._state.txn.get(self._state.store.key("order")) or b""
+            floor, self._ahead = _about(self._commit.wall // MICRO)
+            self._stored = self._commit.txn.get(self._commit.store.key("order")) or b""
             self._bottom, _, self._top = (self._stored or floor + b" " + floor).partition(b" ")
         if self._top < job_id < self._ahead:
             self._top = job_id
@@ -275,17 +275,17 @@ class Order:
 
     def set_apart(self, number: int, job_id: bytes) -> int:
         """Add the entry of a job that is apart; return ``Flag.APART``."""
-        self._state.txn.put(_ENTRY.pack(b"i", number), job_id, db=self._state.t.said)
+        self._commit.txn.put(_ENTRY.pack(b"i", number), job_id, db=self._commit.t.said)
         return Flag.APART
 
     def forget(self, number: int) -> None:
         """Remove the entry of a deleted job that was apart."""
-        self._state.txn.delete(_ENTRY.pack(b"i", number), db=self._state.t.said)
+        self._commit.txn.delete(_ENTRY.pack(b"i", number), db=self._commit.t.said)
 
     def write(self) -> None:
         """Store the bounds, if they changed."""
         if self._ahead and (bounds := self._bottom + b" " + self._top) != self._stored:
-            self._state.txn.put(self._state.store.key("order"), bounds)
+            self._commit.txn.put(self._commit.store.key("order"), bounds)
 
 
 @functools.lru_cache(2)
