@@ -119,6 +119,12 @@ class Process:
         assert self.popen.stdout is not None
         assert self.popen.stdout.readline().strip() == line
 
+    def tell(self, line: str = "") -> None:
+        """Write a line to its standard input."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait(10)

@@ -91,9 +91,7 @@ def test_a_map_that_grows_at_any_moment_is_adopted(
 
         def grow() -> None:
             monkeypatch.undo()
-            assert other.popen.stdin is not None
-            other.popen.stdin.write("go\n")
-            other.popen.stdin.flush()
+            other.tell("go")
             other.expect("done")
 
         # when the map grows while a list is read, or before a step
@@ -146,9 +144,7 @@ def test_a_map_that_grows_while_another_thread_reads_the_store_is_no_crash(tmp_p
         large = open_broker(f"{url}&map_size={1 << 26}")
         large.put([job(body=b"x" * 100_000) for _ in range(60)])
         large.close()
-        assert process.popen.stdin is not None
-        process.popen.stdin.write("go\n")
-        process.popen.stdin.flush()
+        process.tell("go")
         # then the thread that reads is not killed
         process.expect("500")
 

@@ -135,9 +135,7 @@ def test_jobs_of_processes_that_put_at_once_are_listed_in_the_order_of_acceptanc
         for process in (one, two):
             process.expect("ready")
         for process in (one, two):
-            assert process.popen.stdin is not None
-            process.popen.stdin.write("\n")
-            process.popen.stdin.flush()
+            process.tell()
         for process in (one, two):
             process.expect("done")
     every = by_number(broker)

@@ -64,8 +64,7 @@ def test_a_forgotten_owner_touches_nothing_of_the_new_store(tmp_path: Path, how:
         # then all owners of the new store live, and are seen to
         names = {f"{number}.fifo" for number in (1, 2, 3)}
         assert names <= set(os.listdir(folder / "owners"))
-        new.popen.stdin.write("\n")  # type: ignore[union-attr]
-        new.popen.stdin.flush()  # type: ignore[union-attr]
+        new.tell()
         new.expect("[['one', 'three', 'two'], 'ready']")
 
 

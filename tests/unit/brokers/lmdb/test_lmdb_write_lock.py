@@ -67,9 +67,7 @@ def _await_state(pid: int, state: str) -> None:
 def go_on(holder: Process) -> None:
     """Let the holder end its transaction."""
     os.kill(holder.popen.pid, signal.SIGCONT)
-    assert holder.popen.stdin is not None
-    holder.popen.stdin.write("\n")
-    holder.popen.stdin.flush()
+    holder.tell()
     holder.expect("done")
 
 
@@ -239,36 +237,13 @@ def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroke
     assert broker.reap() == 0
 
 
-def test_two_processes_that_write_in_turn_lose_nothing(broker: LmdbBroker) -> None:
-    code = """
-        broker._store.commits.patience = 60
-        for n in range(300):
-            broker.put([Envelope(id=new_id(), task="t")])
-        say("done")
-    """
-    broker._store.commits.patience = 60
-    with Process(broker.url, code) as one, Process(broker.url, code) as two:
-        threads, answers = in_threads([lambda: [broker.put([job()]) for _ in range(150)]] * 2)
-        join(threads)
-        one.expect("done")
-        two.expect("done")
-    assert [len(answer) for answer in answers] == [150, 150]
-    assert len(ids(broker)) == 901
-
-
 def test_where_no_thread_can_be_started_the_caller_waits_itself(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Process(broker.url, IN_A_COMMIT) as holder:
         holder.expect("inside")
         monkeypatch.setattr(threading.Thread, "start", _refuse)
-        ending = subprocess.Popen(
-            [sys.executable, "-c", "import sys, time; time.sleep(0.3)"],
-        )
-        assert holder.popen.stdin is not None
-        ending.wait(30)
-        holder.popen.stdin.write("\n")
-        holder.popen.stdin.flush()
+        holder.tell()
         broker.put([job(id="after")])
         holder.expect("done")
     assert ids(broker) == {"before", "after"}
