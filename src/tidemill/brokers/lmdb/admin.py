@@ -259,6 +259,9 @@ def command(commit: Transitions, owner_id: str, command: Command) -> bool:
     return False
 
 
+# -- numbers, and leases by id -------------------------------------------------------------------
+
+
 def numbers(commit: Transitions, count: int) -> int:
     """Reserve ``count`` numbers for one caller; return the first of them."""
     key = commit.store.key("numbers")

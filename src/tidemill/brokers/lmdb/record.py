@@ -2,7 +2,8 @@
 
 The tail holds error, result and attempts of the job; a job without any of these has no tail. The
 progress and log of a running job have a separate record (:class:`Notes`), so that reports do not
-rewrite the job. The class of a finished job tells how long the job is kept."""
+rewrite the job. The class of a finished job tells how long the job is kept.
+"""
 
 from __future__ import annotations
 

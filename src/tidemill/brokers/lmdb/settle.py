@@ -2,7 +2,8 @@
 
 A lease may end without a verdict of its owner: when the time to run (ttr) of its message is over,
 or when its owner leaves or dies. The jobs go back. A job that a dead owner ran gets the cause of
-the death as its error."""
+the death as its error.
+"""
 
 from __future__ import annotations
 

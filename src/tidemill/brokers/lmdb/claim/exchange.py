@@ -10,7 +10,8 @@ nothing.
 Until the sleeper looks, it holds these leases like prefetched jobs. When the sleeper looks, jobs
 that it can no longer use go back. If the sleeper dies before it looks, all these jobs go back and
 count no attempt, since its scoreboard shows none of them. Messages are never handed over: their ttr
-(time to run) would begin before anybody knows of the lease."""
+(time to run) would begin before anybody knows of the lease.
+"""
 
 from __future__ import annotations
 
@@ -209,6 +210,9 @@ def _mark(commit: Transitions, local_owner: LocalOwner, want: Want, reply: Reply
     else:
         wakeups.mark(local_owner.sleeper, 0, 0)
         commit.untimed = True
+
+
+# -- direct hand-off -----------------------------------------------------------------------------
 
 
 _MODES = tuple(Mode)

@@ -16,7 +16,8 @@ just got a lease comes after the other keys.
 
 While jobs are leased (:class:`PartitionClaims`), a step keeps the next job of each partition in
 memory. It writes this job to the ready table only if it does not lease the job. The step takes the
-tokens of all jobs of a partition from the limiter together."""
+tokens of all jobs of a partition from the limiter together.
+"""
 
 from __future__ import annotations
 
@@ -268,6 +269,9 @@ def seconds_until(when: int, now: int) -> float:
     if not when:
         return 0.0
     return (when - now) / MICRO if when < NEVER else float("inf")
+
+
+# -- partitions ----------------------------------------------------------------------------------
 
 
 _LINE = struct.Struct(">I")
@@ -584,6 +588,9 @@ def partition_held(
     when = opens(terms, partition.limiter, partition.running, now, job_limit.cost)
     until = seconds_until(when, now)
     return Held(job_limit.name, job_limit.key, False, until, partition.running, terms)
+
+
+# -- leasing from partitions ---------------------------------------------------------------------
 
 
 _PARK_KEY = struct.Struct(">QIIQ")  # partition, line, rank, sequence

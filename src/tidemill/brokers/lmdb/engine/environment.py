@@ -6,7 +6,8 @@ whether tidemill opened it by a URL or a caller passed it. In a forked child, ti
 environments again when the child needs them.
 
 LMDB follows links, and makes missing files with the rights of the first user. So this module makes
-both files with the right owner, and checks them, before LMDB opens these (:class:`Place`)."""
+both files with the right owner, and checks them, before LMDB opens these (:class:`Place`).
+"""
 
 from __future__ import annotations
 
@@ -328,6 +329,9 @@ def _beside_a_parents() -> Iterator[None]:
 
 Identity = tuple[int, int]
 """Device and inode of a data file; (0, 0) for none."""
+
+
+# -- the two files of an environment -------------------------------------------------------------
 
 
 class Place:

@@ -9,7 +9,8 @@ Only :class:`StoreTime` reads times for jobs and leases. The store's time is mac
 offset that changes only when the machine boots. It starts as wall time, and does not follow wall
 time afterwards: setting the clock moves no delay and ends no lease (law 19). After a boot, the
 store's time continues from the last stored reading, plus the wall time since this reading. The
-store's time never goes back."""
+store's time never goes back.
+"""
 
 from __future__ import annotations
 
@@ -458,6 +459,9 @@ def _after_fork_child() -> None:
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_parent)
 after_fork(_after_fork_child)
+
+
+# -- the time of a store -------------------------------------------------------------------------
 
 
 class _Clock(msgspec.Struct, array_like=True):

@@ -3,7 +3,8 @@
 Each LMDB call gives up the interpreter lock. While another thread computes, each call waits a whole
 switch interval (5 ms) to get the lock back. In this time the store is locked for all other
 processes. One busy thread reduced 500,000 operations a second to 2,500. So the interval is 10 µs
-while a write transaction is open (``pace``)."""
+while a write transaction is open (``pace``).
+"""
 
 from __future__ import annotations
 

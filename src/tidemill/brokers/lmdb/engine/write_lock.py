@@ -15,7 +15,8 @@ A program without tidemill that writes in the environment holds only LMDB's mute
 program has no limit, and no error names the program.
 
 LMDB's mutex protects the data; the record lock only bounds the waits. A record lock may be missing:
-some file systems have none, and a task may close all descriptors. Then waits have no limit."""
+some file systems have none, and a task may close all descriptors. Then waits have no limit.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ at all jobs. So the ids of jobs in rare states are gathered from the tables of t
 sorted by number. Ids with a prefix are also gathered, unless there are many.
 
 A cursor has the number of the last listed job. It also has the id of the last job in order, at
-which the walk through the job table goes on."""
+which the walk through the job table goes on.
+"""
 
 from __future__ import annotations
 
@@ -245,6 +246,9 @@ def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
         yield Row.of(key[len(prefix) :].decode(), data)
 
 
+# -- the order of acceptance ---------------------------------------------------------------------
+
+
 FIRST = 1 << 64
 """A bound above all numbers."""
 
@@ -329,6 +333,9 @@ def _apart(store: Store, txn: Txn, views: Txn, below: int) -> Numbered:
         if data is not None and number_in(data) == number:
             yield number, job_id, data, False
         found = cursor.prev()
+
+
+# -- the first jobs of a queue -------------------------------------------------------------------
 
 
 def first_ids(

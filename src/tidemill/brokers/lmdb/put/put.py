@@ -2,7 +2,8 @@
 
 A put with a nonce may be repeated: the store keeps its answer for at least ten minutes. The key of
 an answer is its time span and its nonce. The answers of an old span are deleted together, from the
-start of the table. Nonces that grow with time, like ids, are added at the end of the table."""
+start of the table. Nonces that grow with time, like ids, are added at the end of the table.
+"""
 
 from __future__ import annotations
 
@@ -235,6 +236,9 @@ def flags_of_job(job: Envelope) -> int:
     if job.limit is not None:
         flags |= Flag.LIMITED
     return flags
+
+
+# -- puts with a nonce ---------------------------------------------------------------------------
 
 
 _KEY = struct.Struct(">cI")  # the nonce follows
