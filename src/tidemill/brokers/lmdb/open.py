@@ -27,15 +27,7 @@ def read_url(url: Url) -> LmdbBroker:
 def _open(url: Url, *, reading: bool) -> LmdbBroker:
     asked = check_url(url)
     try:
-        store = open_store(
-            asked.folder,
-            map_size=asked.map_size,
-            sync=asked.sync,
-            prefix=asked.prefix,
-            mode=asked.mode,
-            patience=asked.patience,
-            reading=reading,
-        )
+        store = open_store(asked, reading=reading)
     except OSError as error:
         raise BrokerUnavailable(
             f"cannot use {asked.folder} as a store: {error.strerror}; name a folder that this user "
@@ -48,7 +40,11 @@ _OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "mode", "patience", "prefix
 
 
 class Settings(NamedTuple):
-    """The settings in a URL."""
+    """The settings in a URL.
+
+    ``mode`` is the mode of new files, 0 for the mode that the folder gives. ``patience``: seconds
+    that callers wait for the write lock.
+    """
 
     folder: str
     map_size: int

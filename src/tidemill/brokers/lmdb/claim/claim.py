@@ -49,12 +49,12 @@ class Leasing:
         self._owner = owner
         self._deadlines = deadlines
 
-    def take(self, want: Want, last: int) -> list[Lease]:
+    def take(self, want: Want, last: int) -> None:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
         self.last_queue = last
         self._commit.sync()
         if len(self.leases) >= want.count:
-            return self.leases
+            return
         if want.alone and want.tasks:
             self._take_lines(self._lost_lines(want), 1)
         queues = self._wanted_lines(want)
@@ -67,7 +67,6 @@ class Leasing:
         else:
             for lines in queues:
                 self._take_lines(lines, want.count - len(self.leases))
-        return self.leases
 
     def _wanted_lines(self, want: Want) -> list[list[int]]:
         """The wanted lines with ready jobs, by queue; no lines of paused queues."""

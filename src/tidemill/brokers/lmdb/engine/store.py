@@ -46,6 +46,7 @@ from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_sig
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.broker import LmdbBroker
+    from tidemill.brokers.lmdb.open import Settings
     from tidemill.brokers.lmdb.transitions import Transitions
 
 MAP_SIZE = 1 << 38
@@ -308,26 +309,16 @@ _lock = threading.Lock()
 
 
 @restart_on_signal
-def open_store(
-    path: str,
-    *,
-    map_size: int,
-    sync: bool,
-    prefix: str = PREFIX,
-    mode: int = 0,
-    reading: bool = False,
-    patience: float = PATIENCE,
-) -> Store:
+def open_store(asked: Settings, *, reading: bool) -> Store:
     """The store of a directory; a process always gets the same object.
 
-    ``mode`` is the mode of new files, 0 for the folder's. With ``reading`` nothing is made.
-    ``patience``: seconds that callers wait for the write lock; the last caller's value holds.
+    With ``reading`` nothing is made. The patience of the last caller holds.
 
     Raises:
-        InvalidOption: the prefix is invalid, or the store is open with another durability.
+        InvalidOption: the store is open with another durability, or only to read it.
         BrokerUnavailable: the store cannot be opened.
     """
-    check_prefix(prefix)
+    path, mode = asked.folder, asked.mode
     if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
         raise InvalidOption(f"{path} is a file; a store is a directory")
     with SignalsDeferred(), _lock:
@@ -336,17 +327,21 @@ def open_store(
         place = _place_of(path)
         environment = _environment_at(place)
         if environment is None:
-            path = os.path.realpath(path)
             environment = Environment(
-                path, map_size=map_size, sync=sync, env=None, mode=mode, reading=reading
+                os.path.realpath(path),
+                map_size=asked.map_size,
+                sync=asked.sync,
+                env=None,
+                mode=mode,
+                reading=reading,
             )
         elif environment.reading and not reading:
             raise InvalidOption(f"this process has the store in {path} open only to read it")
-        elif environment.sync != sync:
+        elif environment.sync != asked.sync:
             raise InvalidOption(
                 f"the store in {path} is open in this process with another durability; use one"
             )
-        store = _store_in(environment, place, prefix, patience)
+        store = _store_in(environment, place, asked.prefix, asked.patience)
     store.ready()
     return store
 

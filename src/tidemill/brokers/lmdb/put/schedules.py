@@ -8,14 +8,15 @@ out again if nobody has changed it. So a change of the wall clock cannot delay a
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import lmdb
 
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
 from tidemill.brokers.lmdb.engine.store import Store
-from tidemill.brokers.lmdb.layout import MICRO
+from tidemill.brokers.lmdb.layout import MICRO, rows_of
 from tidemill.brokers.lmdb.put.put import OVERHEAD, put_if_it_fits
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
@@ -98,41 +99,33 @@ def _change(commit: Transitions, change: Change) -> Changed:
 def hand_out(commit: Transitions, most: int) -> list[Schedule]:
     """Hand out up to ``most`` due schedules; for a while no other owner gets them."""
     txn, table = commit.txn, commit.t.schedule
-    cursor = txn.cursor(table)
     again = commit.now + int(CLAIM * MICRO)
     out: list[Schedule] = []
     for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):
-        while len(out) < most and cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)):
-            lead, found, time, version = _ORDER.unpack(cursor.key()) if _is_order(cursor) else _END
-            if lead != b"d" or found != clock or time > now:
-                break
-            name = cursor.value()
-            cursor.delete()
+        few = itertools.islice(_by_time(commit, clock), most - len(out))
+        for key, name in [(key, name) for key, time, name in few if time <= now]:
             data = txn.get(b"n" + name, db=table)
             assert data is not None
             out.append(_opened(name.decode(), data))
-            head = _HEAD.pack(_STORE, again, version, out[-1].due)
+            head = _HEAD.pack(_STORE, again, out[-1].version, out[-1].due)
+            txn.delete(key, db=table)
             txn.put(b"n" + name, head + out[-1].body, db=table)
-            txn.put(_ORDER.pack(b"d", _STORE, again, version), name, db=table)
+            txn.put(_ORDER.pack(b"d", _STORE, again, out[-1].version), name, db=table)
     if out:
         point("store.claimed")
     return out
 
 
-_END = (b"", 0, 0, 0)
-
-
-def _is_order(cursor: lmdb.Cursor[bytes]) -> bool:
-    return cursor.key()[:1] == b"d"
-
-
 def next_due(commit: Transitions) -> float:
     """Seconds until the next hand-out of a schedule, at least 0; infinity without one."""
-    cursor = commit.txn.cursor(commit.t.schedule)
     seconds = float("inf")
     for clock, now in ((_STORE, commit.now), (_WALL, commit.wall)):
-        if cursor.set_range(_ORDER.pack(b"d", clock, 0, 0)) and _is_order(cursor):
-            _, found, time, _ = _ORDER.unpack(cursor.key())
-            if found == clock:
-                seconds = min(seconds, max(0.0, (time - now) / MICRO))
+        for _, time, _ in itertools.islice(_by_time(commit, clock), 1):
+            seconds = min(seconds, max(0.0, (time - now) / MICRO))
     return seconds
+
+
+def _by_time(commit: Transitions, clock: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """(key, time, name) in the index of the schedules on a clock, the first due first."""
+    for key, name in rows_of(commit.txn, commit.t.schedule, _ORDER.pack(b"d", clock, 0, 0)[:2]):
+        yield key, _ORDER.unpack(key)[2], name

@@ -12,13 +12,14 @@ So the next caller continues the fall, even if the process that began it dies.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Collection, Iterator, Sequence
 
 import lmdb
 import msgspec
 
-from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_FALL, DUE_KEY, MICRO, Tables
+from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_FALL, DUE_KEY, MICRO, Tables, rows_of
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
     EXPIRED,
@@ -153,16 +154,9 @@ def go_on(commit: Transitions, left: bytes) -> None:
 def finish_falls(commit: Transitions) -> None:
     """Finish all falls, however long, for a step that must find the final counts."""
     commit.fallen = -FALL_MOST * 1_000_000
-    cursor = commit.txn.cursor(commit.t.due)
-    found, left = cursor.set_range(DUE_KEY.pack(0, 0, 0, 0)), []
-    while found:
-        clock, time, kind, _ = DUE_KEY.unpack(cursor.key())
-        if clock or time > commit.now:
-            break
-        if kind == DUE_FALL:
-            left.append(cursor.item())
-        found = cursor.next()
-    for key, value in left:
+    due = rows_of(commit.txn, commit.t.due, DUE_KEY.pack(0, 0, 0, 0)[:1])
+    over = itertools.takewhile(lambda row: DUE_KEY.unpack(row[0])[1] <= commit.now, due)
+    for key, value in [row for row in over if DUE_KEY.unpack(row[0])[2] == DUE_FALL]:
         commit.txn.delete(key, db=commit.t.due)
         go_on(commit, value)
     flow(commit)
