@@ -1,4 +1,4 @@
-"""A worker and the tools while a stopped process holds the write lock of an LMDB store."""
+"""A worker while a stopped process holds the write lock of an LMDB store."""
 
 from __future__ import annotations
 
@@ -88,13 +88,3 @@ def test_a_worker_ends_within_its_time_while_a_stopped_process_holds_the_lock(
     (record, other) = place.finish([job, place.enqueue("short")])
     assert record.state in (State.SUCCEEDED, State.FAILED), record
     assert other.state is State.SUCCEEDED
-
-
-def test_doctor_answers_while_a_stopped_process_holds_the_lock(
-    place: Place, holder: subprocess.Popen[str]
-) -> None:
-    hold(holder)
-    command = [sys.executable, "-m", "tidemill", "doctor", "--url", place.url, "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert shown.stdout.startswith("{"), shown.stderr
-    assert holder.poll() is None

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 
@@ -56,7 +56,7 @@ def holder(url: str) -> Iterator[Process]:
         os.kill(process.popen.pid, signal.SIGSTOP)
         _await_state(process.popen.pid, "T")
         yield process
-        os.kill(process.popen.pid, signal.SIGCONT)
+        process.popen.send_signal(signal.SIGCONT)
 
 
 def _await_state(pid: int, state: str) -> None:
@@ -97,26 +97,18 @@ def test_a_put_names_the_stopped_process_that_holds_the_lock(
     assert ids(broker) == {"before", "after"}
 
 
-def test_a_put_goes_on_when_the_holder_does(broker: LmdbBroker, holder: Process) -> None:
+@pytest.mark.parametrize("end", [go_on, Process.kill], ids=["goes on", "is killed"])
+def test_puts_go_on_when_the_holder_goes_on_or_is_killed(
+    broker: LmdbBroker, holder: Process, end: Callable[[Process], None]
+) -> None:
     broker._store.commits.patience = 60
     threads, answers = in_threads([lambda: broker.put([job()]) for _ in range(3)])
     while len(broker._store.commits.pending) < 3:
         os.sched_yield()
-    go_on(holder)
+    end(holder)
     join(threads)
     assert [type(answer) for answer in answers] == [list] * 3
     assert len(ids(broker)) == 4
-
-
-def test_a_holder_that_is_killed_frees_the_lock(broker: LmdbBroker, holder: Process) -> None:
-    broker._store.commits.patience = 60
-    threads, answers = in_threads([lambda: broker.put([job(id="after")])])
-    while not broker._store.commits.pending:
-        os.sched_yield()
-    holder.popen.kill()
-    join(threads)
-    assert isinstance(answers[0], list)
-    assert ids(broker) == {"before", "after"}
 
 
 def test_ctrl_c_ends_a_wait_for_the_lock(broker: LmdbBroker, holder: Process) -> None:
