@@ -28,12 +28,13 @@ and no entry in the ready table. Times are microseconds as unsigned 64-bit integ
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import lmdb
-import msgspec
 
 FORMAT = 1
 """The format number; it grows when an older tidemill can no longer read new data."""
@@ -59,11 +60,12 @@ TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", 
 """The totals in a row, since the store was made or the queue was last forgotten."""
 
 
-class Row(msgspec.Struct, gc=False):
+@dataclasses.dataclass(slots=True, eq=False)
+class Row:
     """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact.
 
     ``ready`` counts the jobs on its lines, ``running`` the leased jobs. ``dirty`` tells that the
-    commit has to write the row.
+    commit has to write the row. Each job changes a row, so its attributes are plain slots.
     """
 
     name: str
@@ -120,7 +122,10 @@ class Row(msgspec.Struct, gc=False):
 
     def pack(self) -> bytes:
         """The row as stored."""
-        return _ROW.pack(*msgspec.structs.astuple(self)[1:-1])
+        return _ROW.pack(*_STORED(self))
+
+
+_STORED = operator.attrgetter(*[field.name for field in dataclasses.fields(Row)[1:-1]])
 
 
 class Tables(NamedTuple):
