@@ -151,7 +151,7 @@ from tidemill.worker.history import WorkerHistory
 
 if sys.argv.pop(1) == "without":
     WorkerHistory.on = property(lambda self: False, lambda self, value: None)
-    Snapshots.look = Snapshots.end = lambda self, broker: None
+    Snapshots.due, Snapshots.end = float("inf"), lambda self, broker: None
 main()
 """
 
