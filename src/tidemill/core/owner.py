@@ -6,7 +6,7 @@ import msgspec
 
 
 class Command(msgspec.Struct, array_like=True, gc=False):
-    """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``, ``dump``.
+    """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``.
 
     ``outgrown WHY`` beside ``quiet`` tells a worker that the store or its job server has another
     version, and no longer serves this one.

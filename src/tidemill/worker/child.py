@@ -285,9 +285,6 @@ class Child:
     def _obey(self, command: Command) -> None:
         if command.verb == "lost":
             self._lose()
-        if command.verb == "dump":
-            self.out.stacks = own_stacks()
-            self.out.ring()
         if (question := question_of(command.verb)) is not None:
             self._answer(question)
         if command.verb not in ("cancel", "terminate"):

@@ -95,7 +95,6 @@ class Up(msgspec.Struct, array_like=True):
         returned: tokens of jobs that the process gives back unstarted.
         stuck: verdicts on jobs that could not be interrupted.
         leaving: True when the process takes no more jobs and ends after its running jobs.
-        stacks: the answer to the command ``dump``.
         answers: the answers to ``dump ID`` and ``profile ID …``.
         history: the sums of the verdicts (:mod:`.counting`), if the broker keeps history.
     """
@@ -107,7 +106,6 @@ class Up(msgspec.Struct, array_like=True):
     stuck: list[Verdict] = []
     leaving: bool = False
     hello: Hello | None = None
-    stacks: str = ""
     history: list[HistoryRow] = []
     answers: list[Answer] = []
 

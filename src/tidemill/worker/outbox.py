@@ -47,7 +47,6 @@ class Outbox:
         self.notes: collections.deque[Note] = collections.deque()
         self.returned: collections.deque[int] = collections.deque()
         self.stuck: collections.deque[Verdict] = collections.deque()
-        self.stacks = ""
         self.answers: collections.deque[Answer] = collections.deque()
         self.sending = threading.Lock()
         self._socket = message_socket
@@ -115,13 +114,12 @@ class Outbox:
         )
         leaving = self._slots.quiet
         state = self._slots.wanted(verdicts), leaving
-        stacks, self.stacks = self.stacks, ""
         answers = _emptied(self.answers)
-        if verdicts or notes or returned or stuck or stacks or answers or state != self._sent:
+        if verdicts or notes or returned or stuck or answers or state != self._sent:
             point("process.ended")
             self._sent = state
             notes = latest_notes(notes) if len(notes) > 1 else notes
-            up = Up(verdicts, notes, state[0], returned, stuck, state[1], stacks=stacks)
+            up = Up(verdicts, notes, state[0], returned, stuck, state[1])
             up.answers = answers
             if concluded and self._counting is not None:
                 up.history = _sums_of(self._counting, concluded)

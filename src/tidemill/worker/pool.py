@@ -10,11 +10,10 @@ import itertools
 import logging
 import os
 import socket
-import sys
 import threading
 
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.client.worker_reports import question_of
+from tidemill.client.worker_reports import Question
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.job import Note, Outcome, Verdict
@@ -32,7 +31,7 @@ from tidemill.worker.process import (
     WorkerProcess,
     unstarted,
 )
-from tidemill.worker.reports import Reports
+from tidemill.worker.reports import PRINTED, Reports
 from tidemill.worker.settings import Settings
 from tidemill.worker.verdicts import stuck as stuck_verdict
 
@@ -50,9 +49,6 @@ the worker."""
 
 ENDING_MOST = 8
 """The most processes that may take their time to end, for each process of the worker."""
-
-DUMP_PATIENCE = 1.0
-"""Seconds that a process has to report its own stacks."""
 
 SAY_AGAIN = 60.0
 """Seconds between two lines about a process that does not die of SIGKILL."""
@@ -272,8 +268,6 @@ class ProcessPool:
             self._stuck(process, verdict)
         if up.answers:
             self.reports.hear(process.pid, up.answers)
-        if up.stacks:
-            self._print_stacks(process, up.stacks)
         if up.leaving and process.state is State.SERVING:
             process.become(State.LEAVING)
             self.replace()
@@ -409,6 +403,8 @@ class ProcessPool:
         ending.sort(key=lambda process: process.since)
         for process in ending[: -ENDING_MOST * self.settings.processes]:
             self._end_lingering(process, now)
+        if now >= self.reports.print_at:
+            self.reports.print_stacks()
         if self._respawn_at and now >= self._respawn_at:
             self._respawn_at = 0.0
             self.slots_freed()
@@ -431,8 +427,6 @@ class ProcessPool:
                 self._witness(process, now)
             if process.is_over(now):
                 self.end(process)
-        if process.dump_at and now >= process.dump_at:
-            self._print_stacks(process, process.stacks())
 
     @staticmethod
     def _end_lingering(process: WorkerProcess, now: float) -> None:
@@ -462,12 +456,12 @@ class ProcessPool:
     def next_look(self, *, exact: bool = False) -> float:
         """Machine time of the next look at the processes. A look finds changes without a signal."""
         now = clock.machine()
-        times = [process.next_look(now) for process in self.processes]
+        times = [self.reports.print_at, *[each.next_look(now) for each in self.processes]]
         if exact:
             times += [at for process in self.processes for at in process.deadlines()]
         if self._respawn_at:
             times.append(self._respawn_at)
-        return min(times, default=float("inf"))
+        return min(times)
 
     def end(self, process: WorkerProcess) -> None:
         """Kill a process; its jobs are settled once it is dead."""
@@ -580,25 +574,14 @@ class ProcessPool:
 
     def dump(self) -> None:
         """Print the stacks of all processes; those of a blocked process are read from outside."""
-        for process in self.processes:
-            process.dump_at = clock.machine() + DUMP_PATIENCE
-            process.tell(Command("dump"))
+        self.ask(Question("dump", PRINTED))
 
-    def report(self, command: Command) -> None:
+    def ask(self, question: Question) -> None:
         """Ask all processes for a report: see :mod:`.reports`."""
-        question = question_of(command.verb)
-        if question is not None:
-            ready = [process for process in self.processes if process.hello is not None]
-            for process in ready:
-                process.tell(command)
-            self.reports.ask(question, ready)
-
-    @staticmethod
-    def _print_stacks(process: WorkerProcess, stacks: str) -> None:
-        if process.dump_at:
-            process.dump_at = 0.0
-            sys.stderr.write(f"--- stacks of worker process {process.pid}\n{stacks}\n")
-            sys.stderr.flush()
+        ready = [process for process in self.processes if process.hello is not None]
+        for process in ready:
+            process.tell(question.command)
+        self.reports.ask(question, ready)
 
     def close(self) -> None:
         """End all processes for good."""

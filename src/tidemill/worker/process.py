@@ -84,7 +84,6 @@ class WorkerProcess:
         self.stuck = StuckJobs()
         self.depth = 0
         self.hello: Hello | None = None
-        self.dump_at = 0.0  # machine time at which its stacks are read from outside
         self.pid = 0
         self._shares = shares
         self._settings = settings
@@ -251,9 +250,7 @@ class WorkerProcess:
             return now + (0.01 if age < 0.5 else 0.1)
         if state is State.UNDEAD:
             return now + 1.0
-        at = self.dump_at or math.inf
-        if not self.socket.push():
-            at = min(at, now + 0.005)
+        at = math.inf if self.socket.push() else now + 0.005
         if self.doomed:
             self.doomed = {t: at for t, at in self.doomed.items() if t in self.held}
             # A terminated job that waits in a blocked process does not count as stuck.

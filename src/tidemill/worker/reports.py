@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
@@ -32,6 +33,9 @@ log = logging.getLogger("tidemill.worker")
 KEPT = 600
 """Seconds after which a note that nobody has fetched is deleted."""
 
+PRINTED = "printed"
+"""The id of a question of the worker itself: the answers are printed on stderr, not stored."""
+
 _PATIENCE = {"dump": 1.0, "profile": 3.0}
 """Seconds that a process has to answer, on top of the length of a profile."""
 
@@ -44,6 +48,11 @@ class _Open:
         self.waits = {process.pid: process for process in processes}
         self.until = until
         self.answers: list[Answer] = []
+
+    @property
+    def due(self) -> float:
+        """Machine time at which the report is complete or overdue."""
+        return self.until if self.waits else 0.0
 
 
 class Reports(Part):
@@ -72,12 +81,25 @@ class Reports(Part):
         if not self._open:
             return math.inf
         with self._lock:
-            return min(q.until if q.waits else 0.0 for q in self._open.values())
+            return min((q.due for i, q in self._open.items() if i != PRINTED), default=math.inf)
+
+    @property
+    def print_at(self) -> float:
+        """Machine time at which all stacks that are to be printed are there, or overdue."""
+        return self._open[PRINTED].due if PRINTED in self._open else math.inf
+
+    def print_stacks(self) -> None:
+        """Print the stacks. The watchdog does this, so that a stalled store does not delay it."""
+        for answer in self._close(PRINTED).answers:
+            sys.stderr.write(f"--- stacks of worker process {answer.pid}\n{answer.stacks}\n")
+        sys.stderr.flush()
 
     def look(self, broker: Store) -> None:
         """Store the reports that are complete."""
         with self._lock:
-            reports = self._complete()
+            now = clock.machine()
+            done = [i for i, q in self._open.items() if q.due <= now and i != PRINTED]
+            reports = {question_id: self._close(question_id) for question_id in done}
         notes = Notes(broker, KIND, "a report")
         try:
             for question_id, report in reports.items():
@@ -88,19 +110,14 @@ class Reports(Part):
         except (TidemillError, OSError) as error:
             log.warning("a report of this worker is not kept: %s", error)
 
-    def _complete(self) -> dict[str, Report]:
-        """Take the reports that are complete or overdue, by the id of the question."""
-        now, done = clock.machine(), dict[str, Report]()
-        for question_id, question in list(self._open.items()):
-            if question.waits and now < question.until:
-                continue
-            del self._open[question_id]
-            if question.verb == "dump":
-                question.answers += _from_outside(question_id, question.waits.values())
-            answered = {answer.pid for answer in question.answers}
-            silent = [pid for pid in question.waits if pid not in answered]
-            done[question_id] = Report(self._worker, question.verb, question.answers, silent)
-        return done
+    def _close(self, question_id: str) -> Report:
+        """Take the report of a question."""
+        question = self._open.pop(question_id)
+        if question.verb == "dump":
+            question.answers += _from_outside(question_id, question.waits.values())
+        answered = {answer.pid for answer in question.answers}
+        silent = [pid for pid in question.waits if pid not in answered]
+        return Report(self._worker, question.verb, question.answers, silent)
 
 
 def _from_outside(question: str, processes: Iterable[WorkerProcess]) -> list[Answer]:

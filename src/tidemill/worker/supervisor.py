@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
+from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.errors import (
@@ -286,10 +287,8 @@ class Supervisor:
                 self._leave(command.verb.removeprefix("outgrown "))
             elif command.verb == "stop":
                 self._stop_softly()
-            elif command.verb == "dump":
-                self.pool.dump()
-            elif command.verb.startswith(("dump ", "profile ")):
-                self.pool.report(command)
+            elif (question := question_of(command.verb)) is not None:
+                self.pool.ask(question)
 
     def _leave(self, why: str) -> None:
         """Say once why the store no longer serves this worker."""
