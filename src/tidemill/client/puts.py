@@ -403,6 +403,7 @@ class OpenBatch(Protocol):
 
     def publish(self, made: Publication) -> bool:
         """Add a publication; False when the batch has ended."""
+        ...
 
 
 class Batch:

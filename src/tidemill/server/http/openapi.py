@@ -258,7 +258,7 @@ def _values(schema: dict[str, Any]) -> str:
         if "default" in schema:  # null is the same as a missing field
             kinds = [kind for kind in kinds if kind != {"type": "null"}]
         return " or ".join(map(_values, kinds)) or "any JSON"
-    text: str = _KINDS.get(schema["type"], schema["type"])
+    text = str(_KINDS.get(schema["type"], schema["type"]))
     if "items" in schema:
         text = f"list of: {_values(schema['items'])}"
     elif schema.get("format") == "date-time":
