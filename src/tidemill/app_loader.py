@@ -18,8 +18,8 @@ from typing import Any
 from tidemill.app import Tidemill
 from tidemill.brokers.registry import DriverMissing
 from tidemill.client.context import LIBRARIES, app_import, users_frames
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.suggest import did_you_mean, hint
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 LONG = 5.0
 """Seconds after which the log has the stack of an import."""

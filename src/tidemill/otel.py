@@ -34,16 +34,16 @@ from opentelemetry.trace import (
     TracerProvider,
 )
 
-from tidemill import LeaseLost, Tidemill, __version__
+from tidemill import Tidemill, __version__
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.registry import instrument_calls
 from tidemill.client.context import JobContext
 from tidemill.client.events import NewJob
 from tidemill.client.log_attributes import trace_ids_from
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Lease, Outcome
 from tidemill.core.locks import Lock
 from tidemill.core.retry import Retry, Skip, Snooze, WorkerStopping
+from tidemill.errors import InvalidOption, LeaseLost
 
 Relation = Literal["link", "child"]
 

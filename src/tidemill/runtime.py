@@ -39,10 +39,10 @@ from tidemill.client.task import (
 )
 from tidemill.client.threads import ACTING, WAITING, Threads
 from tidemill.core.config import check_app, check_known, default_url, url_from_environment
-from tidemill.core.errors import InvalidOption
 from tidemill.core.forks import after_fork, check_fork
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
+from tidemill.errors import InvalidOption
 from tidemill.schedules.declare import Schedules
 from tidemill.workflows.enqueue import enqueue_composed, enqueue_many, is_composed, txn_of
 

@@ -40,9 +40,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER
 from tidemill.core.config import Seconds, check_seconds
-from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.core.verdicts import waits_for_its_task
+from tidemill.errors import ResultTimeout, TidemillError
 from tidemill.worker.in_process import PATIENCE, judge, running_worker
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor

@@ -11,8 +11,8 @@ import sys
 
 from tidemill.app_loader import load_app
 from tidemill.client.log_attributes import mark_records
-from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.log_output import LogSettings, log_output
+from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.runtime import Runtime
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up

@@ -18,7 +18,7 @@ from tiers import MARKS, latest, tier_of
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import FeatureMissing
+from tidemill.errors import FeatureMissing
 
 
 def pytest_configure(config: pytest.Config) -> None:

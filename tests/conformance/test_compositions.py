@@ -10,21 +10,12 @@ import pytest
 from broker_driver import LiveOwner, check_counts
 from kinds import Kind
 
-from tidemill import (
-    Ended,
-    Flow,
-    InvalidOption,
-    JobFailed,
-    RetryRefused,
-    State,
-    Tidemill,
-    chain,
-    group,
-)
+from tidemill import Ended, Flow, InvalidOption, JobFailed, State, Tidemill, chain, group
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import delete_jobs, retry_jobs
 from tidemill.core.codec import pack, sign_result
 from tidemill.core.job import Outcome
+from tidemill.errors import RetryRefused
 from tidemill.testing import run_all
 
 SUCCEEDED, FAILED, CANCELLED = State.SUCCEEDED, State.FAILED, State.CANCELLED

@@ -19,10 +19,10 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
-from tidemill.core.errors import QueueFull, StoreMoved
 from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.priority import rank_of
+from tidemill.errors import QueueFull, StoreMoved
 
 WAITS = (State.WAITING, State.SCHEDULED, State.READY)
 URGENT = rank_of(9)

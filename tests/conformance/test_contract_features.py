@@ -8,7 +8,7 @@ from kinds import NOT_BY_RABBITMQ, Kind
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
-from tidemill.core.errors import FeatureMissing
+from tidemill.errors import FeatureMissing
 
 F = Feature
 EVERYTHING = frozenset(Feature)

@@ -7,9 +7,9 @@ from broker_driver import LiveOwner, everything, job, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.core.errors import DuplicateJob
 from tidemill.core.job import Outcome, Placed, Put, State
 from tidemill.core.priority import rank_of
+from tidemill.errors import DuplicateJob
 
 
 def put(broker: Broker, id: str, **fields: object) -> Put:

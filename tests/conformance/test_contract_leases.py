@@ -10,8 +10,8 @@ from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Outcome, State, Verdict
+from tidemill.errors import TidemillError
 
 
 def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: LiveOwner) -> None:

@@ -12,13 +12,14 @@ import pytest
 from harness import eventually
 from kinds import Kind
 
-from tidemill import LeaseLost, Limit, LimitTimeout, State, Tidemill, TidemillError
+from tidemill import Limit, State, Tidemill, TidemillError
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.limits import LimitHold
 from tidemill.client.messages import Stop
 from tidemill.core.owner import Owner
+from tidemill.errors import LeaseLost, LimitTimeout
 from tidemill.testing import worker
 
 SOON = 30.0

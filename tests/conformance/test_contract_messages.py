@@ -11,10 +11,11 @@ import pytest
 from broker_driver import LiveOwner
 from kinds import Kind
 
-from tidemill import LeaseLost, Message, Tidemill
+from tidemill import Message, Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.envelope import Envelope
+from tidemill.errors import LeaseLost
 
 
 @pytest.fixture

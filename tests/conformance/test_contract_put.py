@@ -11,8 +11,8 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.errors import DuplicateJob, QueueFull
 from tidemill.core.job import Outcome, Placed, State
+from tidemill.errors import DuplicateJob, QueueFull
 
 
 def test_the_first_job_put_is_leased_first(broker: Broker, worker: LiveOwner) -> None:

@@ -20,9 +20,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.errors import InvalidOption
 
 
 def finish(

@@ -37,11 +37,11 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope, Links, Unique
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Note, Outcome, Record, RunOn, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.priority import rank_of
+from tidemill.errors import TidemillError
 
 ACTS: dict[str, Callable[[Store, list[str]], list[bool]]] = {
     "cancel": lambda broker, ids: broker.cancel(ids),

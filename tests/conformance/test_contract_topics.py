@@ -16,7 +16,7 @@ from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.topics import Binding, bind, bindings, unbind, unbind_all
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import StoreMoved
+from tidemill.errors import StoreMoved
 from tidemill.transfer.store_to_store import move
 
 OpenStore = Callable[..., Broker]

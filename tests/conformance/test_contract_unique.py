@@ -12,8 +12,8 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.envelope import Unique
-from tidemill.core.errors import DuplicateJob
 from tidemill.core.job import Outcome, Placed, Put, State
+from tidemill.errors import DuplicateJob
 
 
 @pytest.fixture(autouse=True)

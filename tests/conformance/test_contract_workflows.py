@@ -14,8 +14,8 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import DuplicateJob, InvalidOption, JobNotFound
 from tidemill.core.job import Outcome, State, Verdict
+from tidemill.errors import DuplicateJob, InvalidOption, JobNotFound
 
 READY, WAITING, SCHEDULED = State.READY, State.WAITING, State.SCHEDULED
 SUCCEEDED, FAILED, CANCELLED = State.SUCCEEDED, State.FAILED, State.CANCELLED

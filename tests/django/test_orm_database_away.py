@@ -15,8 +15,8 @@ from servers import Postgres, django_on_own_postgres
 
 from tidemill import Tidemill
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable
 
 TASKS = """
 @mill.task(retries=0)

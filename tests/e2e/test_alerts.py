@@ -26,13 +26,14 @@ from moved_clock import MovedClock
 from servers.base import free_port
 from servers.http import JobServer
 
-from tidemill import FeatureMissing, InvalidOption, Tidemill
+from tidemill import InvalidOption, Tidemill
 from tidemill.alerts.measure import measure
 from tidemill.alerts.rules import Rule, Rules, Target, read_rules
 from tidemill.alerts.send import Message, SendFailed, send
 from tidemill.alerts.state import alerts
 from tidemill.alerts.watch import Watch
 from tidemill.core.owner import Owner
+from tidemill.errors import FeatureMissing
 
 LONELY = Rule(name="lonely", when="no-worker")
 MESSAGE = Message(

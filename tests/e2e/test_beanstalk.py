@@ -24,8 +24,8 @@ from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Lease, Verdict
+from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.server.beanstalk.listener import AHEAD, BeanstalkListener
 from tidemill.testing import run_all
 

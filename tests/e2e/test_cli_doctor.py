@@ -22,7 +22,7 @@ from servers.http import JobServer
 import tidemill.doctor.disk
 import tidemill.doctor.queues
 import tidemill.doctor.workers
-from tidemill import Limit, State, StoreFull, Tidemill, __version__
+from tidemill import Limit, State, Tidemill, __version__
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.lmdb.broker import LmdbBroker
@@ -33,6 +33,7 @@ from tidemill.core.scoreboard import Scoreboard
 from tidemill.doctor.examine import examine
 from tidemill.doctor.findings import Seen
 from tidemill.doctor.workers import clocks
+from tidemill.errors import StoreFull
 from tidemill.server import tokens
 
 pytestmark = pytest.mark.everyday

@@ -16,7 +16,8 @@ from servers import Postgres, RabbitMQ, Redis
 from servers.http import JobServer
 from test_cli_worker import worker
 
-from tidemill import BrokerUnavailable, Tidemill
+from tidemill import Tidemill
+from tidemill.errors import BrokerUnavailable
 
 PATIENCE = 120.0
 

@@ -16,8 +16,8 @@ from servers.http import JobServer, certificate
 
 from tidemill import Limit, Tidemill
 from tidemill.brokers.contract.inspection import HOLDS
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable
 from tidemill.server import tokens
 from tidemill.server.tokens import Role
 

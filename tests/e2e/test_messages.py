@@ -18,14 +18,8 @@ from typing import Any
 import pytest
 from message_desk import bodies, later
 
-from tidemill import (
-    CodecError,
-    DuplicateJob,
-    InvalidOption,
-    QueueFull,
-    State,
-    Tidemill,
-)
+from tidemill import DuplicateJob, InvalidOption, QueueFull, State, Tidemill
+from tidemill.errors import CodecError
 
 pytestmark = pytest.mark.everyday
 

@@ -8,15 +8,9 @@ import threading
 import pytest
 from message_desk import bodies, later
 
-from tidemill import (
-    CodecError,
-    Filter,
-    JobNotFound,
-    LeaseLost,
-    State,
-    Tidemill,
-)
+from tidemill import Filter, JobNotFound, State, Tidemill
 from tidemill.core.envelope import Envelope
+from tidemill.errors import CodecError, LeaseLost
 
 
 def test_at_most_once(mill: Tidemill) -> None:

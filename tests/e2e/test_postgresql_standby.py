@@ -18,8 +18,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import grants_of, open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_a_store_that_is_away_at_the_start_is_told_apart_from_an_error_of_the_ap
     place: Place,
 ) -> None:
     place.write(
-        "from tidemill import BrokerUnavailable\n"
+        "from tidemill.errors import BrokerUnavailable\n"
         "@mill.on('process_start')\ndef connect(): raise BrokerUnavailable('the store is away')\n"
         "@mill.task\ndef job(): pass\n"
     )

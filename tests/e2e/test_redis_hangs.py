@@ -18,8 +18,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.errors import Away
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 PATIENCE = 120
 

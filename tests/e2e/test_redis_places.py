@@ -14,10 +14,11 @@ import pytest
 from harness import LIMIT, SLACK, Place, check_counters, eventually, open_place
 from servers import Proxy, Redis, Sentinel, free_port, program
 
-from tidemill import BrokerUnavailable, chain, group
+from tidemill import chain, group
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

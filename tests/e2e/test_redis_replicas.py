@@ -13,7 +13,7 @@ from servers import Proxy, Redis
 
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import DuplicateJob, InvalidOption, NotReplicated
+from tidemill.errors import DuplicateJob, InvalidOption, NotReplicated
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ import pytest
 from harness import LIMIT, Place, check_counters, eventually, open_place, runs_of
 from servers import Redis
 
-from tidemill import BrokerUnavailable, ResultNotKept, StoreFull, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, ResultNotKept, StoreFull
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))

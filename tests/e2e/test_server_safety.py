@@ -25,8 +25,8 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
+from tidemill.errors import InvalidOption
 from tidemill.server import tokens
 from tidemill.server.run import serve
 from tidemill.server.settings import Settings

@@ -61,7 +61,7 @@ def test_two_containers_with_one_process_id_are_told_apart_at_once(tmp_path: Pat
             said = second.communicate(timeout=60)[1].splitlines()[-1]
         # then it is refused with a sentence that says what to do
         assert second.returncode == 1
-        assert said.startswith("tidemill.core.errors.BrokerUnavailable: another process with the ")
+        assert said.startswith("tidemill.errors.BrokerUnavailable: another process with the ")
         assert "process id 1 has the store" in said
         assert "docker run --pid=container:NAME" in said
         assert "http:// (tidemill server)" in said

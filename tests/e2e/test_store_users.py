@@ -18,9 +18,10 @@ import pytest
 from harness import Place, open_place
 from servers.base import lacks
 
-from tidemill import BrokerUnavailable, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.lmdb.engine import environment
 from tidemill.brokers.registry import open_broker
+from tidemill.errors import BrokerUnavailable
 
 SERVICE, OTHER, SHARED = 12345, 12346, 12399
 """A service's user, another one, and a group of both. No machine has such accounts."""

@@ -15,8 +15,8 @@ import pytest
 from disks import fill_disk, kept_full, mounted, take_inodes
 from harness import SLACK, Place, check_counters, eventually, open_place, runs_of
 
-from tidemill import ResultNotKept, StoreFull
 from tidemill.core.job import State
+from tidemill.errors import ResultNotKept, StoreFull
 from tidemill.worker.owner_loop import LAST_STEP
 
 APP = """

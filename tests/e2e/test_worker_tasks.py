@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from harness import Place, eventually, open_place
 
-from tidemill import JobFailed, JobNotFound, ResultNotKept, ResultTimeout, Tidemill
+from tidemill import JobFailed, JobNotFound, ResultTimeout, Tidemill
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.retry import Retries
+from tidemill.errors import ResultNotKept
 
 pytestmark = pytest.mark.everyday
 

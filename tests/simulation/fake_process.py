@@ -41,13 +41,13 @@ from fake_app import FOREVER, FakeApp, FakeRun
 from virtual_time import VirtualTime
 
 from tidemill.client.context import JobContext
-from tidemill.core.errors import JobCancelled, TidemillError
 from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
 from tidemill.core.locks import Stopping
 from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.verdicts import given_back
+from tidemill.errors import JobCancelled, TidemillError
 from tidemill.worker.child import GAVE_UP, NOTICE
 from tidemill.worker.child_protocol import Closed, Down, Hello, Setup, Up
 from tidemill.worker.execute import Executor, Run, WaitingJob

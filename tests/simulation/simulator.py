@@ -23,10 +23,10 @@ from virtual_time import Look, VirtualTime, readable
 
 from tidemill import Job, Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome
 from tidemill.core.owner import Command
 from tidemill.core.scoreboard import read_scoreboard
+from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.worker.child_protocol import Setup
 from tidemill.worker.machine import AHEAD, Machine
 from tidemill.worker.settings import Settings

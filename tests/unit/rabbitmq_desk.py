@@ -16,8 +16,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Verdict
+from tidemill.errors import BrokerUnavailable
 
 sys.path.append(str(Path(__file__).parent.parent / "conformance"))
 

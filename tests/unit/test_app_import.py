@@ -12,7 +12,7 @@ import pytest
 
 from tidemill import JobNotFound, State, Tidemill, TidemillError, app_loader
 from tidemill.app_loader import load_app
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.testing import run_all
 
 APP = """

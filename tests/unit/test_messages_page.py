@@ -13,6 +13,7 @@ from typing import NamedTuple
 from offences import expect_none
 
 import tidemill
+from tidemill import errors
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -94,8 +95,10 @@ def not_logged(lines: list[Logged]) -> Iterator[str]:
 
 def unlisted_exceptions() -> Iterator[str]:
     headings = " ".join(re.findall(r"^### (.*)$", PAGE, re.MULTILINE))
-    for name in tidemill.__all__:
-        thing = getattr(tidemill, name)
+    public = {
+        name: getattr(module, name) for module in (tidemill, errors) for name in module.__all__
+    }
+    for name, thing in public.items():
         exception = isinstance(thing, type) and issubclass(thing, BaseException)
         if exception and name not in re.findall(r"\w+", headings):
             yield f"docs/reference/messages.md has no section for {name}."

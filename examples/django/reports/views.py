@@ -7,8 +7,9 @@ from django.shortcuts import get_object_or_404, redirect, render
 
 from reports.models import Report
 from reports.tasks import make_report
-from tidemill import JobNotFound, JobPruned
+from tidemill import JobNotFound
 from tidemill.django import mill
+from tidemill.errors import JobPruned
 
 
 class ReportForm(forms.ModelForm):

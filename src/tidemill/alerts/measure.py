@@ -14,8 +14,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.errors import FeatureMissing
 from tidemill.core.owner import Owner
+from tidemill.errors import FeatureMissing
 
 
 class Value(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tidemill.core.config import check_name
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 Kind = Literal["oldest", "depth", "failures", "no-worker", "disk"]
 """The values that a rule can measure.

@@ -19,7 +19,7 @@ from tidemill.alerts.state import Alert
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.history_rows import join_name
 from tidemill.core.clock import clock
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 
 log = logging.getLogger("tidemill.alerts")
 

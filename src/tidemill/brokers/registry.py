@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.config import Url, parse_url
-from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.files import take_standard_descriptors
 from tidemill.core.suggest import did_you_mean
+from tidemill.errors import FeatureMissing, InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.brokers.contract.features import Feature

@@ -13,15 +13,15 @@ from typing import Any
 import click
 
 from tidemill import __version__
-from tidemill.core.errors import (
+from tidemill.core.files import take_standard_descriptors
+from tidemill.core.suggest import did_you_mean
+from tidemill.errors import (
     BrokerUnavailable,
     InvalidOption,
     JobNotFound,
     JobPruned,
     TidemillError,
 )
-from tidemill.core.files import take_standard_descriptors
-from tidemill.core.suggest import did_you_mean
 
 __all__ = ["main"]
 

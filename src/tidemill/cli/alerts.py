@@ -14,8 +14,8 @@ from tidemill.app import Tidemill
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, log_options, store_options
 from tidemill.core.clock import clock
-from tidemill.core.errors import TidemillError
 from tidemill.core.log_output import LogSettings, log_output
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from tidemill.alerts.rules import Rules

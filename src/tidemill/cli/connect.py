@@ -14,8 +14,8 @@ from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import parse_url
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.log_output import FORMATS, LEVELS, LogSettings
+from tidemill.errors import BrokerUnavailable
 
 Verb = Callable[..., Any]
 

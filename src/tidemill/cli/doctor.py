@@ -9,10 +9,10 @@ import msgspec
 
 from tidemill.cli import console
 from tidemill.cli.connect import app_option, json_option, open_mill, url_option
-from tidemill.core.errors import TidemillError
 from tidemill.doctor.examine import examine
 from tidemill.doctor.findings import Finding
 from tidemill.doctor.versions import installed, remedy
+from tidemill.errors import TidemillError
 
 
 @click.command()

@@ -12,8 +12,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.client.job_handle import Job
-from tidemill.core.errors import InvalidOption, JobCancelled, JobExpired, JobFailed, ResultTimeout
 from tidemill.core.job import State
+from tidemill.errors import InvalidOption, JobFailed, JobUnsuccessful, ResultTimeout
 
 
 @click.command()
@@ -80,7 +80,7 @@ def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: boo
     """Wait for the job, print its result or its error, and return the exit code."""
     try:
         result = job.result(seconds)
-    except (JobFailed, JobCancelled, JobExpired, ResultTimeout) as error:
+    except (JobUnsuccessful, ResultTimeout) as error:
         document["state"] = str(job.state)
         text = error.error if isinstance(error, JobFailed) else str(error)
         document["error"] = text

@@ -19,8 +19,8 @@ from tidemill.cli.workers import OWNER_COLUMNS, owner_row, public_owner
 from tidemill.client.history import TaskNumbers
 from tidemill.core.clock import clock
 from tidemill.core.config import lmdb_url
-from tidemill.core.errors import TidemillError
 from tidemill.doctor import words
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,8 +15,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.search import states_of
 from tidemill.core.clock import id_time
 from tidemill.core.config import MAX_NAME
-from tidemill.core.errors import InvalidOption, JobNotFound
 from tidemill.core.job import Record, State
+from tidemill.errors import InvalidOption, JobNotFound
 
 _PAGE = 500
 _PART_LEAST = 4

@@ -10,9 +10,9 @@ from tidemill.app import Tidemill
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queues import no_such_queue
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit
+from tidemill.errors import InvalidOption, TidemillError
 from tidemill.limits.declare import limit_public, terms_text, value_of
 
 _NONE = "none"

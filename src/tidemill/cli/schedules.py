@@ -15,7 +15,7 @@ from tidemill.cli import console
 from tidemill.cli.connect import app_option, json_option, open_mill, store_options, url_option
 from tidemill.cli.enqueue import argument, keyword
 from tidemill.core.clock import clock
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
 from tidemill.schedules.rules import times

@@ -19,8 +19,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, log_options
 from tidemill.core.clock import clock
-from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.log_output import LogSettings, log_output
+from tidemill.errors import FeatureMissing, InvalidOption
 
 _AUTH = click.option(
     "--auth",

@@ -8,8 +8,8 @@ from tidemill.app import Tidemill
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.enqueue import argument
-from tidemill.core.errors import TidemillError
 from tidemill.core.suggest import hint
+from tidemill.errors import TidemillError
 
 
 @click.command()

@@ -20,8 +20,8 @@ from tidemill.client.worker_reports import (
     flame_graph,
     top_functions,
 )
-from tidemill.core.errors import TidemillError
 from tidemill.core.owner import Owner
+from tidemill.errors import TidemillError
 
 
 @click.group()

@@ -23,7 +23,7 @@ import msgspec
 from tidemill.core.codec import pack, unpack
 from tidemill.core.converters import KEPT, Converter, converter_of, full_name, is_number, plain_base
 from tidemill.core.envelope import Ref
-from tidemill.core.errors import CodecError
+from tidemill.errors import CodecError
 
 TEXT_MOST = 120
 """The most characters of the text that shows a job's arguments."""

@@ -13,8 +13,8 @@ from tidemill.client.display import open_bar
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
 from tidemill.core.config import Seconds, check_seconds
-from tidemill.core.errors import ResultTimeout, TidemillError
 from tidemill.core.job import Record, State
+from tidemill.errors import ResultTimeout, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import RunOn, State
+from tidemill.errors import InvalidOption
 
 R = TypeVar("R")
 

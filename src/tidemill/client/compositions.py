@@ -24,9 +24,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.inline_jobs import JobStore
 from tidemill.core.codec import unpack, verify, verify_result
 from tidemill.core.dependencies import was_dropped
-from tidemill.core.errors import InvalidOption, JobPruned, RetryRefused
 from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Input, Record, RunOn, State
 from tidemill.core.retry import Fail
+from tidemill.errors import InvalidOption, JobPruned, RetryRefused
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Note
 from tidemill.core.locks import NEVER, Stopping
 from tidemill.core.priority import priority_of
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from tidemill.worker.starvation import Waits

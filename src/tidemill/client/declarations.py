@@ -20,8 +20,8 @@ from tidemill.client.options import CALL_OPTIONS, Options
 from tidemill.client.threads import is_in_event_loop
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
-from tidemill.core.errors import FeatureMissing, InvalidOption, TaskNotFound, TidemillError
 from tidemill.core.suggest import did_you_mean
+from tidemill.errors import FeatureMissing, InvalidOption, TaskNotFound, TidemillError
 from tidemill.limits.declare import Limit
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history import QueueNumbers
 from tidemill.core.clock import clock
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Record
+from tidemill.errors import InvalidOption, TidemillError
 
 if TYPE_CHECKING:
     from rich.progress import Progress

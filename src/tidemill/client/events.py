@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from tidemill.client.call import Call
 from tidemill.client.options import check_headers
-from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import hint
+from tidemill.errors import InvalidOption
 
 Event = Literal["process_start", "process_stop", "enqueue"]
 ProcessHandler = Callable[[], Awaitable[None] | None]

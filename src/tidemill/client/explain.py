@@ -16,12 +16,12 @@ from tidemill.client.compositions import cause_of, cause_text, parents_of, why_n
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.config import main_module
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import GROUP, Record, RunOn, State
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_runs
 from tidemill.core.verdicts import waits_for_its_task
+from tidemill.errors import TidemillError
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
 

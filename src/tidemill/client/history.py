@@ -43,7 +43,6 @@ from tidemill.brokers.generic.notes import Notes
 from tidemill.client.threads import in_thread
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_seconds
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.rollup import (
     CANCELLED,
@@ -60,6 +59,7 @@ from tidemill.core.rollup import (
     WIDTH,
     percentile,
 )
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from tidemill.brokers.contract.inspection import Filter, Page, matches, number_of
 from tidemill.brokers.contract.store import Store
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Record
 from tidemill.core.locks import Lock
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 KEPT_MOST = 10_000
 """The number of jobs that are kept; the oldest go first."""

@@ -32,7 +32,8 @@ from tidemill.client.trail import Event, trail_of
 from tidemill.core.clock import new_id
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import (
+from tidemill.core.job import GROUP, Attempt, Record, State
+from tidemill.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -41,7 +42,6 @@ from tidemill.core.errors import (
     ResultTimeout,
     TidemillError,
 )
-from tidemill.core.job import GROUP, Attempt, Record, State
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -37,7 +37,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.client.context import JobContext
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 Middleware = (
     Callable[[Callable[[], Any], JobContext], Any]

@@ -28,7 +28,6 @@ from tidemill.core.config import (
     check_seconds,
 )
 from tidemill.core.envelope import Envelope, Unique
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Conflict
 from tidemill.core.priority import rank_of
 from tidemill.core.retry import (
@@ -39,6 +38,7 @@ from tidemill.core.retry import (
     check_error_types,
     check_retry_rule,
 )
+from tidemill.errors import InvalidOption
 from tidemill.limits.declare import FunctionOfArguments, Limit, check_limit
 
 if TYPE_CHECKING:

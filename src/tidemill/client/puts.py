@@ -36,12 +36,12 @@ from tidemill.core.codec import pack, pack_pickle, pack_pickle_call, pack_plain_
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.config import check_name, check_size
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import InvalidOption, TidemillError, Unroutable
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Put
 from tidemill.core.locks import Lock
 from tidemill.core.signals import SignalsDeferred
 from tidemill.core.topics import check_topic
+from tidemill.errors import InvalidOption, TidemillError, Unroutable
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

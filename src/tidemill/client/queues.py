@@ -36,10 +36,10 @@ from tidemill.core.config import (
     check_seconds,
 )
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption, QueueFull, TidemillError
 from tidemill.core.job import State
 from tidemill.core.suggest import hint
 from tidemill.core.topics import check_pattern
+from tidemill.errors import InvalidOption, QueueFull, TidemillError
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from tidemill.client.inline_jobs import JobStore, move_due
 from tidemill.client.job_handle import Job
 from tidemill.client.task import Task
 from tidemill.core.config import check_known, check_name
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import GROUP, State
 from tidemill.core.suggest import did_you_mean
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

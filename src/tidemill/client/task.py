@@ -29,8 +29,8 @@ from tidemill.client.context import running_job
 from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.config import check_name, main_module
-from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import our_option
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -22,9 +22,9 @@ import msgspec
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.owner import Command, Owner
 from tidemill.core.suggest import hint
+from tidemill.errors import InvalidOption, TidemillError
 
 KIND = "report"
 """The kind of the notes that hold reports."""

@@ -29,7 +29,7 @@ from msgspec.msgpack import Ext
 
 from tidemill.core.converters import Converter, converter_of, full_name, remedy
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope, Ref
-from tidemill.core.errors import BadSignature, CodecError, ResultNotKept
+from tidemill.errors import BadSignature, CodecError, ResultNotKept
 
 MAX_RESULT = 15 * 1024 * 1024
 """The most bytes of a result. A large write delays other writes; Redis refuses over 512 MiB."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Conflict
 from tidemill.core.priority import rank_of
 from tidemill.core.retry import Retries
 from tidemill.core.suggest import did_you_mean, hint, our_option
+from tidemill.errors import InvalidOption
 
 MAX_BODY = 1024 * 1024
 """The most bytes of a body."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tidemill.core.errors import CodecError, InvalidOption
+from tidemill.errors import CodecError, InvalidOption
 
 T = TypeVar("T")
 

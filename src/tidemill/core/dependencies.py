@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption, JobNotFound
 from tidemill.core.job import Record, RunOn, State
 from tidemill.core.purge_mark import is_purged
+from tidemill.errors import InvalidOption, JobNotFound
 
 
 def check_links(job: Envelope) -> None:

@@ -19,7 +19,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 _OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PATH_ONLY = getattr(os, "O_PATH", 0)

@@ -23,8 +23,8 @@ import msgspec
 from tidemill.core.backoff import backoff
 from tidemill.core.codec import unpack
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.errors import InvalidOption
 from tidemill.core.priority import priority_of
+from tidemill.errors import InvalidOption
 
 
 class State(enum.StrEnum):

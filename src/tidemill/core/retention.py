@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 KEEP_OPTIONS = ("keep", "keep_count", "keep_failed")
 

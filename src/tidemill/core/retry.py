@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.backoff import RetryPolicy
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 ErrorType = type[BaseException] | str
 """A class of exceptions, or the dotted name of one.

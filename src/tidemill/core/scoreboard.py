@@ -34,9 +34,9 @@ import struct
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder, create_file
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 _OWNER = struct.Struct("=32s")
 _TOKEN = struct.Struct("=Q")

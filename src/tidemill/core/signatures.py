@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from tidemill.core.clock import clock
 from tidemill.core.codec import sign_result, verify
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BadSignature
 from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.errors import BadSignature
 
 COMES_AGAIN = 30.0
 """Seconds until a message is ready again after an app without keys released it."""

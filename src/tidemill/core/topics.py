@@ -6,7 +6,7 @@ In a pattern ``*`` stands for exactly one word, and ``#`` for zero or more words
 from __future__ import annotations
 
 from tidemill.core.config import check_name
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 _ONE, _ANY = "*", "#"
 

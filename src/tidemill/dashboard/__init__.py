@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tidemill.app import Tidemill
-from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.roles import User
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.dashboard.dashboard import AsgiDashboard, Dashboard, Who, WsgiDashboard

@@ -29,7 +29,6 @@ from tidemill.brokers.contract.schedules import Schedule
 from tidemill.brokers.generic.notes import Notes
 from tidemill.brokers.generic.purges import WHY_LEFT, Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
 from tidemill.dashboard import audit
 from tidemill.dashboard.job_search import JobQuery, need_lists, pages_of, parse, query_text
@@ -37,6 +36,7 @@ from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, query_of, target
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import InvalidOption, TidemillError
 
 log = logging.getLogger("tidemill.dashboard")
 routes = Routes()

@@ -21,13 +21,6 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from tidemill.app import Tidemill
-from tidemill.core.errors import (
-    BrokerUnavailable,
-    FeatureMissing,
-    JobNotFound,
-    ScheduleNotFound,
-    TidemillError,
-)
 from tidemill.dashboard import (
     audit,
     bulk,
@@ -51,6 +44,13 @@ from tidemill.dashboard.page import Forbidden, NotFound, Page
 from tidemill.dashboard.roles import Role, User, role_named
 from tidemill.dashboard.routes import Route, routes_at
 from tidemill.dashboard.security import HEADERS, Signer, is_same_origin
+from tidemill.errors import (
+    BrokerUnavailable,
+    FeatureMissing,
+    JobNotFound,
+    ScheduleNotFound,
+    TidemillError,
+)
 
 log = logging.getLogger("tidemill.dashboard")
 

@@ -13,7 +13,6 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import FailureNumbers
 from tidemill.core.clock import clock
-from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.job import Record
 from tidemill.dashboard.job_search import failure_in, pages_of, parse, query_text
@@ -22,6 +21,7 @@ from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import WINDOWS, Window, failures, window
+from tidemill.errors import InvalidOption
 
 routes = Routes()
 

@@ -25,13 +25,13 @@ from tidemill.client.compositions import (
     size_of,
 )
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import JobNotFound, RetryRefused
 from tidemill.core.job import GROUP, Record, State
 from tidemill.dashboard.formats import duration, percent
 from tidemill.dashboard.job_search import page_of, parse, query_text
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import JobNotFound, RetryRefused
 from tidemill.workflows.planner import step_id
 
 routes = Routes()

@@ -23,14 +23,6 @@ from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call, unpack
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, Ref
-from tidemill.core.errors import (
-    CodecError,
-    InvalidOption,
-    JobNotFound,
-    JobPruned,
-    ResultNotKept,
-    TidemillError,
-)
 from tidemill.core.job import GROUP, Placed, Record, State
 from tidemill.core.owner import Owner
 from tidemill.core.priority import priority_of, rank_of
@@ -42,6 +34,14 @@ from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.waterfall import Cause, Known, bars_of, spans_of
+from tidemill.errors import (
+    CodecError,
+    InvalidOption,
+    JobNotFound,
+    JobPruned,
+    ResultNotKept,
+    TidemillError,
+)
 
 routes = Routes()
 

@@ -16,10 +16,10 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
-from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import Failure, failure_of
 from tidemill.core.job import FINISHED, HIDDEN, Record, State
 from tidemill.core.suggest import did_you_mean
+from tidemill.errors import InvalidOption
 
 LONGEST = 1000
 """The most characters of a search text."""

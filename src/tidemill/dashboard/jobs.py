@@ -17,7 +17,6 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.core.priority import priority_of
 from tidemill.dashboard.http import LongResponse, Request
@@ -36,6 +35,7 @@ from tidemill.dashboard.job_search import (
 from tidemill.dashboard.page import Forbidden, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import InvalidOption
 
 routes = Routes()
 

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.doctor.queues import state_of_limit
+from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import rate_text, terms_text, value_of
 

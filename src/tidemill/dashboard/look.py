@@ -18,9 +18,9 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.errors import TidemillError
 from tidemill.core.owner import Owner
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from tidemill.dashboard.page import Page

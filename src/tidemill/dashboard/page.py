@@ -11,7 +11,6 @@ import jinja2
 from starlette.responses import HTMLResponse, Response
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.errors import InvalidOption
 from tidemill.dashboard import audit
 from tidemill.dashboard.formats import FILTERS, ICONS
 from tidemill.dashboard.http import Request, version_of
@@ -20,6 +19,7 @@ from tidemill.dashboard.look import Look
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.routes import part_of
 from tidemill.doctor.held import Held, held_jobs
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill

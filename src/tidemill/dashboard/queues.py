@@ -15,7 +15,6 @@ from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
 from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNumbers, latest_of
-from tidemill.core.errors import InvalidOption
 from tidemill.core.owner import Owner
 from tidemill.dashboard import bulk
 from tidemill.dashboard.overview import has_tasks, worker_command
@@ -33,6 +32,7 @@ from tidemill.dashboard.windows import (
     totals,
     window,
 )
+from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import rate_text, terms_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import did_you_mean
+from tidemill.errors import InvalidOption
 
 
 class Role(enum.IntEnum):

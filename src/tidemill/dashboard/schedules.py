@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import InvalidOption
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
 from tidemill.schedules.words import cron_in_words

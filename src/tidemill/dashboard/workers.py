@@ -15,7 +15,6 @@ from starlette.responses import HTMLResponse, Response
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.worker_reports import ask_worker, flame_graph
 from tidemill.core.clock import clock
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record
 from tidemill.core.owner import Command, Owner
 from tidemill.core.scoreboard import read_runs
@@ -23,6 +22,7 @@ from tidemill.dashboard.overview import worker_command
 from tidemill.dashboard.page import NotFound, Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
+from tidemill.errors import InvalidOption
 
 routes = Routes()
 

@@ -26,8 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tidemill.app import Tidemill
 from tidemill.core.config import lmdb_url
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Outcome, Record, State
+from tidemill.errors import TidemillError
 
 DELAY = 1.0
 """Seconds of the delayed job's delay."""

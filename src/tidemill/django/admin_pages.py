@@ -21,17 +21,17 @@ from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.search import states_of, users_queues
 from tidemill.client.trail import trail_of
-from tidemill.core.errors import (
+from tidemill.core.job import Record, State
+from tidemill.django.framework.parts import default
+from tidemill.django.project import DjangoMill, project_mill
+from tidemill.django.schedule_form import ScheduleForm, known_tasks
+from tidemill.errors import (
     InvalidOption,
     JobNotFound,
     ScheduleExists,
     ScheduleNotFound,
     TidemillError,
 )
-from tidemill.core.job import Record, State
-from tidemill.django.framework.parts import default
-from tidemill.django.project import DjangoMill, project_mill
-from tidemill.django.schedule_form import ScheduleForm, known_tasks
 from tidemill.schedules.parse import When
 
 PAGE = 100

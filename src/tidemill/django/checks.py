@@ -12,9 +12,9 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from tidemill.core.errors import TidemillError
 from tidemill.django.cluster import READ, WITHOUT_MEANING, cluster
 from tidemill.django.settings import Settings, database_of, read_settings
+from tidemill.errors import TidemillError
 
 
 def check_settings(

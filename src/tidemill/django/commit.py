@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from tidemill.client.job_handle import Job
 from tidemill.client.puts import PendingPuts, Publication
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

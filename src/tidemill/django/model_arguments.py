@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from django.db import models
 
 from tidemill.core.converters import register_converter
-from tidemill.core.errors import CodecError, InvalidOption
+from tidemill.errors import CodecError, InvalidOption
 
 M = TypeVar("M", bound=type[models.Model])
 

@@ -24,9 +24,9 @@ from django.utils.module_loading import import_string
 
 from tidemill.client.options import TASK_OPTIONS
 from tidemill.core.config import parse_url
-from tidemill.core.errors import TidemillError
 from tidemill.core.suggest import hint
 from tidemill.django.cluster import store_url
+from tidemill.errors import TidemillError
 
 KEYS = (
     *("URL", "TEST_URL", "ENQUEUE_ON_COMMIT", "ROBUST", "JOIN_ATOMIC", "MIDDLEWARE"),

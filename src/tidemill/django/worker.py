@@ -18,11 +18,11 @@ from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from tidemill.core.errors import InvalidOption
 from tidemill.core.suggest import hint
 from tidemill.django.framework.parts import default
 from tidemill.django.project import load_tasks, project_mill
 from tidemill.django.q.calls import declare
+from tidemill.errors import InvalidOption
 
 
 def _start() -> None:

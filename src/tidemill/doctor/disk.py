@@ -10,9 +10,9 @@ from typing import Any
 
 from tidemill.brokers.contract.rpc import NotAllowed
 from tidemill.brokers.contract.store import Store
-from tidemill.core.errors import StoreFull
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import size
+from tidemill.errors import StoreFull
 
 NEARLY = 0.9
 """The map counts as nearly full when puts have used more than this part of their room."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.errors import TidemillError
 from tidemill.doctor.disk import space, writable
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.queues import asked_for, backlog, closed_limits, unknown_tasks
@@ -15,6 +14,7 @@ from tidemill.doctor.schedules import schedules
 from tidemill.doctor.store import NOT_SYNCED, cleaning, durable, granted, here, policies, publishing
 from tidemill.doctor.versions import same_versions
 from tidemill.doctor.workers import alive, clocks, leases
+from tidemill.errors import TidemillError
 
 _Check = Callable[[Seen], Iterator[Finding]]
 

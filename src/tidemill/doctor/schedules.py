@@ -10,9 +10,9 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
-from tidemill.core.errors import CodecError
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.doctor.findings import Finding, Seen
+from tidemill.errors import CodecError
 from tidemill.schedules import record as kept
 from tidemill.schedules.declare import Schedule
 

@@ -20,8 +20,8 @@ from tidemill.core.config import (
     check_name,
     check_seconds,
 )
-from tidemill.core.errors import InvalidOption
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import LimitStats
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)?([smhd])", re.ASCII)

@@ -24,14 +24,14 @@ from tidemill.client.threads import in_thread
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, Planned
-from tidemill.core.errors import (
+from tidemill.core.suggest import hint
+from tidemill.errors import (
     CodecError,
     InvalidOption,
     ScheduleExists,
     ScheduleNotFound,
     ScheduleOver,
 )
-from tidemill.core.suggest import hint
 from tidemill.schedules import record as kept
 from tidemill.schedules.parse import ScheduleOptions, Timing, When, naming, when_of
 from tidemill.schedules.record import Stored

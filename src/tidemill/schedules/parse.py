@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 
 from tidemill.core.clock import clock
 from tidemill.core.config import Seconds, check_count, check_known, check_moment, check_seconds
-from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.errors import InvalidOption, TidemillError
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
 

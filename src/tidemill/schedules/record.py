@@ -30,7 +30,7 @@ import msgspec
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Planned
-from tidemill.core.errors import CodecError
+from tidemill.errors import CodecError
 from tidemill.schedules.rules import Rule, next_time, times
 
 AT_ONCE = 100

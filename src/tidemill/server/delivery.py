@@ -23,9 +23,9 @@ from tidemill.client.messages import fresh_copy
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError, TidemillError
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.signatures import trusted
+from tidemill.errors import CodecError, TidemillError
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import ReservedJob
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from tidemill.app import Tidemill
 from tidemill.client.history import QueueSnapshots
-from tidemill.core.errors import InvalidOption, TidemillError
+from tidemill.errors import InvalidOption, TidemillError
 from tidemill.server.beanstalk.listener import listener_of
 from tidemill.server.embedded_worker import EmbeddedWorker
 from tidemill.server.http.access_log import AccessLog

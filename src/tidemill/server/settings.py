@@ -6,7 +6,7 @@ import ipaddress
 
 import msgspec
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.server.tokens import Role
 
 DEFAULT_PORT = 8333

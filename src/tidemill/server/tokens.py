@@ -31,7 +31,7 @@ import msgspec
 
 from tidemill.core.clock import clock
 from tidemill.core.config import check_name
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.server.http.validation_errors import validation_message
 
 log = logging.getLogger("tidemill.server")

@@ -27,8 +27,8 @@ from tidemill.brokers.contract.history_rows import (
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 PAGE = 500
 """The most rows that one step adds."""

@@ -21,8 +21,8 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.generic.topics import bind, bindings
 from tidemill.core.crash_points import point
-from tidemill.core.errors import FeatureMissing, InvalidOption, StoreMoved
 from tidemill.core.job import Record, State
+from tidemill.errors import FeatureMissing, InvalidOption, StoreMoved
 from tidemill.transfer.history import copy_history
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.to_rabbitmq import check_fits, put_all

@@ -22,9 +22,9 @@ from tidemill.brokers.generic.topics import bindings
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import LimitSettings
+from tidemill.errors import InvalidOption
 from tidemill.transfer.progress import Moved
 
 PAGE = 500

@@ -22,9 +22,9 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import DECLARATION, LAST_OWN, Change, Schedule
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
-from tidemill.core.errors import BrokerUnavailable, StoreFull, StoreMoved, TidemillError
 from tidemill.core.job import State
 from tidemill.core.verdicts import waits_for_its_task
+from tidemill.errors import BrokerUnavailable, StoreFull, StoreMoved, TidemillError
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.parts import Part
 

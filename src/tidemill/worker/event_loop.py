@@ -22,7 +22,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import running_job
-from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.worker.forked_children import end_child, is_child
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.verdicts import describe

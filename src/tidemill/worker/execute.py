@@ -29,11 +29,11 @@ from tidemill.client.middleware import Layer, compose
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.errors import BadSignature, CodecError
 from tidemill.core.job import Lease, Note, Verdict
 from tidemill.core.retry import Fail, JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.signatures import hands_on, sign_handed_on, trusted
 from tidemill.core.verdicts import given_back
+from tidemill.errors import BadSignature, CodecError
 from tidemill.worker import verdicts
 from tidemill.worker.event_loop import run_awaitable
 from tidemill.worker.forked_children import end_if_child, perform

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 from tidemill.worker.banner import Start
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor

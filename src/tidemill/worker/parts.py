@@ -19,7 +19,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import Deploy, QueueSnapshots
 from tidemill.core.clock import clock
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.process import State
 

@@ -24,7 +24,7 @@ from tidemill.client.worker_reports import (
     encode_report,
 )
 from tidemill.core.clock import clock
-from tidemill.core.errors import StoreGone, TidemillError
+from tidemill.errors import StoreGone, TidemillError
 from tidemill.worker.parts import Part
 from tidemill.worker.process import WorkerProcess
 

@@ -20,7 +20,7 @@ from tidemill.brokers.contract.schedules import LAST_OWN, Change, Changed, LeftO
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
+from tidemill.errors import BrokerUnavailable, CodecError, StoreFull, StoreMoved
 from tidemill.schedules import record as kept
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.parts import Part

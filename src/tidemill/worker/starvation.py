@@ -12,9 +12,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from tidemill.client.context import JobContext
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import State
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import TidemillError
 from tidemill.worker.child_protocol import Setup
 
 if TYPE_CHECKING:

@@ -30,15 +30,15 @@ from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.client.worker_reports import question_of
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.errors import (
+from tidemill.core.owner import Command, Owner
+from tidemill.core.version import __version__
+from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
     InvalidOption,
     StoreFull,
     StoreMoved,
 )
-from tidemill.core.owner import Command, Owner
-from tidemill.core.version import __version__
 from tidemill.worker.banner import Start
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations

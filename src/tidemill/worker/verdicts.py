@@ -17,7 +17,6 @@ from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import JobCancelled
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import (
     Fail,
@@ -29,6 +28,7 @@ from tidemill.core.retry import (
     WorkerStopping,
     is_one_of,
 )
+from tidemill.errors import JobCancelled
 from tidemill.worker.notes import interrupted_run
 from tidemill.worker.safe_logging import SafeLog
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemill.client.compositions import alter_all, cancel_all, delete_all
 from tidemill.client.job_handle import Job
 from tidemill.core.config import Seconds, check_alter
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
+from tidemill.errors import InvalidOption
 from tidemill.workflows.handles import JobGroup
 
 if TYPE_CHECKING:

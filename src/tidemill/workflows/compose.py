@@ -15,8 +15,8 @@ from tidemill.client.call import Call, Ended, Hooked, PartialCall
 from tidemill.client.task import Configured
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Ref
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import RunOn
+from tidemill.errors import InvalidOption
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.handles import JobGroup
 

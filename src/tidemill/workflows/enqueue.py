@@ -14,7 +14,7 @@ from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
 from tidemill.client.task import Task, call_by_name
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Composition, Flow, Node
 from tidemill.workflows.handles import JobGroup

@@ -24,8 +24,8 @@ from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.threads import in_thread
 from tidemill.core.config import Seconds, check_alter, check_seconds
-from tidemill.core.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 from tidemill.core.job import GROUP, Record, State
+from tidemill.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.call import Ended
 from tidemill.client.compositions import group_results, result_of
 from tidemill.core.envelope import Envelope, Ref
-from tidemill.core.errors import JobPruned
 from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Input, Lease, RunOn, State
 from tidemill.core.retry import Fail, Skip, Snooze
+from tidemill.errors import JobPruned
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime

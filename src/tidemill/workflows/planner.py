@@ -25,8 +25,8 @@ from tidemill.client.call import HOOKS, Call
 from tidemill.client.compositions import MEMBER_COUNT, member_id
 from tidemill.core.codec import pack
 from tidemill.core.envelope import Envelope, Links, Ref
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import GROUP, RunOn
+from tidemill.errors import InvalidOption
 from tidemill.workflows.compose import (
     Chain,
     Composition,

@@ -24,8 +24,8 @@ from tidemill.brokers.registry import open_broker
 from tidemill.client.context import running_job
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome
+from tidemill.errors import BrokerUnavailable
 from tidemill.worker import event_loop
 
 # -- py-lmdb: environments that are open twice ---------------------------------------------------

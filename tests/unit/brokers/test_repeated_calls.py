@@ -7,8 +7,8 @@ import pytest
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, added
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Lease, Note, Outcome, Verdict
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 
 class Far:

@@ -13,7 +13,7 @@ from tidemill.brokers.http.connections import Server, ServerConnection
 from tidemill.brokers.network.spare_connections import Spares
 from tidemill.brokers.registry import open_broker
 from tidemill.core.config import parse_url
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 
 
 class Connection:

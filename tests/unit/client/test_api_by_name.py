@@ -11,19 +11,11 @@ import pytest
 from moved_clock import MovedClock
 from servers import rabbitmq_url
 
-from tidemill import (
-    BrokerUnavailable,
-    FeatureMissing,
-    InvalidOption,
-    Limit,
-    Retries,
-    TaskNotFound,
-    Tidemill,
-    chain,
-)
+from tidemill import InvalidOption, Limit, Retries, Tidemill, chain
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.client import declarations
 from tidemill.core.envelope import Envelope
+from tidemill.errors import BrokerUnavailable, FeatureMissing, TaskNotFound
 from tidemill.testing import run_all
 from tidemill.transfer.store_to_store import move
 

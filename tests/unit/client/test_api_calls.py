@@ -16,7 +16,6 @@ from tidemill import (
     Job,
     JobCancelled,
     JobNotFound,
-    JobPruned,
     ResultTimeout,
     State,
     Task,
@@ -24,6 +23,7 @@ from tidemill import (
     TidemillError,
 )
 from tidemill.core.job import Record
+from tidemill.errors import JobPruned
 from tidemill.testing import run_all
 
 

@@ -12,20 +12,13 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tidemill import (
-    CallOptions,
-    FeatureMissing,
-    InvalidOption,
-    PutOptions,
-    Retries,
-    TaskOptions,
-    Tidemill,
-)
+from tidemill import CallOptions, InvalidOption, PutOptions, Retries, TaskOptions, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client import options
 from tidemill.client.task import task_name
 from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.job import Conflict
+from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
 
 

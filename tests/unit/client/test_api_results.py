@@ -22,7 +22,6 @@ from http_desk import HttpOwner
 from tidemill import (
     Fail,
     JobCancelled,
-    JobExpired,
     JobFailed,
     ResultTimeout,
     Retries,
@@ -35,6 +34,7 @@ from tidemill import (
 from tidemill.brokers.contract.exchange import Want
 from tidemill.core.codec import MAX_RESULT, pack
 from tidemill.core.job import Outcome, Verdict
+from tidemill.errors import JobExpired
 from tidemill.testing import run_all, worker
 
 

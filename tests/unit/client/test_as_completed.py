@@ -21,7 +21,6 @@ from tidemill import (
     InvalidOption,
     Job,
     JobNotFound,
-    JobPruned,
     ResultTimeout,
     State,
     Tidemill,
@@ -32,6 +31,7 @@ from tidemill import (
     map_many,
 )
 from tidemill.client import as_completed as completed_module
+from tidemill.errors import JobPruned
 from tidemill.testing import run_all, worker
 
 MillMaker = Callable[..., Tidemill]

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pydantic
 import pytest
 
-from tidemill import CodecError, InvalidOption, JobFailed, Tidemill, register_converter
+from tidemill import InvalidOption, JobFailed, Tidemill, register_converter
 from tidemill.core.codec import pack, unpack
+from tidemill.errors import CodecError
 from tidemill.testing import run_all
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tidemill import CodecError, Tidemill
+from tidemill import Tidemill
+from tidemill.errors import CodecError
 from tidemill.testing import run_all
 
 

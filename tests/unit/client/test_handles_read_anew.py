@@ -13,9 +13,10 @@ import psycopg
 import pytest
 from servers import STORES, new_store
 
-from tidemill import JobExpired, JobNotFound, JobPruned, Tidemill, as_completed
+from tidemill import JobNotFound, Tidemill, as_completed
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import State
+from tidemill.errors import JobExpired, JobPruned
 from tidemill.testing import run_all
 
 pytestmark = pytest.mark.everyday

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill import BrokerUnavailable, InvalidOption, LeaseLost, Message, Tidemill
+from tidemill import InvalidOption, Message, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.client import messages
 from tidemill.core.job import Outcome, Verdict
+from tidemill.errors import BrokerUnavailable, LeaseLost
 
 
 @pytest.fixture

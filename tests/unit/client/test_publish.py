@@ -12,15 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidemill import (
-    FeatureMissing,
-    InvalidOption,
-    QueueFull,
-    Tidemill,
-    TidemillError,
-    Unroutable,
-)
+from tidemill import InvalidOption, QueueFull, Tidemill, TidemillError
 from tidemill.core.topics import matches
+from tidemill.errors import FeatureMissing, Unroutable
 
 MillMaker = Callable[..., Tidemill]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tidemill import StoreFull, Tidemill, TidemillError
+from tidemill import Tidemill, TidemillError
 from tidemill.brokers.generic import purges
 from tidemill.brokers.generic.purges import Restored
+from tidemill.errors import StoreFull
 
 
 def bodies(mill: Tidemill, queue: str = "q") -> list[object]:

@@ -22,7 +22,7 @@ from msgspec.msgpack import Ext, encode
 
 from tidemill.core.codec import pack, pack_pickle, sign, unpack, unpack_pickle, verify
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BadSignature, CodecError
+from tidemill.errors import BadSignature, CodecError
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 

@@ -14,8 +14,8 @@ from tidemill import Tidemill
 from tidemill.brokers.registry import open_broker
 from tidemill.core import config
 from tidemill.core.config import parse_url
-from tidemill.core.errors import FeatureMissing, InvalidOption
 from tidemill.core.retry import Retries
+from tidemill.errors import FeatureMissing, InvalidOption
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.backoff import ENDLESS, RetryPolicy, backoff
-from tidemill.core.errors import InvalidOption
 from tidemill.core.retry import JobTerminated, JobTimeout, Retry, Snooze
+from tidemill.errors import InvalidOption
 
 
 def test_without_jitter_the_bound_doubles_up_to_the_cap() -> None:

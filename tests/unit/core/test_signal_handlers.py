@@ -19,8 +19,8 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core import signals
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 pytestmark = pytest.mark.everyday
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.errors import InvalidOption
 from tidemill.core.topics import check_pattern, check_topic, matches
+from tidemill.errors import InvalidOption
 
 WORDS = st.sampled_from(["a", "b", "c"])
 TOPICS = st.lists(WORDS, min_size=1, max_size=6)

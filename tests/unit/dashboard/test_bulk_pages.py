@@ -12,13 +12,13 @@ from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Tidemill
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import GROUP, State
 from tidemill.dashboard import bulk, queues
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.bulk import Bulk
 from tidemill.dashboard.job_search import parse
 from tidemill.dashboard.jobs import Done, act
+from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.testing import run_all
 
 broken = threading.Event()

@@ -7,10 +7,11 @@ import re
 import pytest
 from dashboard_desk import Visitor, words
 
-from tidemill import BrokerUnavailable, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.dashboard.formats import NOTHING
+from tidemill.errors import BrokerUnavailable
 
 PAGES = ("/", "/queues", "/queues/mail", "/workers", "/audit", "/settings", "/help")
 

@@ -18,10 +18,10 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
 from tidemill import Tidemill
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.dashboard import User, asgi, wsgi
 from tidemill.dashboard import look as look_module
 from tidemill.dashboard.dashboard import AsgiDashboard
+from tidemill.errors import BrokerUnavailable
 
 
 @pytest.fixture

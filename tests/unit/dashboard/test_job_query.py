@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tidemill.brokers.contract.inspection import Filter, matches
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption
 from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import Attempt, Outcome, Record, State
 from tidemill.dashboard.job_search import FIELDS, LONGEST, parse, query_text
+from tidemill.errors import InvalidOption
 
 
 def record(state: str = "ready", *, error: str = "", **given: Any) -> Record:

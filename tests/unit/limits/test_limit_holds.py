@@ -12,9 +12,10 @@ import pytest
 from harness import eventually
 from moved_clock import MovedClock
 
-from tidemill import FeatureMissing, InvalidOption, Limit, LimitTimeout, Tidemill
+from tidemill import InvalidOption, Limit, Tidemill
 from tidemill.client.limits import LEASE, LeaseRenewal
 from tidemill.client.messages import Message
+from tidemill.errors import FeatureMissing, LimitTimeout
 
 DB = Limit(name="db", concurrency=1)
 

@@ -12,8 +12,8 @@ from firing_desk import NOON, Desk
 from tidemill import Schedule, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
-from tidemill.core.errors import StoreFull
 from tidemill.core.owner import Owner
+from tidemill.errors import StoreFull
 from tidemill.worker.scheduling import Scheduling
 
 

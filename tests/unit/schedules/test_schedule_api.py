@@ -13,20 +13,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tidemill import (
-    FeatureMissing,
-    Filter,
-    InvalidOption,
-    Schedule,
-    ScheduleExists,
-    ScheduleNotFound,
-    ScheduleOver,
-    State,
-    Tidemill,
-    When,
-)
+from tidemill import Filter, InvalidOption, Schedule, State, Tidemill, When
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock
+from tidemill.errors import FeatureMissing, ScheduleExists, ScheduleNotFound, ScheduleOver
 from tidemill.schedules.parse import ScheduleOptions
 from tidemill.testing import worker
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from harness import eventually
 
-from tidemill import Queue, ResultNotKept, State, StoreFull, Tidemill
+from tidemill import Queue, State, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.envelope import RESULT_NOT_KEPT
+from tidemill.errors import ResultNotKept, StoreFull
 from tidemill.testing import run_all
 
 

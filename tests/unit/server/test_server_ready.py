@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from in_loop import in_loop
 
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 from tidemill.server.http import application
 from tidemill.server.http.request_pipeline import RequestPipeline
 from tidemill.server.settings import Settings

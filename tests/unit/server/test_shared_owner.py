@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from in_loop import in_loop
 
-from tidemill import BrokerUnavailable, Tidemill, TidemillError
+from tidemill import Tidemill, TidemillError
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 from tidemill.server import shared_owner as module
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
 from tidemill.server.shared_owner import SharedOwner

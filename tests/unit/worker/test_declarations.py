@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from moved_clock import MovedClock
 
-from tidemill import StoreFull, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import DECLARATION, Schedule
 from tidemill.core.owner import Owner
+from tidemill.errors import StoreFull
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import KEEP, RENEW, WITHOUT_ROOM, TaskDeclarations
 

@@ -16,9 +16,9 @@ from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
-from tidemill.core.errors import StoreFull
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.rollup import FAILED, SUCCEEDED
+from tidemill.errors import StoreFull
 from tidemill.testing import worker
 
 pytestmark = pytest.mark.everyday("redis", "postgresql")

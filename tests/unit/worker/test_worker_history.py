@@ -18,7 +18,6 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, History
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links, encode_envelope
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, Snooze
@@ -33,6 +32,7 @@ from tidemill.core.rollup import (
     WAIT_SUM,
     WAITS,
 )
+from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.history import FAILURES_MOST, TICK, WorkerHistory

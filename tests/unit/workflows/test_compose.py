@@ -15,7 +15,6 @@ import pytest
 from tidemill import (
     DuplicateJob,
     Ended,
-    FeatureMissing,
     Flow,
     InvalidOption,
     JobCancelled,
@@ -35,6 +34,7 @@ from tidemill.client.explain import explain_in
 from tidemill.core.codec import pack, unpack
 from tidemill.core.envelope import Ref
 from tidemill.core.job import GROUP
+from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
 from tidemill.workflows.enqueue import JOBS_PER_PUT
 

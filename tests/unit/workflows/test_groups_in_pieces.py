@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidemill import BadSignature, Ended, JobGroup, State, Tidemill, chain, group, map_many
+from tidemill import Ended, JobGroup, State, Tidemill, chain, group, map_many
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import MEMBER_COUNT, group_results
 from tidemill.core.codec import pack
 from tidemill.core.job import GROUP, Record
+from tidemill.errors import BadSignature
 from tidemill.testing import run_all
 from tidemill.workflows import enqueue
 

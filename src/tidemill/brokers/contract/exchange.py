@@ -9,9 +9,9 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.schedules import Schedule
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Lease, Note, Verdict
 from tidemill.core.owner import Command
+from tidemill.errors import InvalidOption, TidemillError
 
 MAX_NONCE = 100
 """The most characters of a nonce."""

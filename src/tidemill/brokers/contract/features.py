@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from tidemill.core.errors import FeatureMissing
+from tidemill.errors import FeatureMissing
 
 
 class Feature(enum.StrEnum):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 MINUTE, HOUR, ALWAYS = 60, 3600, 0
 """The spans of rows, in seconds. ``ALWAYS`` is the span of rows that stay until somebody deletes

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State
 from tidemill.core.owner import Owner
+from tidemill.errors import InvalidOption
 
 _UNKNOWN = frozenset(
     {

@@ -20,11 +20,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from tidemill import errors
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.store import Store
-from tidemill.core import errors
-from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 VERSION = "1"
 """The version of the protocol. It changes when messages become incompatible."""

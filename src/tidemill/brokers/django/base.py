@@ -21,7 +21,7 @@ from tidemill.brokers.django.transaction import Transaction, begin, create_store
 from tidemill.brokers.django.waits import Waits
 from tidemill.brokers.django.wakeup import OWNERS, WAITERS, ring
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.core.errors import BrokerUnavailable, FeatureMissing, TidemillError
+from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
 
 T = TypeVar("T")
 _facts = msgspec.msgpack.Decoder(Facts)

@@ -43,10 +43,10 @@ from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.rules.transitions import store_moved
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Put, Record
 from tidemill.core.owner import Owner
 from tidemill.core.signals import restart_on_signal
+from tidemill.errors import BrokerUnavailable
 
 T = TypeVar("T")
 _TICK = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 
 def inside(alias: str) -> Any:

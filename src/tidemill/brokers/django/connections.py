@@ -20,8 +20,8 @@ from tidemill.brokers.django.errors import Locked, full, translated
 from tidemill.brokers.django.settings import Address
 from tidemill.brokers.network.spare_connections import Spares
 from tidemill.core.clock import clock
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.signals import InterruptibleWait, restart_on_signal
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 T = TypeVar("T")
 _PAUSE = 0.1  # seconds between two attempts to reach the database

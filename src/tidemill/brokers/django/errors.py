@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.brokers.django.dialects import Dialect
-from tidemill.core.errors import BrokerUnavailable, StoreBusy, StoreFull, TidemillError
+from tidemill.errors import BrokerUnavailable, StoreBusy, StoreFull, TidemillError
 
 
 class Locked(StoreBusy):

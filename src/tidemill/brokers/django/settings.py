@@ -8,8 +8,8 @@ import re
 import msgspec
 
 from tidemill.core.config import Url, check_known
-from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
+from tidemill.errors import InvalidOption
 
 _OURS = (*KEEP_OPTIONS, "owner_lease", "patience", "poll", "settings")
 _ALIAS = re.compile(r"\w[\w-]*")

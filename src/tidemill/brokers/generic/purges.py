@@ -24,9 +24,9 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.errors import InvalidOption, StoreFull, TidemillError
 from tidemill.core.job import WAITING_STATES, Record, State
 from tidemill.core.purge_mark import is_of_purge
+from tidemill.errors import InvalidOption, StoreFull, TidemillError
 
 log = logging.getLogger("tidemill")
 

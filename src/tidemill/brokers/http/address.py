@@ -16,8 +16,8 @@ import urllib.parse
 import msgspec
 
 from tidemill.core.config import Url, check_known
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.retention import number_option
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 TOKEN = "TIDEMILL_TOKEN"
 """The environment variable with the token, when the URL has none."""

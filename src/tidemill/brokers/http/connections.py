@@ -18,8 +18,8 @@ from tidemill.brokers.http.errors import ServerAway, refusal, unreachable
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.spare_connections import Spares
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 CONNECT_TIMEOUT = 2.0
 """Seconds in which a connection must be established."""

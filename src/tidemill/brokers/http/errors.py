@@ -6,7 +6,7 @@ import msgspec
 
 from tidemill.brokers.contract.rpc import MEDIA, PROTOCOL, VERSION, NotAllowed, Refusal
 from tidemill.brokers.http.response import Response
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, TidemillError
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 
 class ServerAway(BrokerUnavailable):

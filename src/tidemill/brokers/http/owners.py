@@ -25,9 +25,9 @@ from tidemill.brokers.http.errors import OtherVersion, ServerAway
 from tidemill.brokers.http.presence import Presence
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
-from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.owner import Owner
 from tidemill.core.wake_pipe import WakePipe, readable
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 _GRACE = 5.0
 """Seconds that the answer to a wait may be late before its connection counts as broken."""

@@ -49,10 +49,10 @@ from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, TidemillError
 from tidemill.core.job import Lease, Put, Record
 from tidemill.core.owner import Owner
 from tidemill.core.retention import Retention
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 _PRUNE_MOST = 2000
 _TICK = 30.0

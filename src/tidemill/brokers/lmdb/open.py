@@ -10,8 +10,8 @@ from tidemill.brokers.lmdb.engine.environment import check_prefix
 from tidemill.brokers.lmdb.engine.group_commit import PATIENCE
 from tidemill.brokers.lmdb.engine.store import MAP_SIZE, PREFIX, open_store
 from tidemill.core.config import Url, check_known, storable
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 
 def open_url(url: Url) -> LmdbBroker:

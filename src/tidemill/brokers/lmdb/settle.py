@@ -42,7 +42,6 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
 from tidemill.core.backoff import BY_POLICY
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
-from tidemill.core.errors import StoreFull
 from tidemill.core.job import (
     CONSUMER_DIED,
     DEFAULT_TTR,
@@ -57,6 +56,7 @@ from tidemill.core.job import (
     was_held,
 )
 from tidemill.core.owner import Owner
+from tidemill.errors import StoreFull
 
 _END: dict[int, int] = {
     Outcome.FAIL: FAILED,

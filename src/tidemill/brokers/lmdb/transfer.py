@@ -34,8 +34,8 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
 from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Record
+from tidemill.errors import StoreMoved
 
 
 class _Arrival(msgspec.Struct, array_like=True):

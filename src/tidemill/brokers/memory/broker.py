@@ -27,12 +27,12 @@ from tidemill.brokers.shared.remote_owners import Silence
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Put, Record
 from tidemill.core.locks import Condition
 from tidemill.core.owner import Command, Owner
 from tidemill.core.retention import Retention
 from tidemill.core.wake_pipe import WakePipe
+from tidemill.errors import TidemillError
 
 
 def open_url(url: Url) -> MemoryBroker:

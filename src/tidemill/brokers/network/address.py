@@ -6,7 +6,7 @@ import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     import urllib.request

@@ -19,10 +19,10 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.history_rows import HistoryRow
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Note, Verdict
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import raised_by_handler
+from tidemill.errors import BrokerUnavailable
 
 _Name = tuple[int, bool]
 _Part = TypeVar("_Part")

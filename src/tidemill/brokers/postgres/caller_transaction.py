@@ -28,7 +28,7 @@ from psycopg.rows import tuple_row
 
 from tidemill.brokers.postgres.encoding import plain, prepare
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session

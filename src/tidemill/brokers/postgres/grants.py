@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session

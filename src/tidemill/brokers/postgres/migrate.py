@@ -16,7 +16,7 @@ from tidemill.brokers.postgres.errors import Refused, Unfit, is_worth_repeating,
 from tidemill.brokers.postgres.schema import migrate
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import connect
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 _PAUSE = 0.5
 

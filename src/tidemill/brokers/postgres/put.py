@@ -21,8 +21,8 @@ from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, Links, encode_envelope
-from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Placed, Put
+from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session

@@ -13,7 +13,7 @@ from tidemill.brokers.postgres.encoding import blobs, floats, ints, texts
 from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.timed_connection import Connection
-from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 _LOG = logging.getLogger("tidemill.postgres")
 _FIELDS = "name, version, due, body"

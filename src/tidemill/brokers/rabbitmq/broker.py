@@ -37,11 +37,11 @@ from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.core.clock import clock
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import TidemillError
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Placed, Put, State
 from tidemill.core.locks import Lock
 from tidemill.core.owner import Owner
+from tidemill.errors import TidemillError
 
 _PUBLISHERS_BEAT = 600
 """Seconds between heartbeats of the connection that only publishes. Its process may run tasks,

@@ -44,8 +44,8 @@ from tidemill.brokers.rabbitmq.amqp.connection_thread import (
 )
 from tidemill.brokers.rabbitmq.errors import with_grant
 from tidemill.brokers.rabbitmq.layout import Place
-from tidemill.core.errors import BrokerUnavailable, StoreFull, TidemillError
 from tidemill.core.locks import Event, Lock
+from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
 
 log = logging.getLogger("tidemill.rabbitmq")
 

@@ -26,8 +26,8 @@ from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionListener,
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
 from tidemill.brokers.rabbitmq.layout import Names, is_pattern
 from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Event, Lock
+from tidemill.errors import BrokerUnavailable
 
 log = logging.getLogger("tidemill.rabbitmq")
 

@@ -11,8 +11,8 @@ import pika
 
 from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.core.config import Url, check_known
-from tidemill.core.errors import InvalidOption
 from tidemill.core.retention import number_option
+from tidemill.errors import InvalidOption
 
 PORT, TLS_PORT = 5672, 5671
 CONNECT_TIMEOUT = 5.0

@@ -22,8 +22,8 @@ from tidemill.brokers.redis.failover import SILENCE, Replaced, Server, socket_of
 from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.core.clock import clock, new_id
-from tidemill.core.errors import NotReplicated, TidemillError
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
+from tidemill.errors import NotReplicated, TidemillError
 
 STEP_TIMEOUT = 3.0
 """Seconds that a call may take. A longer ``patience`` replaces this limit."""

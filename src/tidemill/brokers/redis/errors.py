@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis import exceptions as redis_errors
 
 from tidemill.core.dependencies import not_waiting
-from tidemill.core.errors import (
+from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
     QueueFull,

@@ -17,8 +17,8 @@ from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.record import STATES, read_record
 from tidemill.core.envelope import decode_envelope
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Record, State
+from tidemill.errors import TidemillError
 
 _SCAN = 500
 """Jobs that one call examines."""

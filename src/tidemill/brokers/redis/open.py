@@ -9,7 +9,7 @@ from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import evicts, read_info
 from tidemill.brokers.redis.script_library import LIBRARIES, outdated
 from tidemill.core.clock import clock
-from tidemill.core.errors import BrokerUnavailable, TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 log = logging.getLogger("tidemill.redis")
 

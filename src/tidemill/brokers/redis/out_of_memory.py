@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tidemill.brokers.contract.exchange import Step
 from tidemill.core.envelope import RESULT_NOT_KEPT
-from tidemill.core.errors import StoreFull
 from tidemill.core.job import Verdict
+from tidemill.errors import StoreFull
 
 log = logging.getLogger("tidemill.redis")
 

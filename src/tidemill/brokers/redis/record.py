@@ -11,7 +11,6 @@ from typing import Any
 
 from tidemill.core.dependencies import check_links, was_dropped
 from tidemill.core.envelope import Envelope, Unique, decode_envelope, encode_envelope
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import (
     Attempt,
     Conflict,
@@ -24,6 +23,7 @@ from tidemill.core.job import (
     whole_progress,
 )
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.errors import InvalidOption
 
 MICRO = 1_000_000
 

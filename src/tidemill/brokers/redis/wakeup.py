@@ -16,8 +16,8 @@ from redis.connection import Connection
 from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.redis.errors import Away, translate
 from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server, socket_of
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
+from tidemill.errors import BrokerUnavailable
 
 PING_EVERY = 10.0
 """Seconds between pings: networks silently drop connections without traffic."""

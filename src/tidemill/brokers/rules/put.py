@@ -10,8 +10,8 @@ from tidemill.brokers.rules import workflows
 from tidemill.brokers.rules.limits import declare
 from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.core.envelope import Envelope, Unique
-from tidemill.core.errors import DuplicateJob, QueueFull
 from tidemill.core.job import Conflict, Placed, Put, State
+from tidemill.errors import DuplicateJob, QueueFull
 
 
 def put(

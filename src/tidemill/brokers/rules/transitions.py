@@ -18,12 +18,12 @@ from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rules.containers import Queue
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import StoreMoved
 from tidemill.core.job import Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.purge_mark import is_purged
 from tidemill.core.retention import Retention
+from tidemill.errors import StoreMoved
 from tidemill.limits.arithmetic import Limiter
 
 Ready = tuple[int, int, str]  # rank, seq, id

@@ -19,9 +19,9 @@ import errno
 import os
 from collections.abc import Collection, Iterable, Sequence
 
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder
 from tidemill.core.locks import Lock
+from tidemill.errors import BrokerUnavailable
 
 WATCHED, WATCHED_MOST = 8, 100
 """The number of owners that an owner watches, and the most that a worker watches."""

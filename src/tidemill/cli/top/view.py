@@ -25,8 +25,8 @@ from tidemill.cli import console
 from tidemill.cli.jobs import job_lines
 from tidemill.cli.top.snapshot import Meter, QueueRow, RunningJob, Snapshot, WorkerRow, take
 from tidemill.core.clock import short_id
-from tidemill.core.errors import TidemillError
 from tidemill.doctor.words import running_in_words
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from tidemill.cli.console import Table

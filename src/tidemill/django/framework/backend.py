@@ -23,7 +23,6 @@ from tidemill.core.clock import new_id
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption, TidemillError
 from tidemill.core.job import Record
 from tidemill.django.checks import app_missing, problems
 from tidemill.django.commit import CommitRule
@@ -33,6 +32,7 @@ from tidemill.django.framework.run import runner
 from tidemill.django.framework.task import OPTIONS, moment, task_class
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.settings import read_settings
+from tidemill.errors import InvalidOption, TidemillError
 from tidemill.worker.inline import run_inline
 
 DEFAULTS = {"retries": 0, "result_ttl": 2 * 86400.0}

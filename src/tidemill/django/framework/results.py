@@ -36,9 +36,9 @@ ALIAS = "django-tasks"
 _READY = {State.WAITING, State.SCHEDULED, State.READY}
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
 _ENDS = {
-    State.CANCELLED: "tidemill.JobCancelled",
-    State.EXPIRED: "tidemill.JobExpired",
-    State.FAILED: "tidemill.JobFailed",
+    State.CANCELLED: "tidemill.errors.JobCancelled",
+    State.EXPIRED: "tidemill.errors.JobExpired",
+    State.FAILED: "tidemill.errors.JobFailed",
 }
 
 

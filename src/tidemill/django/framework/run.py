@@ -13,10 +13,10 @@ from typing import Any
 
 from tidemill.client.context import JobContext, this_job
 from tidemill.core.clock import clock
-from tidemill.core.errors import JobCancelled, TidemillError
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping
 from tidemill.django.framework.parts import Framework
 from tidemill.django.framework.results import ALIAS, end_failed, moment_of, result_of
+from tidemill.errors import JobCancelled, TidemillError
 
 
 def runner(framework: Framework, task: Any) -> Callable[..., Any]:

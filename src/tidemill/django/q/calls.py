@@ -9,10 +9,10 @@ from tidemill.client.call import Call, Ended
 from tidemill.client.context import current_job
 from tidemill.client.task import import_task
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption
 from tidemill.django.cluster import cluster, task_defaults, uses_django_q
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.q.results import UNGROUP, Task, group_tag, name_tag
+from tidemill.errors import InvalidOption
 from tidemill.worker.inline import run_composed, run_inline
 
 RUN, HOOK = "tidemill.django.q.run", "tidemill.django.q.hook"

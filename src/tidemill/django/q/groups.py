@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption
 from tidemill.django.project import project_mill
 from tidemill.django.q.calls import HOOK, call_of, declare, enqueue, path_of, split_options
 from tidemill.django.q.results import (
@@ -19,6 +18,7 @@ from tidemill.django.q.results import (
     split_group,
     ungrouped_tag,
 )
+from tidemill.errors import InvalidOption
 from tidemill.workflows.compose import Flow, group
 
 Func = Callable[..., Any] | str

@@ -11,10 +11,10 @@ from tidemill.client.call import Ended
 from tidemill.client.job_handle import Job
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import GROUP, Record, State
 from tidemill.django.framework.results import moment_of
 from tidemill.django.project import DjangoMill, project_mill
+from tidemill.errors import JobNotFound, ResultTimeout
 
 UNGROUP = "tidemill.django.q.ungroup"
 """The task of jobs that only record, in their arguments, which tasks have left their group."""

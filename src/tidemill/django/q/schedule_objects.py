@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.core.errors import InvalidOption, ScheduleExists, ScheduleNotFound
 from tidemill.django.project import project_mill
 from tidemill.django.q.calls import path_of
 from tidemill.django.q.schedules import Kinds, schedule
+from tidemill.errors import InvalidOption, ScheduleExists, ScheduleNotFound
 from tidemill.schedules.declare import Schedule as Stored
 
 

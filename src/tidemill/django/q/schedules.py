@@ -10,9 +10,9 @@ from django.conf import settings
 from django.utils import timezone
 
 from tidemill.core.clock import new_id
-from tidemill.core.errors import InvalidOption
 from tidemill.django.project import project_mill
 from tidemill.django.q.calls import async_task, call_of, path_of, split_options
+from tidemill.errors import InvalidOption
 from tidemill.schedules.declare import Schedule as Declared
 
 

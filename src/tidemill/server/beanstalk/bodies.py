@@ -19,7 +19,7 @@ from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError, InvalidOption
+from tidemill.errors import CodecError, InvalidOption
 from tidemill.server.beanstalk.parser import PutJob
 from tidemill.server.delivery import value_in
 

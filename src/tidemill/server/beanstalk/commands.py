@@ -13,9 +13,9 @@ from typing import Any
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.core.clock import clock
-from tidemill.core.errors import BrokerUnavailable, CodecError, DuplicateJob
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.signatures import hands_on, refusal, sign_handed_on
+from tidemill.errors import BrokerUnavailable, CodecError, DuplicateJob
 from tidemill.server.beanstalk import stats
 from tidemill.server.beanstalk.bodies import body_of, call_in, envelope_of
 from tidemill.server.beanstalk.client import Client, Reservation

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tidemill.app import Tidemill
 from tidemill.core.config import MAX_BODY
-from tidemill.core.errors import (
+from tidemill.errors import (
     BrokerUnavailable,
     InvalidOption,
     QueueFull,

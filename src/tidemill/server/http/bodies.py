@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from tidemill.app import Tidemill
 from tidemill.core.config import MAX_BODY, BodyTooLarge
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption
+from tidemill.errors import InvalidOption
 from tidemill.server.delivery import value_in
 from tidemill.server.http.schemas.jobs import BatchIn, JobIn
 

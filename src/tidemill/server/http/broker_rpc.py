@@ -43,15 +43,15 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import new_id
 from tidemill.core.config import BodyTooLarge
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import (
+from tidemill.core.job import Put
+from tidemill.core.owner import Owner
+from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
     InvalidOption,
     StoreFull,
     TidemillError,
 )
-from tidemill.core.job import Put
-from tidemill.core.owner import Owner
 from tidemill.server.http.answer_size import SizedExchanges, find_some, records_that_fit
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import SMALL, Exchange, client_gone, require

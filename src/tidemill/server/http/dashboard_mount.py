@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from tidemill.core.errors import InvalidOption
 from tidemill.dashboard.dashboard import AsgiDashboard, Dashboard
 from tidemill.dashboard.roles import Role, User
 from tidemill.dashboard.security import Login
+from tidemill.errors import InvalidOption
 from tidemill.server.http.access import Access, Client, bearer_token
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.exchange import Exchange

@@ -19,7 +19,7 @@ from typing import Any
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.parked_waits import Parked, Parking, Until, ready_of
 from tidemill.brokers.contract.rpc import LONGEST
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 from tidemill.server.http.waits import until_first
 
 MAX_SLEEPERS = 2000

@@ -13,7 +13,7 @@ import msgspec
 
 from tidemill.client.queues import QueueHasJobs
 from tidemill.core.config import BodyTooLarge
-from tidemill.core.errors import (
+from tidemill.errors import (
     BrokerUnavailable,
     CodecError,
     DuplicateJob,

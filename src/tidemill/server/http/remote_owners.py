@@ -25,7 +25,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.brokers.contract.store import Store
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 from tidemill.server.http.waits import until_first
 
 log = logging.getLogger("tidemill.server")

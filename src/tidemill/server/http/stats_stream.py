@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.core.errors import TidemillError
+from tidemill.errors import TidemillError
 
 log = logging.getLogger("tidemill.server")
 

@@ -15,20 +15,11 @@ from shop.framework import TaskResultDoesNotExist, TaskResultStatus, task_enqueu
 from shop.models import Order
 from shop.receivers import received
 
-from tidemill import (
-    BrokerUnavailable,
-    FeatureMissing,
-    InvalidOption,
-    JobNotFound,
-    Limit,
-    QueueFull,
-    Unroutable,
-    chain,
-    group,
-)
+from tidemill import InvalidOption, JobNotFound, Limit, QueueFull, chain, group
 from tidemill.django import mill
 from tidemill.django.q import async_task
 from tidemill.django.testing import TidemillTestCase, TidemillTestMixin
+from tidemill.errors import BrokerUnavailable, FeatureMissing, Unroutable
 
 
 class Case(TidemillTestMixin, TransactionTestCase):

@@ -10,7 +10,7 @@ from django.utils import timezone
 from shop import hooks, tasks
 from shop.models import Customer
 
-from tidemill import CodecError, InvalidOption, ScheduleExists, State
+from tidemill import InvalidOption, State
 from tidemill.django import mill
 from tidemill.django.checks import check_settings
 from tidemill.django.cluster import store_url, worker_options
@@ -33,6 +33,7 @@ from tidemill.django.q import (
     schedule,
 )
 from tidemill.django.testing import TidemillTestCase
+from tidemill.errors import CodecError, ScheduleExists
 
 HOURS = dt.timedelta(hours=1)
 

@@ -299,7 +299,7 @@ class Running(TidemillTestCase):
         self.run_jobs()
         for result, kind in (
             (cancelled, tidemill.JobCancelled),
-            (expired, tidemill.JobExpired),
+            (expired, tidemill.errors.JobExpired),
             (gave_up, tidemill.Fail),
         ):
             result.refresh()

@@ -16,10 +16,8 @@ from shop.tasks import write_order
 from tidemill import (
     InvalidOption,
     JobCancelled,
-    JobExpired,
     JobFailed,
     Limit,
-    LimitTimeout,
     ResultTimeout,
     State,
     chain,
@@ -31,6 +29,7 @@ from tidemill.django.management.commands.tidemill import APP, arguments_of
 from tidemill.django.project import DjangoMill
 from tidemill.django.settings import read_settings
 from tidemill.django.testing import TidemillTestCase, TidemillTestMixin, immediate, run_jobs
+from tidemill.errors import JobExpired, LimitTimeout
 from tidemill.testing import worker
 
 

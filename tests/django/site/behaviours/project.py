@@ -19,7 +19,7 @@ from django.utils import timezone
 from shop import tasks
 from shop.models import Customer, Order
 
-from tidemill import CodecError, Tidemill, current_job
+from tidemill import Tidemill, current_job
 from tidemill.django import mill
 from tidemill.django.checks import problems
 from tidemill.django.connections import fresh_connections
@@ -27,6 +27,7 @@ from tidemill.django.management.commands.tidemill import APP, arguments_of
 from tidemill.django.project import DjangoMill
 from tidemill.django.settings import read_settings
 from tidemill.django.testing import TidemillTestCase, _connections_shared, immediate
+from tidemill.errors import CodecError
 
 
 class Settings(SimpleTestCase):

@@ -24,9 +24,9 @@ from tidemill.brokers.django.transaction import Transaction
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import QueueFull
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.errors import QueueFull
 
 pytestmark = pytest.mark.everyday
 

@@ -30,7 +30,9 @@ from tidemill.brokers.lmdb import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.config import parse_url
-from tidemill.core.errors import (
+from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.owner import Owner
+from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
     FeatureMissing,
@@ -38,8 +40,6 @@ from tidemill.core.errors import (
     JobNotFound,
     QueueFull,
 )
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -20,13 +20,13 @@ from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import (
+from tidemill.core.job import Verdict
+from tidemill.core.owner import Owner
+from tidemill.errors import (
     DuplicateJob,
     StoreFull,
     TidemillError,
 )
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Owner
 
 
 def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:

@@ -23,10 +23,10 @@ from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import BrokerUnavailable
 
 IDLE_CONSUMERS = """
     for n in range(12):

@@ -12,7 +12,7 @@ import pytest
 from lmdb_desk import job
 
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 CLOSED = "sh", "-c", 'exec "$0" "$@" 0<&- 1>&- 2>&-'
 

@@ -18,9 +18,9 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.environment import translated
 from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 
 def test_running_jobs_are_settled_while_another_program_takes_every_byte(small_disk: Path) -> None:

@@ -25,10 +25,10 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import wakeup
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import DuplicateJob
 from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.priority import rank_of
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import DuplicateJob
 
 pytestmark = pytest.mark.everyday
 

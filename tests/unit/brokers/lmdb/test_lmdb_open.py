@@ -9,7 +9,7 @@ import pytest
 from lmdb_desk import ids, job
 
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import (
+from tidemill.errors import (
     BrokerUnavailable,
     InvalidOption,
     TidemillError,

@@ -13,8 +13,8 @@ from lmdb_desk import Process, ids, job
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 pytestmark = pytest.mark.everyday
 

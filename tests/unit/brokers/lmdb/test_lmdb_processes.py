@@ -16,11 +16,11 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import TidemillError
 from tidemill.core.files import Folder
 from tidemill.core.job import State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import TidemillError
 
 pytestmark = pytest.mark.everyday
 

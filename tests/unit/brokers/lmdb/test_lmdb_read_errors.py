@@ -13,8 +13,8 @@ from lmdb_desk import job
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable
 
 READS: dict[str, Callable[[LmdbBroker], Any]] = {
     "get": lambda broker: broker.get("a"),

@@ -12,9 +12,9 @@ from lmdb_desk import Process
 
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import StoreGone
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import StoreGone
 
 pytestmark = pytest.mark.everyday
 
@@ -118,8 +118,8 @@ def test_a_board_is_found_when_the_store_is_mounted_elsewhere(tmp_path: Path) ->
 
 
 def test_a_board_that_is_a_link_or_a_fifo_is_no_witness(tmp_path: Path) -> None:
-    from tidemill.core.errors import BrokerUnavailable
     from tidemill.core.scoreboard import read_scoreboard
+    from tidemill.errors import BrokerUnavailable
 
     board = Scoreboard(str(tmp_path / "board"), 1)
     board.claim("o")

@@ -15,9 +15,9 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.engine import disk_reserve
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 pytestmark = pytest.mark.everyday
 

@@ -13,12 +13,12 @@ from lmdb_desk import ids, in_threads, job, join
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.core.errors import (
+from tidemill.core.owner import Owner
+from tidemill.errors import (
     DuplicateJob,
     InvalidOption,
     TidemillError,
 )
-from tidemill.core.owner import Owner
 
 
 @pytest.fixture

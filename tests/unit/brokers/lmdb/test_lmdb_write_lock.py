@@ -26,10 +26,10 @@ from tidemill.brokers.lmdb.engine import group_commit
 from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.registry import open_broker
 from tidemill.client import messages
-from tidemill.core.errors import BrokerUnavailable, StoreBusy
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 from tidemill.doctor.examine import examine
+from tidemill.errors import BrokerUnavailable, StoreBusy
 
 pytestmark = pytest.mark.everyday
 

@@ -21,10 +21,10 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
 from tidemill.core.owner import Command, Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import BrokerUnavailable
 
 LEASE = 2.0
 

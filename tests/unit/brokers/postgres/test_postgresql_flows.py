@@ -17,9 +17,9 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.errors import JobNotFound
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import JobNotFound
 
 pytestmark = pytest.mark.full
 

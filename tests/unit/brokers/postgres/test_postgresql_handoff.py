@@ -17,10 +17,10 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.core.priority import rank_of
+from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 pytestmark = pytest.mark.full
 

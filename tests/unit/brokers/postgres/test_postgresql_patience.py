@@ -16,9 +16,9 @@ from servers import PgBouncer, Postgres
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import migrate_store, open_broker
-from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 pytestmark = pytest.mark.full
 

@@ -11,9 +11,9 @@ from postgres_desk import connect, ids, job, take
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from postgres_desk import connect
 
-from tidemill import QueueFull, Tidemill, Unroutable
+from tidemill import QueueFull, Tidemill
+from tidemill.errors import Unroutable
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from psycopg.rows import class_row, dict_row, scalar_row
 from tidemill import Tidemill, chain, group
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.core.errors import (
+from tidemill.core.job import Placed
+from tidemill.core.owner import Owner
+from tidemill.errors import (
     DuplicateJob,
     InvalidOption,
     JobNotFound,
     QueueFull,
     TidemillError,
 )
-from tidemill.core.job import Placed
-from tidemill.core.owner import Owner
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import psycopg
 import pytest
 from servers import postgres_url
 
-from tidemill import BrokerUnavailable, DuplicateJob, InvalidOption, QueueFull, Tidemill
+from tidemill import DuplicateJob, InvalidOption, QueueFull, Tidemill
 from tidemill.core.clock import new_id
+from tidemill.errors import BrokerUnavailable
 
 asyncpg: Any = pytest.importorskip("asyncpg")
 sqlalchemy: Any = pytest.importorskip("sqlalchemy")

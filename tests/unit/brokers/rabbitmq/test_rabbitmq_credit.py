@@ -18,8 +18,8 @@ from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Delivery
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
 from tidemill.brokers.rabbitmq.queue_state import Consumer, Stage, in_hand, plan
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Verdict
+from tidemill.errors import BrokerUnavailable
 
 QUEUE = ("default",)
 

@@ -21,8 +21,8 @@ from rabbitmq_desk import (
 from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.rabbitmq import RabbitBroker
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.job import Outcome
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 Open = Callable[..., RabbitBroker]
 

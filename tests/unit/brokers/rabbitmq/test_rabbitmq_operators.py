@@ -21,8 +21,8 @@ from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.policies import of_policies
 from tidemill.cli import main
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Record, State
+from tidemill.errors import BrokerUnavailable
 
 Open = Callable[..., RabbitBroker]
 

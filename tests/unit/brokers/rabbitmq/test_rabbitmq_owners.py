@@ -22,8 +22,8 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 Open = Callable[..., RabbitBroker]
 

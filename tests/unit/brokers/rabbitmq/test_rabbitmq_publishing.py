@@ -29,9 +29,9 @@ from tidemill.brokers.rabbitmq import put as put_module
 from tidemill.brokers.rabbitmq.amqp import connection_thread
 from tidemill.brokers.rabbitmq.put import REFUSED
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, InvalidOption
 from tidemill.core.job import Outcome, State
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, InvalidOption
 
 Open = Callable[..., RabbitBroker]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tidemill import FeatureMissing, Tidemill, chain, group
+from tidemill import Tidemill, chain, group
 from tidemill.cli import main
+from tidemill.errors import FeatureMissing
 
 NOWHERE = "amqp://127.0.0.1:1/?patience=0.2"
 

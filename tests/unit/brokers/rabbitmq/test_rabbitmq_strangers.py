@@ -15,7 +15,7 @@ import pytest
 from tidemill.brokers.rabbitmq import settings
 from tidemill.brokers.rabbitmq.amqp import connection_thread
 from tidemill.brokers.registry import open_broker
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 ANSWERS = {
     "nothing": b"",

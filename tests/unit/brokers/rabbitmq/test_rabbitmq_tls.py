@@ -16,7 +16,7 @@ from servers.base import program
 from tidemill.brokers.rabbitmq.errors import sentence
 from tidemill.brokers.rabbitmq.settings import check_url
 from tidemill.core.config import parse_url
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 
 class Authority:

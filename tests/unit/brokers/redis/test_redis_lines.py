@@ -19,9 +19,9 @@ from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, DuplicateJob
 from tidemill.core.job import Note, Outcome, Placed, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tidemill.brokers.redis import out_of_memory
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope
-from tidemill.core.errors import StoreFull
 from tidemill.core.job import Note, Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import StoreFull
 
 MB = 1 << 20
 LIMIT = 12 * MB

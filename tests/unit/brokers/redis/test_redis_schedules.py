@@ -16,8 +16,8 @@ from tidemill.brokers.contract.schedules import CLAIM, Change
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
+from tidemill.errors import InvalidOption
 
 LATER = 60.0
 ONE, TWO = LimitSettings(concurrency=1), LimitSettings(concurrency=2)

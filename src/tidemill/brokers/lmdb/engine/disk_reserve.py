@@ -28,7 +28,7 @@ import time
 from tidemill.brokers.lmdb.engine.environment import Environment, translated
 from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.lmdb.layout import Tables
-from tidemill.core.errors import StoreFull, StoreGone
+from tidemill.errors import StoreFull, StoreGone
 
 log = logging.getLogger("tidemill")
 

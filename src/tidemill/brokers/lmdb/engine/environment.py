@@ -28,8 +28,8 @@ import lmdb
 
 from tidemill.brokers.lmdb.engine.write_lock import WriteLock
 from tidemill.core.config import check_name
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 from tidemill.core.files import Folder, folder_mode, keep_from_children, take_standard_descriptors
+from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 
 _envid: Any
 try:

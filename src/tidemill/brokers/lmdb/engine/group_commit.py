@@ -39,7 +39,6 @@ from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.lmdb.engine.write_lock import WriteLock, Writer
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.crash_points import point
-from tidemill.core.errors import StoreBusy, TidemillError
 from tidemill.core.shield import lower_shield, raise_shield
 from tidemill.core.signals import (
     begin_interruptible_wait,
@@ -47,6 +46,7 @@ from tidemill.core.signals import (
     end_interruptible_wait,
     resume_signals,
 )
+from tidemill.errors import StoreBusy, TidemillError
 
 PATIENCE = 30.0
 """Seconds that a caller waits for the write lock, unless the URL has another value."""

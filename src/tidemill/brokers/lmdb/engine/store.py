@@ -39,10 +39,10 @@ from tidemill.brokers.lmdb.engine.transactions import Plain, Reading, nested
 from tidemill.brokers.lmdb.engine.wakeup import WakeUps
 from tidemill.brokers.lmdb.layout import FORMAT, MICRO, NUMBER, Tables, make_tables, open_tables
 from tidemill.core.clock import clock, id_time
-from tidemill.core.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 from tidemill.core.files import Folder
 from tidemill.core.forks import after_fork
 from tidemill.core.signals import SignalsDeferred, defer_signals, restart_on_signal, resume_signals
+from tidemill.errors import BrokerUnavailable, InvalidOption, StoreFull, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.broker import LmdbBroker

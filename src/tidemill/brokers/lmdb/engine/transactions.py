@@ -20,8 +20,8 @@ from typing import Any
 import lmdb
 
 from tidemill.brokers.lmdb.engine.write_lock import named
-from tidemill.core.errors import InvalidOption
 from tidemill.core.forks import after_fork
+from tidemill.errors import InvalidOption
 
 SLOW = 1.0
 """Seconds that a transaction may stay open before the log says so."""

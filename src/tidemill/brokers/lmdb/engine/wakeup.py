@@ -27,10 +27,10 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.files import Folder
 from tidemill.core.scoreboard import allocate
 from tidemill.core.signals import InterruptibleWait, write_unkilled
+from tidemill.errors import BrokerUnavailable
 
 TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
 """Kinds of waits."""

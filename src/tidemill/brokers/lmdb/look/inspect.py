@@ -45,8 +45,8 @@ from tidemill.brokers.lmdb.put.workflows import counts_of
 from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
 from tidemill.brokers.lmdb.transfer import departure_in
 from tidemill.core.envelope import decode_envelope, decode_listed
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Record, State, whole_progress
+from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import Held, LimitStats, first_closed
 
 _SCAN = 2000

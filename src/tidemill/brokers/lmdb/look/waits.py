@@ -14,7 +14,7 @@ from tidemill.brokers.lmdb.engine.wakeup import RESULT, SPACE, Sleeper, bloom
 from tidemill.brokers.lmdb.put.workflows import is_unfinished
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
 from tidemill.brokers.shared.job_watch import Alarm
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 # Seconds. A hint may be lost with a process that dies, so no sleep is longer.
 _LONGEST = 30.0

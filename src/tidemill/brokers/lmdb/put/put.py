@@ -29,8 +29,8 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.errors import DuplicateJob, QueueFull
 from tidemill.core.job import Conflict, Placed, Put
+from tidemill.errors import DuplicateJob, QueueFull
 
 OVERHEAD = 400
 """Bytes that a job takes up besides its body, approximately."""

@@ -25,9 +25,9 @@ from pika.exceptions import AMQPError, AMQPHeartbeatTimeout
 from tidemill.brokers.rabbitmq.amqp.connection import Connection, part
 from tidemill.brokers.rabbitmq.errors import is_final, sentence
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.signals import block_sigpipe
+from tidemill.errors import BrokerUnavailable
 
 log = logging.getLogger("tidemill.rabbitmq")
 

@@ -25,7 +25,7 @@ from tidemill.brokers.rabbitmq.amqp.connection import part
 from tidemill.brokers.rabbitmq.errors import sentence
 from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.settings import Settings
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 
 _HEARTBEAT = 600
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "

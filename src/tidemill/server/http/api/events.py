@@ -10,9 +10,9 @@ from tidemill import __version__
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import totals_of
 from tidemill.core.clock import clock
-from tidemill.core.errors import JobNotFound, ResultTimeout
 from tidemill.core.job import Record
 from tidemill.doctor.examine import problems
+from tidemill.errors import JobNotFound, ResultTimeout
 from tidemill.server.http.api.queues import queue_out
 from tidemill.server.http.call import Call, Stream
 from tidemill.server.http.endpoints import Endpoint

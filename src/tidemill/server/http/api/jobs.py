@@ -21,8 +21,8 @@ from tidemill.client.search import find_shown
 from tidemill.client.trail import trail_of, with_interrupted_runs
 from tidemill.core.config import check_alter, check_name
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.core.job import HIDDEN, Put, Record, State
+from tidemill.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.server.http.answer_size import AT_ONCE, find_some, find_with_bodies
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.bodies import as_json, body_out, bytes_of, decode_batch, decode_job

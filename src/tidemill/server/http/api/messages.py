@@ -13,11 +13,11 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.client.log_attributes import job_name
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import CodecError
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.priority import priority_of
 from tidemill.core.retry import Fail, Skip, Snooze
 from tidemill.core.signatures import hands_on, refusal, sign_handed_on
+from tidemill.errors import CodecError
 from tidemill.server.delivery import deliver
 from tidemill.server.http.api.jobs import options_of, placed
 from tidemill.server.http.bodies import body_out, check_json

@@ -12,9 +12,9 @@ from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
-from tidemill.core.errors import CodecError, InvalidOption
 from tidemill.core.job import Note, Outcome, Record, State, Verdict
 from tidemill.core.signatures import sign_handed_on
+from tidemill.errors import CodecError, InvalidOption
 from tidemill.server.http.bodies import bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint

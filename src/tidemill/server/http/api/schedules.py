@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.core.errors import InvalidOption, ScheduleExists
 from tidemill.core.job import HIDDEN
+from tidemill.errors import InvalidOption, ScheduleExists
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import OPTIONS
 from tidemill.server.http.call import Call

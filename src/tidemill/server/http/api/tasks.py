@@ -11,9 +11,9 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import check_name
-from tidemill.core.errors import CodecError
 from tidemill.core.priority import priority_of
 from tidemill.core.signatures import hands_on
+from tidemill.errors import CodecError
 from tidemill.server.delivery import value_in
 from tidemill.server.http.api.messages import hand_over
 from tidemill.server.http.bodies import as_json

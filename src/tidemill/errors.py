@@ -5,12 +5,13 @@
     │   ├── ScheduleOver                    a schedule whose times are past
     │   └── TaskNotFound (also LookupError) a call by name of a task that nobody has declared
     ├── FeatureMissing                      the broker cannot do what was asked for
-    ├── BrokerUnavailable                   the store cannot be opened or reached
-    │   ├── StoreBusy                       other writers held the store for too long
-    │   ├── StoreGone                       the store was deleted or replaced while it was open
-    │   └── NotReplicated                   stored, but too few replicas had it in time
-    ├── StoreMoved                          the store moves, or has moved, to another url
-    ├── StoreFull                           disk or map nearly full: puts are refused, work goes on
+    ├── StoreError                          the store cannot do it now, or here
+    │   ├── BrokerUnavailable               the store cannot be opened or reached
+    │   │   ├── StoreBusy                   other writers held the store for too long
+    │   │   ├── StoreGone                   the store was deleted or replaced while it was open
+    │   │   └── NotReplicated               stored, but too few replicas had it in time
+    │   ├── StoreMoved                      the store moves, or has moved, to another url
+    │   └── StoreFull                       disk or map nearly full: puts are refused, work goes on
     ├── Unroutable      (also LookupError)  no queue is bound to the topic of a mandatory publish
     ├── QueueFull       (also queue.Full)   the queue holds max_size jobs
     ├── DuplicateJob                        the id, or the key under on_conflict="reject", is taken
@@ -19,14 +20,18 @@
     ├── ResultTimeout   (also TimeoutError) the job has not finished in the time given
     ├── JobNotFound     (also LookupError)  no job has this id
     │   └── JobPruned                       the job finished and is no longer kept
+    ├── RetryRefused                        another job is in the way of a retry
     ├── ScheduleExists                      there is a schedule of this name already
     ├── ScheduleNotFound (also LookupError) no schedule has this name
-    ├── JobFailed                           the job ended ``failed``; carries the remote traceback
-    ├── JobCancelled                        the job ended ``cancelled``
-    ├── JobExpired                          the job ended ``expired``: it was not started in time
+    ├── JobUnsuccessful                     the job ended, but did not succeed
+    │   ├── JobFailed                       it ended ``failed``; carries the remote traceback
+    │   ├── JobCancelled                    it ended ``cancelled``
+    │   └── JobExpired                      it ended ``expired``: it was not started in time
     └── CodecError                          data that cannot be encoded or decoded
         ├── BadSignature                    the signature is missing or wrong
         └── ResultNotKept                   the job succeeded; the store had no room for its result
+
+:mod:`tidemill` itself exports the errors that programs catch most.
 
 :mod:`tidemill.core.retry` has two further kinds of exceptions, outside this tree. A task raises
 ``Retry``, ``Fail``, ``Snooze`` or ``Skip`` to decide the end of its own job. A worker raises
@@ -49,16 +54,19 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "JobPruned",
+    "JobUnsuccessful",
     "LeaseLost",
     "LimitTimeout",
     "NotReplicated",
     "QueueFull",
     "ResultNotKept",
     "ResultTimeout",
+    "RetryRefused",
     "ScheduleExists",
     "ScheduleNotFound",
     "ScheduleOver",
     "StoreBusy",
+    "StoreError",
     "StoreFull",
     "StoreGone",
     "StoreMoved",
@@ -88,7 +96,11 @@ class FeatureMissing(TidemillError):
     """The broker lacks the feature that an option needs; the message names both."""
 
 
-class BrokerUnavailable(TidemillError):
+class StoreError(TidemillError):
+    """The store cannot do what was asked for: it is away, moved or full."""
+
+
+class BrokerUnavailable(StoreError):
     """The store cannot be opened or reached; ``__cause__`` is the error of the driver."""
 
 
@@ -104,11 +116,11 @@ class NotReplicated(BrokerUnavailable):
     """The server stored the change, but fewer replicas than ``replicas=`` had it in time."""
 
 
-class StoreMoved(TidemillError):
+class StoreMoved(StoreError):
     """The store is moved to the URL that the message names, and takes and leases no job."""
 
 
-class StoreFull(TidemillError):
+class StoreFull(StoreError):
     """The disk or the map is nearly full: puts are refused so that running work can finish."""
 
 
@@ -173,7 +185,11 @@ class ScheduleNotFound(TidemillError, LookupError):
     """No schedule has this name."""
 
 
-class JobFailed(TidemillError):
+class JobUnsuccessful(TidemillError):
+    """The job ended, but did not succeed."""
+
+
+class JobFailed(JobUnsuccessful):
     """The job ended ``failed``.
 
     Attributes:
@@ -190,11 +206,11 @@ class JobFailed(TidemillError):
         self.traceback = traceback
 
 
-class JobCancelled(TidemillError):
+class JobCancelled(JobUnsuccessful):
     """The job ended ``cancelled``. A task that should stop may raise ``JobCancelled``."""
 
 
-class JobExpired(TidemillError):
+class JobExpired(JobUnsuccessful):
     """The job was not started before its ``expires`` time."""
 
 
