@@ -1,18 +1,14 @@
 """tidemill: a task queue that starts as one directory on disk and grows to many machines."""
 
 from tidemill.app import Tidemill
-from tidemill.brokers.contract.inspection import Filter, QueueStats
-from tidemill.client.as_completed import Completed
-from tidemill.client.call import Call, Ended, PartialCall
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.call import Call, Ended
 from tidemill.client.context import JobContext, current_job, this_job
-from tidemill.client.events import NewJob
 from tidemill.client.job_handle import Job
 from tidemill.client.messages import Message
 from tidemill.client.middleware import Middleware
-from tidemill.client.options import CallOptions, PublishOptions, PutOptions, TaskOptions
 from tidemill.client.queues import Queue
-from tidemill.client.search import Found
-from tidemill.client.task import AsyncTask, Task
+from tidemill.client.task import Task
 from tidemill.core.converters import register_converter
 from tidemill.core.job import State
 from tidemill.core.retry import (
@@ -46,18 +42,14 @@ from tidemill.workflows.compose import Chain, Flow, Group, chain, group, map_man
 from tidemill.workflows.handles import JobGroup, as_completed
 
 __all__ = [
-    "AsyncTask",
     "Breaker",
     "Call",
-    "CallOptions",
     "Chain",
-    "Completed",
     "DuplicateJob",
     "Ended",
     "Fail",
     "Filter",
     "Flow",
-    "Found",
     "Group",
     "InvalidOption",
     "Job",
@@ -73,13 +65,8 @@ __all__ = [
     "Limit",
     "Message",
     "Middleware",
-    "NewJob",
-    "PartialCall",
-    "PublishOptions",
-    "PutOptions",
     "Queue",
     "QueueFull",
-    "QueueStats",
     "ResultTimeout",
     "Retries",
     "Retry",
@@ -89,7 +76,6 @@ __all__ = [
     "State",
     "StoreError",
     "Task",
-    "TaskOptions",
     "Tidemill",
     "TidemillError",
     "When",

@@ -84,7 +84,7 @@ def test_a_role_of_a_docstring_is_a_link(site: Path, pages: dict[Path, Page]) ->
     api = pages[site / "reference" / "api" / "index.html"]
     text = api.path.read_text()
     assert not re.search(r":(?:class|meth|func|mod):", text)
-    assert "#tidemill.Found" in api.links
+    assert "#tidemill.typing.Found" in api.links
 
 
 def test_no_page_loads_anything_from_the_network(site: Path, pages: dict[Path, Page]) -> None:

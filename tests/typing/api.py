@@ -12,7 +12,6 @@ from typing import Any, Unpack, assert_type
 from tidemill import (
     Breaker,
     Call,
-    CallOptions,
     Chain,
     Ended,
     Flow,
@@ -22,12 +21,9 @@ from tidemill import (
     JobGroup,
     Limit,
     Message,
-    PartialCall,
-    PutOptions,
     Retries,
     Schedule,
     State,
-    TaskOptions,
     Tidemill,
     When,
     as_completed,
@@ -35,6 +31,7 @@ from tidemill import (
     group,
     map_many,
 )
+from tidemill.typing import CallOptions, PartialCall, PutOptions, TaskOptions
 
 mill = Tidemill("memory://", retries=3)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from offences import expect_none
 
 import tidemill
-from tidemill import errors, testing
+from tidemill import errors, testing, typing
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 DIRECTIVES = {
@@ -56,6 +56,7 @@ def unlisted_names() -> Iterator[str]:
     public = {f"tidemill.{name}" for name in tidemill.__all__}
     public |= {f"tidemill.errors.{name}" for name in {*errors.__all__} - {*tidemill.__all__}}
     public |= {f"tidemill.testing.{name}" for name in testing.__all__}
+    public |= {f"tidemill.typing.{name}" for name in typing.__all__}
     for name in sorted(public - DIRECTIVES.keys()):
         yield f"docs/reference/api.md has no directive for {name}."
 

@@ -45,7 +45,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("runtime",),
     ("app",),
     ("app_loader",),
-    ("",),
+    ("", "typing"),
     ("metrics", "otel", "alerts"),
     ("doctor",),
     ("dashboard",),

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tidemill import CallOptions, InvalidOption, PutOptions, Retries, TaskOptions, Tidemill
+from tidemill import InvalidOption, Retries, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client import options
 from tidemill.client.task import task_name
@@ -20,6 +20,7 @@ from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.job import Conflict
 from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
+from tidemill.typing import CallOptions, PutOptions, TaskOptions
 
 
 @pytest.fixture

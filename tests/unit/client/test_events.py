@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, NewJob, Tidemill, chain, current_job
+from tidemill import InvalidOption, Tidemill, chain, current_job
 from tidemill.testing import run_all
+from tidemill.typing import NewJob
 
 
 @pytest.fixture

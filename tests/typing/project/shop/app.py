@@ -7,7 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from tidemill import CallOptions, Job, JobContext, Retries, Task, Tidemill
+from tidemill import Job, JobContext, Retries, Task, Tidemill
+from tidemill.typing import CallOptions
 
 log = logging.getLogger("shop")
 P = ParamSpec("P")

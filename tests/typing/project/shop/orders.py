@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shop.app import mill
-from tidemill import Job, Message, PutOptions, QueueFull
+from tidemill import Job, Message, QueueFull
+from tidemill.typing import PutOptions
 
 orders = mill.queue("orders", max_size=1000, rate="100/s")
 urgent: PutOptions = {"priority": 10, "retries": 3, "ttr": timedelta(minutes=1)}
