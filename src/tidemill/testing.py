@@ -105,7 +105,7 @@ def run_all(
     """
     for _ in range(MOST_ROUNDS):
         _run_ready(mill, concurrency, queues)
-        if not scheduled or not _kick_scheduled(mill, queues):
+        if not scheduled or not _retry_scheduled(mill, queues):
             return
     raise TidemillError(f"jobs were still put off after {MOST_ROUNDS} rounds; they may never end")
 
@@ -170,7 +170,7 @@ def _accepted(mill: Tidemill) -> int:
     return sum(row.accepted for row in mill.queues())
 
 
-def _kick_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
+def _retry_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
     """Make scheduled tasks ready; True if there were any. They keep their number of attempts."""
     what = Filter(states=frozenset({State.SCHEDULED}))
     ids, cursor = [], ""
@@ -181,7 +181,7 @@ def _kick_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
         ids += [task.id for task in tasks if not queues or task.queue in queues]
         cursor = page.cursor
         if not cursor:
-            return any(mill.broker.kick(ids))
+            return any(mill.broker.retry(ids))
 
 
 def _run_ready(mill: Tidemill, concurrency: int, queues: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ OVER_HTTP = {
         "limits_report_the_limit_of_a_job_and_its_opening_time",
     ),
     "notes": ("of_two_writers_the_first_replaces_a_note",),
-    "purges": ("a_kick_with_a_due_time_schedules_the_job", "a_restore_leaves_the_jobs_of_a_flow"),
+    "purges": ("a_retry_with_a_due_time_schedules_the_job", "a_restore_leaves_the_jobs_of_a_flow"),
     "put": (
         "an_envelope_comes_back_as_it_was_put",
         "at_is_wall_time_and_the_past_is_now",

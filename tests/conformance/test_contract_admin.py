@@ -1,4 +1,4 @@
-"""Acting on jobs and queues by hand: cancel, kick, delete, purge, pause, command."""
+"""Acting on jobs and queues by hand: cancel, retry, delete, purge, pause, command."""
 
 from __future__ import annotations
 
@@ -106,21 +106,21 @@ def test_a_job_that_succeeds_in_spite_of_a_cancel_has_succeeded(
     assert state(broker, given.id) is State.SUCCEEDED
 
 
-def test_kick_in_every_state(broker: Broker, worker: LiveOwner, clock: Clock) -> None:
+def test_retry_in_every_state(broker: Broker, worker: LiveOwner, clock: Clock) -> None:
     ids = in_every_state(broker, worker, clock)
     before = {row.name: (row.failed, row.cancelled, row.expired) for row in broker.stats()}
-    kickable = {State.SCHEDULED, State.FAILED, State.CANCELLED, State.EXPIRED}
+    retryable = {State.SCHEDULED, State.FAILED, State.CANCELLED, State.EXPIRED}
     for s in State:
-        assert broker.kick([ids[s]]) == [s in kickable], s
-        assert state(broker, ids[s]) is (State.READY if s in kickable else s)
-    assert broker.kick(["unknown", ""]) == [False, False]
+        assert broker.retry([ids[s]]) == [s in retryable], s
+        assert state(broker, ids[s]) is (State.READY if s in retryable else s)
+    assert broker.retry(["unknown", ""]) == [False, False]
     # totals count what happened, and are not taken back
     after = {row.name: (row.failed, row.cancelled, row.expired) for row in broker.stats()}
     assert after == before
     assert len(worker.take_ids()) == 5
 
 
-def test_a_kicked_job_has_fresh_attempts_and_keeps_its_trail(
+def test_a_retried_job_has_fresh_attempts_and_keeps_its_trail(
     broker: Broker, worker: LiveOwner
 ) -> None:
     given = job(retries=1, expires=1000)
@@ -129,7 +129,7 @@ def test_a_kicked_job_has_fresh_attempts_and_keeps_its_trail(
         worker.settle(worker.take()[0], Outcome.RETRY, error="bad")
     assert state(broker, given.id) is State.FAILED
     # when
-    assert broker.kick([given.id]) == [True]
+    assert broker.retry([given.id]) == [True]
     # then
     record = broker.get(given.id)
     assert record is not None
@@ -145,14 +145,14 @@ def test_a_kicked_job_has_fresh_attempts_and_keeps_its_trail(
     assert shown == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_a_kick_respects_the_key(broker: Broker, worker: LiveOwner) -> None:
+def test_a_retry_respects_the_key(broker: Broker, worker: LiveOwner) -> None:
     # law 12
     broker.put([job(id="a", key="k", retries=0)])
     worker.settle(worker.take()[0], Outcome.FAIL)
     broker.put([job(id="b", key="k")])
-    assert broker.kick(["a"]) == [False]
+    assert broker.retry(["a"]) == [False]
     worker.settle(worker.take()[0])
-    assert broker.kick(["a"]) == [True]
+    assert broker.retry(["a"]) == [True]
     assert broker.put([job(id="c", key="k")])[0].id == "a"
 
 
@@ -316,7 +316,7 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
     assert len(record.log) == 2
     text = r"lost after \d+\.\d{3} s with its worker .+"
     assert all(re.fullmatch(text, line) for _, line in record.log)
-    assert broker.kick([given.id]) == [True]
+    assert broker.retry([given.id]) == [True]
     assert broker.get(given.id).losses == 0
 
 
@@ -348,7 +348,7 @@ def test_lost_tasks_are_leased_one_at_a_time(broker: Broker) -> None:
     [again] = worker.take(5)
     assert (again.open().id, again.losses, again.attempt) == (lost[0].id, 1, 2)
     worker.settle(again, Outcome.FAIL)
-    broker.kick([lost[0].id])
+    broker.retry([lost[0].id])
     [fresh] = worker.exchange(want=Want(5, alone=False)).leases
     assert fresh.losses == 0
 
@@ -385,6 +385,6 @@ def test_acting_on_many_answers_in_order(broker: Broker, worker: LiveOwner) -> N
     broker.put(jobs)
     asked = [jobs[0].id, "unknown", jobs[2].id, jobs[0].id]
     assert broker.cancel(asked) == [True, False, True, False]
-    assert broker.kick(asked) == [True, False, True, False]
+    assert broker.retry(asked) == [True, False, True, False]
     assert worker.take_ids() == ids_of(jobs)
     assert broker.delete(asked) == [True, False, True, False]

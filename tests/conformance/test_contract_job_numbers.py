@@ -159,14 +159,14 @@ def test_a_verdict_may_change_the_rank(
     # given
     broker.put([message(id=name, rank=5) for name in ("a", "b", "c", "d")])
     a, b, c, _ = consumer.take(4)
-    # when: one comes back later in order, one earlier, one fails and is kicked
+    # when: one comes back later in order, one earlier, one fails and is retried
     consumer.settle(a, Outcome.RELEASE, rank=2**32 - 1)
     consumer.settle(b, Outcome.RELEASE, rank=0, delay=1000)
     consumer.settle(c, Outcome.FAIL, rank=1)
     # then
     ranks = {name: record.rank for name in "abc" if (record := broker.get(name))}
     assert ranks == {"a": 2**32 - 1, "b": 0, "c": 1}
-    assert broker.kick(["b", "c"]) == [True, True]
+    assert broker.retry(["b", "c"]) == [True, True]
     assert head_ids(named, "default", State.READY) == ["b", "c", "a"]
     assert consumer.take_ids(3) == ["b", "c", "a"]
 

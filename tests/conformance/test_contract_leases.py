@@ -77,7 +77,7 @@ def test_a_held_retry_is_counted_at_once_and_runs_later(broker: Broker, worker: 
     assert record is not None
     assert (record.state, record.attempt, record.worker) == (State.RUNNING, 1, "w1")
     assert [attempt.error for attempt in record.attempts] == ["stuck"]
-    assert broker.kick([given.id]) == [False]
+    assert broker.retry([given.id]) == [False]
     assert worker.take() == []
     # when
     assert worker.settle(lease, Outcome.RELEASE)

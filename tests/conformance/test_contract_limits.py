@@ -264,7 +264,7 @@ def test_messages_are_limited_also_with_ttr_0(
     assert consumer.take_ids() == ["m2"]
 
 
-def test_a_due_or_kicked_job_waits_as_well(
+def test_a_due_or_retried_job_waits_as_well(
     broker: Broker, limits: LimitCalls, worker: LiveOwner, clock: Clock
 ) -> None:
     limits.set_limit("a", LimitSettings(concurrency=1), queue=True)
@@ -275,7 +275,7 @@ def test_a_due_or_kicked_job_waits_as_well(
     assert worker.take_ids() == []
     worker.settle(lease, Outcome.FAIL)
     assert worker.take_ids() == ["later"]
-    assert broker.kick(ids[:1]) == [True]
+    assert broker.retry(ids[:1]) == [True]
     assert worker.take_ids() == []
 
 

@@ -135,7 +135,7 @@ def test_a_scheduled_job_keeps_its_due_time(broker: Store, worker: LiveOwner, cl
     assert worker.take_ids(5, ["q"]) == ["later"]
 
 
-def test_a_kick_with_a_due_time_schedules_the_job(
+def test_a_retry_with_a_due_time_schedules_the_job(
     broker: Store, worker: LiveOwner, clock: Clock
 ) -> None:
     broker.put([job("q", id="failed"), job("q", id="cancelled"), job("q", id="later", delay=9e5)])
@@ -144,7 +144,7 @@ def test_a_kick_with_a_due_time_schedules_the_job(
     broker.cancel(["cancelled"])
     ids, due = ["failed", "cancelled", "later"], broker.wall() + 1000.0
 
-    assert broker.kick(ids, due=due) == [True] * 3
+    assert broker.retry(ids, due=due) == [True] * 3
 
     assert in_state(broker, *ids) == [SCHEDULED] * 3
     assert [broker.get(i).due for i in ids] == pytest.approx([due] * 3, abs=0.01)
@@ -253,7 +253,7 @@ def test_a_purge_ends_the_jobs_behind_a_purged_job(broker: Store) -> None:
     assert in_state(broker, "first", "last") == [CANCELLED, CANCELLED]
     assert "job first was cancelled" in broker.get("last").error
     # and a retry of the purged job brings both back
-    assert broker.kick(["first"]) == [True]
+    assert broker.retry(["first"]) == [True]
     assert in_state(broker, "first", "last") == [READY, WAITING]
 
 
@@ -319,7 +319,7 @@ def test_purged_jobs_can_be_retried_and_deleted_like_cancelled_jobs(
 ) -> None:
     broker.put([job("q", id="again"), job("q", id="gone"), job("q", id="stays")])
     purge(broker, "q")
-    assert broker.kick(["again"]) == [True]
+    assert broker.retry(["again"]) == [True]
     assert broker.delete(["gone"]) == [True]
     assert restore(broker, "q") == Restored(jobs=1, left=0)
     assert worker.take_ids(5) == ["again", "stays"]

@@ -106,14 +106,14 @@ def test_an_unknown_queue_is_forgotten_already(broker: Broker) -> None:
     assert row_of(broker, "never was") is None
 
 
-def test_a_finished_job_of_a_forgotten_queue_can_be_kicked(
+def test_a_finished_job_of_a_forgotten_queue_can_be_retried(
     broker: Broker, worker: LiveOwner
 ) -> None:
     broker.put([job("q", id="j", retries=0)])
     worker.settle(worker.take(1, ["q"])[0], Outcome.FAIL, error="bad")
     assert broker.forget_queue("q")
 
-    assert broker.kick(["j"]) == [True]
+    assert broker.retry(["j"]) == [True]
 
     row = row_of(broker)
     assert row is not None

@@ -99,7 +99,7 @@ def test_every_broker_computes_the_delays_of_the_policy(
     for attempt in range(1, min(policy.limit, 14) + 1):
         before = shown(broker, "m" * 40)
         if before.state is State.SCHEDULED:
-            broker.kick([before.envelope.id])
+            broker.retry([before.envelope.id])
         lease = take_one(consumer)
         now = clock_of(broker, consumer, clock)
         fail(consumer, lease)
@@ -150,7 +150,7 @@ def test_a_message_fails_for_good_after_twenty_hand_outs(
     handed = 0
     while state(broker, poison.id) is not State.FAILED:
         if state(broker, poison.id) is State.SCHEDULED:
-            broker.kick([poison.id])
+            broker.retry([poison.id])
         fail(consumer, take_one(consumer), error=f"ValueError: {handed}")
         handed += 1
         assert handed <= 20
@@ -312,7 +312,7 @@ def test_a_policy_without_end_returns_a_message_at_once(
         fail(consumer, lease)
 
 
-def test_a_kick_begins_the_backoff_anew(
+def test_a_retry_begins_the_backoff_anew(
     broker: Broker, consumer: LiveOwner, clock: Clock, need: Callable[[Feature], None]
 ) -> None:
     need(Feature.INSPECT)
@@ -322,7 +322,7 @@ def test_a_kick_begins_the_backoff_anew(
     assert failing_delays(broker, consumer, clock, 3) == pytest.approx([100, 1000, 0], abs=SLACK)
     assert state(broker, "m") is State.FAILED
 
-    assert broker.kick(["m"]) == [True]
+    assert broker.retry(["m"]) == [True]
 
     record = shown(broker, "m")
     assert (record.run, record.attempt, record.max_attempts) == (2, 0, 3)
@@ -337,7 +337,7 @@ def failing_delays(broker: Broker, consumer: LiveOwner, clock: Clock, count: int
     delays = []
     for attempt in range(1, count + 1):
         if state(broker, "m") is State.SCHEDULED:
-            broker.kick(["m"])
+            broker.retry(["m"])
         lease = take_one(consumer)
         assert lease.attempt == attempt
         now = clock_of(broker, consumer, clock)

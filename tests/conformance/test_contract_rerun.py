@@ -27,23 +27,23 @@ def run_one(worker: LiveOwner, outcome: Outcome = Outcome.SUCCESS, **fields: obj
     return lease.open().id
 
 
-def test_a_success_is_not_run_again_by_a_plain_kick(broker: Broker, worker: LiveOwner) -> None:
+def test_a_success_is_not_run_again_by_a_plain_retry(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job(id="j")])
     run_one(worker)
 
-    assert broker.kick(["j"]) == [False]
+    assert broker.retry(["j"]) == [False]
     assert state(broker, "j") is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("result", [b"", b"\x01"], ids=["plain", "with a result"])
-def test_a_forced_kick_runs_a_success_again(
+def test_a_forced_retry_runs_a_success_again(
     broker: Broker, worker: LiveOwner, result: bytes
 ) -> None:
     broker.put([job(id="j", retries=2)])
     run_one(worker, Outcome.RETRY, error="bad")
     run_one(worker, result=result)
 
-    assert broker.kick(["j"], force=True) == [True]
+    assert broker.retry(["j"], force=True) == [True]
 
     record = broker.get("j")
     assert record is not None
@@ -61,7 +61,7 @@ def test_the_first_attempt_of_a_success_stays_in_the_trail(
 ) -> None:
     broker.put([job(id="j")])
     run_one(worker)
-    broker.kick(["j"], force=True)
+    broker.retry(["j"], force=True)
     run_one(worker, Outcome.RETRY, error="bad")
 
     record = broker.get("j")
@@ -76,9 +76,9 @@ def test_a_success_that_holds_its_key_runs_again_by_force(
     unique = {"key": "k", "unique": Unique(1000.0)}
     broker.put([job(id="first", **unique)])
     run_one(worker)
-    assert broker.kick(["first"]) == [False]
+    assert broker.retry(["first"]) == [False]
 
-    assert broker.kick(["first"], force=True) == [True]
+    assert broker.retry(["first"], force=True) == [True]
 
     # the key is held while it runs, and after that up to the same time as before
     assert [put.placed for put in broker.put([job(id="second", **unique)])] == [Placed.KEPT]
@@ -99,9 +99,9 @@ def test_a_failure_whose_key_another_success_holds_runs_again_by_force(
     run_one(worker, Outcome.FAIL, error="bad")
     broker.put([job(id="done", **unique)])
     run_one(worker)
-    assert broker.kick(["failed"]) == [False]
+    assert broker.retry(["failed"]) == [False]
 
-    assert broker.kick(["failed"], force=True) == [True]
+    assert broker.retry(["failed"], force=True) == [True]
 
     assert run_one(worker) == "failed"
     (put,) = broker.put([job(id="late", **unique)])
@@ -116,7 +116,7 @@ def test_force_never_makes_two_unfinished_jobs_of_one_key(
     run_one(worker)
     broker.put([job(id="waits", key="k")])
 
-    assert broker.kick(["done"], force=True) == [False]
+    assert broker.retry(["done"], force=True) == [False]
     assert state(broker, "done") is State.SUCCEEDED
 
 
@@ -128,14 +128,14 @@ def test_force_runs_no_part_of_a_flow_again(
     broker.put([after, job(id="before", links=Links(next=("after",)))])
     run_one(worker)
 
-    assert broker.kick(["before"], force=True) == [False]
+    assert broker.retry(["before"], force=True) == [False]
 
 
-def test_force_kicks_jobs_that_a_plain_kick_does(broker: Broker, worker: LiveOwner) -> None:
+def test_force_retries_jobs_that_a_plain_retry_does(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job(id="bad"), message(id="later", delay=1000.0)])
     run_one(worker, Outcome.FAIL, error="bad")
 
-    assert broker.kick(["bad", "later", "nowhere"], force=True) == [True, True, False]
+    assert broker.retry(["bad", "later", "nowhere"], force=True) == [True, True, False]
     assert state(broker, "bad") is state(broker, "later") is State.READY
 
 
@@ -143,7 +143,7 @@ def test_a_running_job_is_not_run_again(broker: Broker, worker: LiveOwner) -> No
     broker.put([job(id="j")])
     (lease,) = worker.take()
 
-    assert broker.kick(["j"], force=True) == [False]
+    assert broker.retry(["j"], force=True) == [False]
     reply = worker.exchange(verdicts=[Verdict(lease.token, Outcome.SUCCESS)])
     assert reply.settled == [True]
 
@@ -154,7 +154,7 @@ def test_the_runs_of_a_job_move_to_another_store(broker: Broker, worker: LiveOwn
     there = LiveOwner(source)
     for _ in range(2):
         run_one(there, Outcome.RETRY, error="bad")
-    source.kick(["j"])
+    source.retry(["j"])
     run_one(there, Outcome.RETRY, error="bad")
     departure = source.depart("elsewhere", seal=True)
 

@@ -166,7 +166,7 @@ def test_an_unfinished_job_is_never_pruned(small: Broker, clock: Clock) -> None:
     jobs = [job(retries=0), job(delay=10_000), job()]
     small.put(jobs)
     hand.settle(hand.take()[0], Outcome.FAIL)
-    small.kick([jobs[0].id])
+    small.retry([jobs[0].id])
     clock.advance(5000)
     small.tick()
     assert kept(small) == set(ids_of(jobs))
@@ -495,7 +495,7 @@ def sleeping(broker: Broker, hand: LiveOwner, *queues: str) -> Callable[[], floa
     "event",
     [
         *("put", "due", "settle", "detach"),
-        pytest.param("kick", marks=pytest.mark.needs(Feature.INSPECT)),
+        pytest.param("retry", marks=pytest.mark.needs(Feature.INSPECT)),
         pytest.param("resume", marks=pytest.mark.needs(Feature.PAUSE)),
         pytest.param("release", marks=pytest.mark.needs("a witness")),
         pytest.param("promote", marks=pytest.mark.needs(Feature.KEYS)),
@@ -511,7 +511,7 @@ def test_a_sleeping_owner_is_woken_for_jobs_it_can_take(broker: Broker, event: s
         [lease] = other.take()
     if event == "promote":
         broker.put([job(key="k", id="b", on_conflict="replace")])
-    if event == "kick":
+    if event == "retry":
         broker.put([job(id="a", delay=1000)])
     if event == "resume":
         broker.set_queue("default", paused=True)
@@ -522,7 +522,7 @@ def test_a_sleeping_owner_is_woken_for_jobs_it_can_take(broker: Broker, event: s
         "due": lambda: other.settle(lease, Outcome.RETRY, delay=0.2),  # and does not come back
         "settle": lambda: other.settle(lease, Outcome.RELEASE),
         "promote": lambda: other.settle(lease),
-        "kick": lambda: broker.kick(["a"]),
+        "retry": lambda: broker.retry(["a"]),
         "resume": lambda: broker.set_queue("default", paused=False),
         "release": lambda: broker.release(other.id, {}),
         "detach": lambda: broker.detach(other.id),

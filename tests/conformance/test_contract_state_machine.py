@@ -46,8 +46,8 @@ from tidemill.errors import TidemillError
 ACTS: dict[str, Callable[[Store, list[str]], list[bool]]] = {
     "cancel": lambda broker, ids: broker.cancel(ids),
     "purge": lambda broker, ids: broker.cancel(ids, purge="p1"),
-    "kick": lambda broker, ids: broker.kick(ids),
-    "kick later": lambda broker, ids: broker.kick(ids, due=broker.wall() + 2.5),
+    "retry": lambda broker, ids: broker.retry(ids),
+    "retry later": lambda broker, ids: broker.retry(ids, due=broker.wall() + 2.5),
     "delete": lambda broker, ids: broker.delete(ids),
 }
 QUEUES = ("a", "b")

@@ -36,7 +36,7 @@ def test_a_consumer_has_a_task_for_a_time(
     assert consumer.touch(lease)
     clock.advance(DEFAULT_TTR + 1)
     assert not consumer.touch(lease)
-    assert broker.kick(["a"]) == [True]  # it backs off
+    assert broker.retry(["a"]) == [True]  # it backs off
     [again] = consumer.take_all(WANT)
     assert (again.open().id, again.attempt, again.losses) == ("a", 2, 0)
     assert consumer.settle(again)

@@ -56,11 +56,11 @@ def fill(broker: Broker, target: Broker, clock: Clock) -> list[Envelope]:
     worker.settle(leases[3], Outcome.RETRY, error="once", delay=40.0)
     late = job(expires=100.0, delay=500.0)
     cancelled = job()
-    kicked = job(retries=0)
-    broker.put([kicked, cancelled])
+    revived = job(retries=0)
+    broker.put([revived, cancelled])
     leases = worker.take(1)
-    worker.settle(leases[0], Outcome.FAIL, error="kick me")
-    broker.kick([kicked.id])
+    worker.settle(leases[0], Outcome.FAIL, error="retry me")
+    broker.retry([revived.id])
     broker.cancel([cancelled.id])
     brief = job(expires=0.01)
     broker.put([brief])
@@ -87,7 +87,7 @@ def fill(broker: Broker, target: Broker, clock: Clock) -> list[Envelope]:
         fill_flows(broker, worker)
     broker.detach(worker.id)
     broker.detach(consumer.id)
-    return [done, gone, failed, retried, kicked, cancelled, brief, *rest]
+    return [done, gone, failed, retried, revived, cancelled, brief, *rest]
 
 
 def fill_flows(broker: Broker, worker: LiveOwner) -> None:
@@ -175,8 +175,8 @@ def test_the_order_and_the_times_go_on(broker: Broker, target: Broker, clock: Cl
     assert {lease.open().id for lease in leases} == {r.envelope.id for r in ready}
     in_b = [r.envelope.id for r in ready if r.envelope.queue == "b"]
     assert [lease.open().id for lease in leases if lease.open().queue == "b"] == in_b
-    kicked = next(lease for lease in leases if lease.open().id == jobs[4].id)
-    assert kicked.attempt == 1
+    retried = next(lease for lease in leases if lease.open().id == jobs[4].id)
+    assert retried.attempt == 1
     record = target.get(jobs[4].id)
     assert record is not None
     assert record.run == 2
@@ -187,7 +187,7 @@ def test_the_order_and_the_times_go_on(broker: Broker, target: Broker, clock: Cl
         assert state(target, "f3") is State.READY
         [lease] = worker.take(1, ["f"])
         assert [given.result for given in lease.inputs] == [b"one", b""]
-        assert target.kick(["g1"]) == [True]
+        assert target.retry(["g1"]) == [True]
         assert state(target, "g2") is State.WAITING
     # a key is still held, and its successor follows
     assert state(target, "s2") is State.WAITING
@@ -249,7 +249,7 @@ def test_a_store_that_departs_takes_and_gives_nothing(broker: Broker, needs_move
         broker.depart("redis://other")
     for refused in (
         lambda: broker.put([job()]),
-        lambda: broker.kick([ready.id]),
+        lambda: broker.retry([ready.id]),
         lambda: broker.cancel([ready.id]),
         lambda: delete_waiting(broker, "default"),
         lambda: broker.set_queue("default", paused=True),

@@ -89,9 +89,9 @@ def test_a_failed_job_gets_its_key_back_only_when_it_is_free(
     run(broker, worker, Outcome.FAIL)
     put(broker, "b", period=60)
     run(broker, worker)
-    assert broker.kick(["a"]) == [False]
+    assert broker.retry(["a"]) == [False]
     broker.delete(["b"])
-    assert broker.kick(["a"]) == [True]
+    assert broker.retry(["a"]) == [True]
     run(broker, worker)
     assert put(broker, "c") == Put("c", Placed.CREATED)  # the period was that of its first life
 

@@ -46,20 +46,20 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
 
 
 @pytest.mark.needs(Feature.INSPECT)
-def test_a_kick_of_scheduled_jobs_leaves_a_cancelled_job_as_it_is(broker: Broker) -> None:
+def test_a_retry_of_scheduled_jobs_leaves_a_cancelled_job_as_it_is(broker: Broker) -> None:
     # law 14
     broker.put([job(id="a", delay=1000.0), job(id="b", delay=1000.0)])
     broker.cancel(["b"])
-    assert broker.kick(["a", "b", "c"], only_scheduled=True) == [True, False, False]
+    assert broker.retry(["a", "b", "c"], only_scheduled=True) == [True, False, False]
     assert (state(broker, "a"), state(broker, "b")) == (State.READY, State.CANCELLED)
 
 
 @pytest.mark.needs(Feature.INSPECT)
-def test_a_kick_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
+def test_a_retry_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
     # law 7
     broker.put([job(id="b", task="b.work")])
     give_back(worker, *worker.await_all(1))
-    assert broker.kick(["b"]) == [True]
+    assert broker.retry(["b"]) == [True]
     assert [lease.open().id for lease in worker.await_all(1)] == ["b"]
 
 
@@ -81,7 +81,7 @@ def test_the_token_and_the_place_of_a_limit_go_back(
     [lease] = worker.await_all(1)
     assert lease.open().id == "b2"
     assert worker.settle(lease)
-    assert broker.kick(["b0"]) == [True]
+    assert broker.retry(["b0"]) == [True]
     assert worker.take_ids() == []
 
 

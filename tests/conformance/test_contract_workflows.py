@@ -143,7 +143,7 @@ def test_a_long_chain_falls_without_ado(
     broker.tick()  # a server that others wait for does it in pieces
     assert broker.stats()[0].waiting == 0
     assert state(broker, f"j{count - 1:05}") is CANCELLED
-    assert broker.kick(["j00000"]) == [True]
+    assert broker.retry(["j00000"]) == [True]
     assert broker.stats()[0].waiting == count - 1
 
 
@@ -235,7 +235,7 @@ def test_bad_links_store_nothing(broker: Broker) -> None:
     assert {r.envelope.id for r in everything(broker)} == {"plain", "w"}
 
 
-def test_kicking_a_failed_step_gives_the_chain_another_chance(
+def test_retrying_a_failed_step_gives_the_chain_another_chance(
     broker: Broker, worker: LiveOwner
 ) -> None:
     broker.put(
@@ -252,7 +252,7 @@ def test_kicking_a_failed_step_gives_the_chain_another_chance(
     assert run(worker) == "hook"
     assert states(broker, "all", "last") == [FAILED, CANCELLED]
     # when
-    assert broker.kick(["m1"]) == [True]
+    assert broker.retry(["m1"]) == [True]
     # then
     assert states(broker, "all", "last", "hook") == [WAITING, WAITING, SUCCEEDED]
     assert run(worker) == "m1"
@@ -265,30 +265,30 @@ def test_a_job_cancelled_by_hand_is_not_revived(broker: Broker, worker: LiveOwne
     broker.put([behind(id="b"), before("b", id="a")])
     assert broker.cancel(["b"]) == [True]
     run(worker, Outcome.FAIL)
-    broker.kick(["a"])
+    broker.retry(["a"])
     assert state(broker, "b") is CANCELLED
     # but it may wait again
-    assert broker.kick(["b"]) == [True]
+    assert broker.retry(["b"]) == [True]
     assert state(broker, "b") is WAITING
 
 
-def test_a_kicked_job_waits_for_the_jobs_before_it(broker: Broker, worker: LiveOwner) -> None:
+def test_a_retried_job_waits_for_the_jobs_before_it(broker: Broker, worker: LiveOwner) -> None:
     # case M2
     broker.put([behind(id="c"), behind(id="b", next=["c"], delay=50.0), before("b", id="a")])
     [lease] = worker.take()
     assert broker.cancel(["a", "b", "c"]) == [True, True, False]
     assert worker.settle(lease, Outcome.CANCELLED)
     # when
-    assert broker.kick(["a", "b", "c"]) == [True, True, False]
+    assert broker.retry(["a", "b", "c"]) == [True, True, False]
     # then
     assert states(broker, "a", "b", "c") == [READY, WAITING, WAITING]
     assert run(worker) == "a"
-    assert broker.kick(["b"]) == [True]  # its delay has begun
+    assert broker.retry(["b"]) == [True]  # its delay has begun
     assert [run(worker), run(worker)] == ["b", "c"]
     assert worker.take() == []
 
 
-def test_a_job_is_not_kicked_while_a_job_before_it_lacks_success(
+def test_a_job_is_not_retried_while_a_job_before_it_lacks_success(
     broker: Broker, worker: LiveOwner
 ) -> None:
     # case M2
@@ -296,9 +296,9 @@ def test_a_job_is_not_kicked_while_a_job_before_it_lacks_success(
     run(worker, Outcome.FAIL)
     run(worker, Outcome.FAIL)
     assert states(broker, "a", "b", "hook") == [FAILED, CANCELLED, FAILED]
-    assert broker.kick(["b"]) == [False]
+    assert broker.retry(["b"]) == [False]
     assert state(broker, "b") is CANCELLED
-    assert broker.kick(["hook"]) == [True]
+    assert broker.retry(["hook"]) == [True]
     assert run(worker) == "hook"
 
 
@@ -315,7 +315,7 @@ def test_a_barrier_cancelled_by_hand_waits_again(
     if ended:
         run(worker)
     # when
-    assert broker.kick(["all"]) == [True]
+    assert broker.retry(["all"]) == [True]
     # then
     if not ended:
         assert states(broker, "all", "then") == [WAITING, WAITING]
@@ -404,7 +404,7 @@ def test_results_of_a_group_are_kept_for_its_dependents(
 def test_a_barrier_is_never_run(broker: Broker, worker: LiveOwner) -> None:
     broker.put([behind("barrier", id="all"), before("all", id="a")])
     run(worker, Outcome.FAIL)
-    assert broker.kick(["all"]) == [False]
+    assert broker.retry(["all"]) == [False]
     assert worker.take() == []
     assert state(broker, "all") is FAILED
 
@@ -438,7 +438,7 @@ def test_a_job_that_waits_again_still_expires(
     assert worker.settle(lease, Outcome.FAIL, error="no")
     assert states(broker, "a", "c") == [FAILED, CANCELLED]
     # when the job before it is tried again, and the time is over
-    assert broker.kick(["a"]) == [True]
+    assert broker.retry(["a"]) == [True]
     assert states(broker, "a", "c") == [READY, State.WAITING]
     clock.advance(61.0)
     broker.tick()

@@ -104,7 +104,7 @@ def test_retries_bound_how_often_a_block_fails(mill: Tidemill) -> None:
     assert job.error == "ValueError: bad"
 
 
-def test_buried_is_kept_for_a_human_and_can_be_kicked(mill: Tidemill) -> None:
+def test_buried_is_kept_for_a_human_and_can_be_retried(mill: Tidemill) -> None:
     job = mill.queue("q").put({"bad": 1})
     message = mill.queue("q").get(5)
     assert message is not None

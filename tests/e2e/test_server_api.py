@@ -127,13 +127,13 @@ def test_a_message_is_taken_and_settled_once(server: JobServer, queue: str) -> N
         assert (late.status, late.json["type"]) == (409, "urn:tidemill:problem:already-settled")
 
 
-def test_a_buried_message_can_be_kicked(server: JobServer, queue: str) -> None:
+def test_a_buried_message_can_be_retried(server: JobServer, queue: str) -> None:
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     (job,) = server.reserve(queue)
     assert server.post(f"/v1/reservations/{job['receipt']}/bury", {"reason": "odd"}).status == 204
     failed = server.get(f"/v1/jobs?state=failed&queue={queue}").json["jobs"]
     assert [(f["id"], f["error"]) for f in failed] == [(job["id"], "odd")]
-    assert server.post(f"/v1/queues/{queue}/kick").json == {"count": 1}
+    assert server.post(f"/v1/queues/{queue}/retry").json == {"count": 1}
     assert [j["id"] for j in server.reserve(queue)] == [job["id"]]
 
 
@@ -219,21 +219,21 @@ def test_lists_continue_at_their_cursor(server: JobServer, queue: str) -> None:
 
 def test_many_jobs_are_changed_at_once(server: JobServer, queue: str) -> None:
     ids = [server.post("/v1/jobs", {"queue": queue, "body": n}).json["id"] for n in range(3)]
-    acts = [("cancel", [True] * 3), ("cancel", [False] * 3), ("kick", [True] * 3)]
+    acts = [("cancel", [True] * 3), ("cancel", [False] * 3), ("retry", [True] * 3)]
     for act, done in [*acts, ("delete", [True] * 3), ("delete", [False] * 3)]:
         assert server.post(f"/v1/jobs/{act}", {"ids": ids}).json == {"done": done}
 
 
-def test_a_refused_kick_gives_the_reason(server: JobServer, queue: str) -> None:
+def test_a_refused_retry_gives_the_reason(server: JobServer, queue: str) -> None:
     made = server.post("/v1/jobs", {"queue": queue, "body": 1}).json["id"]
-    refused = server.post(f"/v1/jobs/{made}/kick")
+    refused = server.post(f"/v1/jobs/{made}/retry")
     assert refused.status == 409
     assert "it is ready" in refused.json["detail"]
-    assert server.post(f"/v1/jobs/{made}/kick?force=true").status == 409
-    assert server.post("/v1/jobs/kick", {"ids": [made], "force": True}).json == {"done": [False]}
+    assert server.post(f"/v1/jobs/{made}/retry?force=true").status == 409
+    assert server.post("/v1/jobs/retry", {"ids": [made], "force": True}).json == {"done": [False]}
 
 
-def test_a_kick_of_a_chain_is_of_the_whole(server: JobServer) -> None:
+def test_a_retry_of_a_chain_is_of_the_whole(server: JobServer) -> None:
     # case M2
     with Tidemill(server.url) as mill:
 
@@ -244,16 +244,16 @@ def test_a_kick_of_a_chain_is_of_the_whole(server: JobServer) -> None:
         handle = mill.enqueue(chain(fail.call(), fail, fail))
         run_all(mill, queues=["whole"])
         first, middle, last = handle.steps
-        # when a step is kicked that cannot run
-        refused = server.post(f"/v1/jobs/{middle.id}/kick")
+        # when a step is retried that cannot run
+        refused = server.post(f"/v1/jobs/{middle.id}/retry")
         # then the failed job is named
         assert refused.status == 409
         assert f"job {first.id}, which failed: " in refused.json["detail"]
         # and the chain begins with the failed job
         for path, body in (
-            (f"/v1/jobs/{last.id}/kick", {}),
-            ("/v1/jobs/kick", {"ids": [last.id]}),
-            ("/v1/matching/kick", {"queue": "whole", "state": ["failed", "cancelled"]}),
+            (f"/v1/jobs/{last.id}/retry", {}),
+            ("/v1/jobs/retry", {"ids": [last.id]}),
+            ("/v1/matching/retry", {"queue": "whole", "state": ["failed", "cancelled"]}),
         ):
             assert server.post(path, body).status in (200, 204)
             assert [step.state for step in handle.steps] == ["ready", "waiting", "waiting"]

@@ -34,7 +34,7 @@ def agree(server: JobServer, components: dict[str, Any], shape: str, body: Any) 
         "ScheduleIn": ("PUT", f"/v1/schedules/{next(NAMES)}"),
         "QueueLimitIn": ("PATCH", f"/v1/queues/{next(NAMES)}/limit"),
         "ReserveIn": ("POST", "/v1/reserve"),
-        "KickIn": ("POST", "/v1/queues/a/kick"),
+        "RetryIn": ("POST", "/v1/queues/a/retry"),
         "AlterMany": ("POST", "/v1/jobs/alter"),
     }[shape]
     answer = server.request(method, path, body)
@@ -73,7 +73,7 @@ def agree(server: JobServer, components: dict[str, Any], shape: str, body: Any) 
         ("QueueLimitIn", {"concurrency": 2.0, "burst": None}),
         ("QueueLimitIn", {"breaker": {"failures": 3.0}}),
         ("ReserveIn", RESERVE | {"count": 2.0}),
-        ("KickIn", {"count": 7.0}),
+        ("RetryIn", {"count": 7.0}),
         ("AlterMany", {"ids": ["a"], "to_priority": -2.5}),
         ("AlterMany", {"ids": [], "to_queue": "b", "to_priority": None}),
     ],

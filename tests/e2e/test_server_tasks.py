@@ -157,7 +157,7 @@ def test_a_failure_backs_off_as_the_task_says(server: JobServer, queue: str) -> 
     assert (found["state"], found["attempt"]) == ("scheduled", 1)
     assert found["attempts"][0]["traceback"] == "at line 7"
     # when it is made ready, and fails again
-    assert server.post(f"/v1/jobs/{job_id}/kick").status == 204
+    assert server.post(f"/v1/jobs/{job_id}/retry").status == 204
     job = take(server, queue)
     assert (job["attempt"], job["max_attempts"]) == (2, 2)
     assert say(server, job, "fail", error="E: twice").status == 204
@@ -337,7 +337,7 @@ def test_many_receipts_are_settled_in_one_request(server: JobServer, queue: str)
     ]
 
 
-def test_jobs_that_match_are_kicked_cancelled_and_deleted(server: JobServer, queue: str) -> None:
+def test_jobs_that_match_are_retried_cancelled_and_deleted(server: JobServer, queue: str) -> None:
     ids = [call(server, queue, tags=["a" if n % 2 else "b"]) for n in range(6)]
 
     def act(what: str, **body: Any) -> tuple[list[str], list[bool], bool]:
@@ -347,7 +347,7 @@ def test_jobs_that_match_are_kicked_cancelled_and_deleted(server: JobServer, que
         return it["ids"], it["done"], it["more"]
 
     assert act("cancel", state=["ready"], tag="a") == ([ids[5], ids[3], ids[1]], [True] * 3, False)
-    assert act("kick", state=["cancelled"], limit=2)[:2] == ([ids[5], ids[3]], [True] * 2)
+    assert act("retry", state=["cancelled"], limit=2)[:2] == ([ids[5], ids[3]], [True] * 2)
     found, done, more = act("delete", state=["ready", "cancelled"], limit=4)
     assert (found, done, more) == ([ids[5], ids[4], ids[3], ids[2]], [True] * 4, True)
     assert act("delete", state=["ready", "cancelled"])[0] == [ids[1], ids[0]]

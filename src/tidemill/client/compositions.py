@@ -312,7 +312,7 @@ def retry_all(mill: Runtime, whole_id: str) -> int:
     for states in (_WITHOUT_SUCCESS, frozenset({State.SCHEDULED})):
         for records in _pages(mill, whole_id, states):
             jobs = [r for r in records if not is_hook(r) and not _is_failed_group(r)]
-            done = mill.job_store.kick([r.envelope.id for r in jobs]) if jobs else []
+            done = mill.job_store.retry([r.envelope.id for r in jobs]) if jobs else []
             retried += sum(done)
             refused = refused or next((r for r, ok in zip(jobs, done, strict=True) if not ok), None)
         if retried:
@@ -336,7 +336,7 @@ def retry_job(mill: Runtime, job_id: str, *, force: bool = False) -> bool:
                 "a job of a chain or group that succeeded never runs again; leave force out"
             )
         return bool(retry_all(mill, job_id))
-    done = mill.job_store.kick([job_id], force=force)[0]
+    done = mill.job_store.retry([job_id], force=force)[0]
     if not done and record is not None and (why := why_not_retried(mill, record)):
         raise RetryRefused(f"{job_id} cannot run again: {why}")
     return done
@@ -356,13 +356,13 @@ def retry_jobs(
     """
     ids, store = list(ids), mill.job_store
     if not _has_flows(mill):
-        return store.kick(ids, force=force)
+        return store.retry(ids, force=force)
     pages = (store.wait_for(ids[at : at + _WHOLE], 0) for at in range(0, len(ids), _WHOLE))
     records = (record for page in pages for record in page if record is not None)
     found = {record.envelope.id for record in records if _is_whole(mill, record)}
     wholes = set(filter(may, found))
     alone = [job_id for job_id in ids if job_id not in wholes]
-    done = dict(zip(alone, store.kick(alone, force=force), strict=True)) if alone else {}
+    done = dict(zip(alone, store.retry(alone, force=force), strict=True)) if alone else {}
     for whole_id in wholes:
         try:
             done[whole_id] = bool(retry_all(mill, whole_id))

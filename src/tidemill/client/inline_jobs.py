@@ -77,7 +77,7 @@ class InlineJobs:
         """False for each job: it has finished."""
         return [False for _ in job_ids]
 
-    def kick(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
+    def retry(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
         """False for each job: nobody would run it."""
         return [False for _ in job_ids]
 

@@ -69,7 +69,7 @@ def with_interrupted_runs(record: Record) -> Record:
 
 
 def attempt_text(record: Record, run: int, number: int) -> str:
-    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a kick.
+    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a retry by hand.
 
     ``number`` is 0 for an interrupted run.
     """

@@ -5,7 +5,7 @@ and due time belong to the broker, which shows them in a :class:`Record`. A :cla
 envelope to an owner. A :class:`Verdict` is the result of the lease.
 
     put ──► waiting ──► scheduled ──► ready ──► running ──► succeeded
-               │            ▲           ▲          │   └──► failed ──(kick)──► ready
+               │            ▲           ▲          │   └──► failed ─(retry)──► ready
                │            └── retry, snooze ─────┤
                │                        └─ release ┘
                └──────── cancel, expiry, from every unfinished state ──► cancelled, expired
@@ -355,7 +355,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def run(self) -> int:
-        """The number of the current run: 1, plus one for each kick after an attempt."""
+        """The number of the current run: 1, plus one for each retry by hand after an attempt."""
         if not self.attempts:
             return 1
         last = self.attempts[-1]

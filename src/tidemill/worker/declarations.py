@@ -120,7 +120,7 @@ class TaskDeclarations(Part):
             page = broker.find(what, PIECE, self._cursor)
             waiting = [it.envelope for it in page.records if waits_for_its_task(it)]
             if ids := [envelope.id for envelope in waiting if envelope.task in self._new]:
-                broker.kick(ids, only_scheduled=True)
+                broker.retry(ids, only_scheduled=True)
         except BrokerUnavailable:
             raise
         except TidemillError:  # such as missing rights: the jobs wait for their next try

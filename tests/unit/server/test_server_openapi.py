@@ -164,7 +164,7 @@ def test_the_description_suits_client_generators() -> None:
     assert PREFIX + "too-large" in schemas["ProblemBody"]["properties"]["type"]["examples"]
     put = paths["/v1/jobs"]["post"]
     assert put["requestBody"]["required"]
-    assert not paths["/v1/queues/{queue}/kick"]["post"]["requestBody"]["required"]
+    assert not paths["/v1/queues/{queue}/retry"]["post"]["requestBody"]["required"]
     assert paths["/v1/jobs/{job_id}/alter"]["post"]["requestBody"]["required"]
     assert put["responses"]["200"]["description"] != put["responses"]["201"]["description"]
     for operations in paths.values():

@@ -284,7 +284,7 @@ def test_a_token_for_a_queue_acts_on_the_groups_whose_members_lie_there(
     assert server.get(job).json["state"] == "failed"
     assert server.get(f"{job}/result").json["state"] == "failed"
     # a retry runs the failed members again, nested ones, too, and a cancel stops them
-    for act, state in (("kick", "ready"), ("cancel", "cancelled")):
+    for act, state in (("retry", "ready"), ("cancel", "cancelled")):
         assert server.post(f"{job}/{act}", {} if act == "cancel" else None).status == 204
         members = server.get(f"/v1/jobs?queue=mine&group={groups.mine}").json["jobs"]
         assert sorted(it["state"] for it in members) == sorted([state, state, "succeeded"])
@@ -297,12 +297,12 @@ def test_a_token_for_a_queue_reads_no_group_with_members_elsewhere(
     server.token = "admin mine"
     job = f"/v1/jobs/{getattr(groups, which)}"
     answers = [server.get(job), server.get(f"{job}/result"), server.get(f"{job}/events")]
-    answers += [server.post(f"{job}/{act}", {}) for act in ("kick", "cancel", "alter")]
+    answers += [server.post(f"{job}/{act}", {}) for act in ("retry", "cancel", "alter")]
     answers.append(server.ask("DELETE", job))
     assert {answer.status for answer in answers} == {403}
     assert "has jobs in other queues" in answers[0].detail
     # and a retry by queue leaves the members of the other queue alone
-    server.post("/v1/queues/mine/kick", {})
+    server.post("/v1/queues/mine/retry", {})
     server.token = "admin"
     members = server.get("/v1/jobs?queue=theirs").json["jobs"]
     assert {it["state"] for it in members} == {"succeeded", "failed"}

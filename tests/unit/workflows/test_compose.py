@@ -244,8 +244,8 @@ def test_the_members_of_a_group_are_retried_in_pages(
 ) -> None:
     handle = tasks.run(group(tasks.boom.call() for _ in range(5)))
     broker, pages = tasks.mill.broker, []
-    kick = broker.kick
-    monkeypatch.setattr(broker, "kick", lambda ids: pages.append(list(ids)) or kick(ids))
+    retry = broker.retry
+    monkeypatch.setattr(broker, "retry", lambda ids: pages.append(list(ids)) or retry(ids))
     assert handle.retry() == 5
     assert pages == [[handle[n].id for n in reversed(range(5))]]
 

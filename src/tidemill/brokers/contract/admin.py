@@ -32,7 +32,7 @@ class Admin(Protocol):
         """
         ...
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -53,10 +53,10 @@ class Admin(Protocol):
         After its own success, the job keeps the key for the rest of that period.
 
         A job waits again while jobs before it have not ended. A job that needs their success is
-        refused if one of them ended without it: kick that job first.
+        refused if one of them ended without it: retry that job first.
 
-        A barrier (``RunOn.BARRIER``) never runs: kick the failed jobs before it. Only a barrier
-        that somebody cancelled is kicked itself. It waits again, or ends by how those jobs ended.
+        A barrier (``RunOn.BARRIER``) never runs: retry the failed jobs before it. Only a barrier
+        that somebody cancelled is retried itself. It waits again, or ends by how those jobs ended.
         """
         ...
 

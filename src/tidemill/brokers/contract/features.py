@@ -20,7 +20,7 @@ class Feature(enum.StrEnum):
     UNIQUE = "unique"  # options of ``Unique``: ``period`` and ``max_wait``
     RESULTS = "results"
     INSPECT = "inspect"
-    FAILED = "failed"  # failed jobs, at least, can be listed, kicked and deleted
+    FAILED = "failed"  # failed jobs, at least, can be listed, retried and deleted
     CANCEL = "cancel"
     ALTER = "alter"  # a job that has not started can get another priority or queue
     PAUSE = "pause"

@@ -36,7 +36,7 @@ class JobNumbers(Protocol):
     def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
         """Lease ready, scheduled or failed jobs to a consumer, by id.
 
-        A scheduled or failed job becomes ready in the same step, as by ``kick``. A paused queue or
+        A scheduled or failed job becomes ready in the same step, as by ``retry``. A paused queue or
         a queue's limit does not prevent the lease. None stands for a job that has a limit of its
         own, or cannot be leased.
         """

@@ -179,7 +179,7 @@ class _OfServer:
 
 _CONTRACT = (_OfServer, Store, LimitCalls, History)
 _READ = "get was_here find ahead stats owners info hello history history_kinds limits held wall"
-_CHANGE = "attach detach release command cancel kick delete alter set_queue forget_queue set_limit"
+_CHANGE = "attach detach release command cancel retry delete alter set_queue forget_queue set_limit"
 _SHOW = frozenset(["get", "find", "wait_for", "held", "history", "schedules", "list_schedules"])
 """The calls whose answers have arguments, results or keys of jobs."""
 

@@ -106,7 +106,7 @@ class AdminCalls(ServerCalls):
         self._ring(owners=any(done), waiters=False)
         return done
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -115,7 +115,7 @@ class AdminCalls(ServerCalls):
         only_scheduled: bool = False,
     ) -> list[bool]:
         how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
-        return self._each(job_ids, lambda one, i: rules.kick(one.jobs, i, **how))
+        return self._each(job_ids, lambda one, i: rules.retry(one.jobs, i, **how))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         done = self._each(job_ids, lambda one, i: rules.delete(one.jobs, i), deletes=True)

@@ -1,7 +1,7 @@
 """Purging queues, and bringing back the jobs of a purge.
 
 A purge cancels its jobs with an error that names the purge (:mod:`tidemill.core.purge_mark`). A
-restore finds these jobs by their error and kicks them. A note in the store lists the purge. The
+restore finds these jobs by their error and retries them. A note in the store lists the purge. The
 note is written before the first job is purged. So the jobs of a purge whose process was killed can
 be restored, too.
 """
@@ -201,7 +201,7 @@ def _restore(store: Store, purged: Sequence[Record]) -> Restored:
     for job in purged:
         if job.envelope.links is None and not 0 < job.expires <= now:
             by_due[job.due if job.due > now else 0.0].append(job.envelope.id)
-    jobs = sum(sum(store.kick(ids, due=due)) for due, ids in by_due.items())
+    jobs = sum(sum(store.retry(ids, due=due)) for due, ids in by_due.items())
     return Restored(jobs=jobs, left=len(purged) - jobs)
 
 

@@ -177,7 +177,7 @@ class HttpBroker:
     # -- administration -------------------------------------------------------------------------
 
     cancel = forwarded(Admin.cancel)
-    kick = forwarded(Admin.kick)
+    retry = forwarded(Admin.retry)
     delete = forwarded(Admin.delete)
     alter = forwarded(Admin.alter)
     set_queue = forwarded(Admin.set_queue)

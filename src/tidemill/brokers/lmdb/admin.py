@@ -94,7 +94,7 @@ def _cancel(
     return True
 
 
-def kick(
+def retry(
     commit: Transitions,
     job_ids: Sequence[str],
     *,
@@ -108,15 +108,15 @@ def kick(
     """
     finish_falls(commit)
 
-    def kick_one(stored: Stored | None) -> bool:
+    def retry_one(stored: Stored | None) -> bool:
         if only_scheduled and (stored is None or stored.head.state != SCHEDULED):
             return False
-        return _kick(commit, stored, force, int(due * MICRO))
+        return _retry(commit, stored, force, int(due * MICRO))
 
-    return _each(commit, job_ids, kick_one)
+    return _each(commit, job_ids, retry_one)
 
 
-def _kick(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:
+def _retry(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:
     if stored is None:
         return False
     head = stored.head
@@ -284,7 +284,7 @@ def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
     if stored is None or stored.head.flags & Flag.LIMITED:
         return None
     if stored.head.state in (SCHEDULED, FAILED):
-        kick(commit, [job_id])
+        retry(commit, [job_id])
         stored = commit.load(stored.id)
         assert stored is not None
     head, row = stored.head, commit.row_of(stored.head.line)

@@ -378,7 +378,7 @@ class LmdbBroker:
     # -- administration -------------------------------------------------------------------------
 
     cancel = acted(Admin.cancel, admin.cancel)
-    kick = acted(Admin.kick, admin.kick)
+    retry = acted(Admin.retry, admin.retry)
     delete = acted(Admin.delete, admin.delete, deletes=True)
     alter = acted(Admin.alter, admin.alter)
     set_queue = acted(Admin.set_queue, admin.set_queue)

@@ -46,7 +46,7 @@ class Admin(Part):
             jobs, send = self._jobs, self.command
             return [admin.cancel(jobs, i, send, terminate=terminate, purge=purge) for i in job_ids]
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -57,9 +57,9 @@ class Admin(Part):
         with self._lock:
             self._jobs.check_here()
             how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
-            kicked = [admin.kick(self._jobs, i, **how) for i in job_ids]
+            retried = [admin.retry(self._jobs, i, **how) for i in job_ids]
             self._wake_all()
-            return kicked
+            return retried
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         with self._lock:

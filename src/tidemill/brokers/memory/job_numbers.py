@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tidemill.brokers.memory.calls import Part
 from tidemill.brokers.memory.inspect import get
-from tidemill.brokers.rules.admin import kick
+from tidemill.brokers.rules.admin import retry
 from tidemill.brokers.rules.claim import start_lease
 from tidemill.brokers.rules.due import come_due
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Jobs
@@ -15,11 +15,11 @@ from tidemill.core.owner import Owner
 
 
 def lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:
-    """Lease a job that is ready, or that a kick makes ready."""
+    """Lease a job that is ready, or that a retry makes ready."""
     item = jobs.items.get(job_id)
     if item is None or item.record.envelope.limit is not None:
         return None
-    if item.record.state in (State.SCHEDULED, State.FAILED) and not kick(jobs, job_id):
+    if item.record.state in (State.SCHEDULED, State.FAILED) and not retry(jobs, job_id):
         return None
     if item.record.state is not State.READY:
         return None

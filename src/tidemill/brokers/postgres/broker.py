@@ -270,7 +270,7 @@ class PostgresBroker:
         verb = purged(purge) if purge else "terminate" if terminate else "cancel"
         return self._act("cancel", job_ids, verb)
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -279,7 +279,7 @@ class PostgresBroker:
         only_scheduled: bool = False,
     ) -> list[bool]:
         how = "scheduled" if only_scheduled else "force" if force else ""
-        return self._act("kick", job_ids, how, repr(float(due)))
+        return self._act("retry", job_ids, how, repr(float(due)))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act("delete", job_ids)

@@ -370,7 +370,7 @@ class RabbitBroker:
 
     # -- changing -------------------------------------------------------------------------------
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -379,7 +379,7 @@ class RabbitBroker:
         only_scheduled: bool = False,
     ) -> list[bool]:
         self._check_open()
-        return self._failed.kick(job_ids)
+        return self._failed.retry(job_ids)
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         self._check_open()

@@ -126,7 +126,7 @@ class DeadLetters:
                     raise
                 time.sleep(_ASK_AGAIN)
 
-    def kick(self, ids: Iterable[str]) -> list[bool]:
+    def retry(self, ids: Iterable[str]) -> list[bool]:
         """Make jobs ready, with fresh attempts and without expiry.
 
         After a kill, some jobs run twice. An unreadable message goes back unchanged to its place of

@@ -318,7 +318,7 @@ class RedisBroker:
         how = purged(purge) if purge else "terminate" if terminate else "cancel"
         return self._act(b"cancel", job_ids, how.encode())
 
-    def kick(
+    def retry(
         self,
         job_ids: Iterable[str],
         *,
@@ -326,7 +326,9 @@ class RedisBroker:
         due: float = 0.0,
         only_scheduled: bool = False,
     ) -> list[bool]:
-        return self._act(b"kick", job_ids, b"%d %d" % (2 if only_scheduled else force, due * MICRO))
+        return self._act(
+            b"retry", job_ids, b"%d %d" % (2 if only_scheduled else force, due * MICRO)
+        )
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         return self._act(b"delete", job_ids)

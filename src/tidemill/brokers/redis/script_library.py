@@ -40,8 +40,8 @@ _VERBS = {
         "exchange_kept": "",
     },
     ("owners",): {"owners": "'allow-oom'"},
-    ("admin_kick", "admin_alter", "admin"): {"admin": "'allow-oom'"},
-    ("admin_kick", "job_numbers"): {"job_numbers": "'allow-oom'"},
+    ("admin_retry", "admin_alter", "admin"): {"admin": "'allow-oom'"},
+    ("admin_retry", "job_numbers"): {"job_numbers": "'allow-oom'"},
     ("set_limit",): {"set_limit": "'allow-oom'"},
     ("transfer",): {"transfer": "'allow-oom'"},
     ("history", "housekeeping"): {

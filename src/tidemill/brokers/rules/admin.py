@@ -1,4 +1,4 @@
-"""Requests on jobs and queues: cancel, kick, delete, alter. Each request reports its changes."""
+"""Requests on jobs and queues: cancel, retry, delete, alter. Each request reports its changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill.core.purge_mark import purged
 
 Send = Callable[[str, Command], object]
 
-_KICKABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
+_RETRYABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
 
 
 def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) -> bool:
@@ -42,7 +42,7 @@ def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) 
     return True
 
 
-def kick(
+def retry(
     jobs: Jobs,
     job_id: str,
     *,
@@ -59,7 +59,7 @@ def kick(
         return False
     envelope = item.record.envelope
     again = force and item.record.state is State.SUCCEEDED and envelope.links is None
-    if again or item.record.state in _KICKABLE:
+    if again or item.record.state in _RETRYABLE:
         if not may_wait_anew(item):
             return False
         key = envelope.key

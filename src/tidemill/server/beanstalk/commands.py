@@ -300,7 +300,7 @@ def _kick_first(port: PortState, tube: str, count: int) -> list[str]:
         while len(kicked) < count:
             few = min(count - len(kicked), KICKED_AT_ONCE)
             ids = [record.envelope.id for record in port.store_numbers.head(tube, state, few)]
-            done = [i for i, ok in zip(ids, port.broker.kick(ids), strict=True) if ok]
+            done = [i for i, ok in zip(ids, port.broker.retry(ids), strict=True) if ok]
             kicked += done
             if not done:
                 break
@@ -322,7 +322,7 @@ def _kick_one(port: PortState, job_id: str) -> bool:
     record = port.broker.get(job_id)
     if record is None or record.state not in (State.FAILED, State.SCHEDULED):
         return False
-    return port.broker.kick([job_id])[0]
+    return port.broker.retry([job_id])[0]
 
 
 # -- looking -------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
         patch.setattr(lmdb_broker, "come_due", lambda _: None)
         broker.cancel([names[0]])
     assert State.WAITING in states(broker, names)
-    assert broker.kick([names[0]]) == [True]
+    assert broker.retry([names[0]]) == [True]
     assert states(broker, names[1:]) == {State.WAITING}
     broker.attach(Owner(id="w", name="w"))
     ran = []

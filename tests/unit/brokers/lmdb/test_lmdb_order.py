@@ -90,7 +90,7 @@ def test_a_list_is_that_of_the_memory_broker_whatever_the_ids(
         for each in (broker, memory):
             each.put([Envelope(id=i, queue=rng_queue(i)) for i in new])
             each.cancel(again)
-            each.kick(again)
+            each.retry(again)
             each.delete(gone)
         if n == 40:
             assert delete_waiting(broker, "a") == delete_waiting(memory, "a")

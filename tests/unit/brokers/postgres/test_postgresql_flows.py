@@ -167,7 +167,7 @@ def test_many_hands_on_one_net_of_jobs_never_wait_in_a_circle(
         own = random.Random(seed)
         for _ in range(25):
             broker.cancel(own.sample(names[:120], 3))
-            broker.kick(own.sample(names, 3))
+            broker.retry(own.sample(names, 3))
 
     together(*[lambda owner=owner: work(owner) for owner in owners], act)
     while any(not state.finished for state in states(broker).values()):

@@ -301,7 +301,7 @@ def test_a_step_whose_reply_was_lost_is_answered_and_not_done_again(
     assert broker.get("j1").attempt == 1
 
 
-@pytest.mark.parametrize("act", ["cancel", "kick", "delete"])
+@pytest.mark.parametrize("act", ["cancel", "retry", "delete"])
 def test_an_act_whose_reply_was_lost_is_answered_and_not_done_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:

@@ -85,7 +85,7 @@ def test_the_documented_rights_are_enough_for_all_that_can_be_done(
     assert consumer.settle(consumer.await_all(1, queues=("m",))[0])
     # then
     (failed,) = eventually(lambda: broker.find(FAILED).records, "what failed")
-    assert broker.kick([failed.envelope.id]) == [True]
+    assert broker.retry([failed.envelope.id]) == [True]
     assert {row.name for row in broker.stats()} == {"a", "m"}
     assert broker.info()["failed"] == 0
     assert broker.policies().dangers == []
@@ -199,7 +199,7 @@ def test_jobs_removed_by_a_delivery_limit_are_failed_and_may_be_retried(
         )
         assert abs(record.finished - time.time()) < 60
     server.eval(f'rabbit_policy:delete(<<"/">>, <<"{prefix}">>, <<"me">>)')
-    assert broker.kick(ids_of(jobs)) == [True, True]
+    assert broker.retry(ids_of(jobs)) == [True, True]
     worker = LiveOwner(broker)
     leases = worker.await_all(2)
     assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))

@@ -81,7 +81,7 @@ def test_an_unreadable_message_is_retried_unchanged(
     assert shown.error.startswith("it cannot be read: ")
     broker.detach(worker.id)
     # when
-    assert broker.kick(["new"]) == [True]
+    assert broker.retry(["new"]) == [True]
     # then
     _, properties, body = eventually(lambda: first(channel, place), "it is back")
     assert body == b"no job"

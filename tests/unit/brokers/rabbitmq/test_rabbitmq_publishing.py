@@ -285,7 +285,7 @@ def test_a_retried_job_goes_to_a_queue_that_workers_find(
     given = job(retries=0)
     fail(open_one(), [given])
     server.delete_queue(f"{prefix}.queues")
-    assert open_one().kick([given.id]) == [True]
+    assert open_one().retry([given.id]) == [True]
     assert ready(open_one()) == {"default": 1}
 
 
@@ -307,7 +307,7 @@ def test_an_act_on_what_failed_has_little_of_it_in_memory(
 
     monkeypatch.setattr(broker._failed, "_publish", counted)
     wanted = [*ids_of(jobs[:5]), "unknown", *ids_of(jobs[5:9])]
-    assert broker.kick(wanted) == [one != "unknown" for one in wanted]
+    assert broker.retry(wanted) == [one != "unknown" for one in wanted]
     assert pieces == [3, 3, 3]
     assert broker.delete(ids_of(jobs)) == [*[False] * 9, True]
     worker = LiveOwner(broker)
@@ -327,7 +327,7 @@ def test_pages_of_failed_jobs_skip_no_job_when_jobs_are_retried(open_one: Open) 
         page = broker.find(what, 2, cursor)
         ids = [record.envelope.id for record in page.records]
         found += ids
-        assert broker.kick(ids[:1]) == [True]
+        assert broker.retry(ids[:1]) == [True]
         broker.find(what, 100, "")
         cursor = page.cursor
         if not cursor:

@@ -136,8 +136,8 @@ def test_what_is_made_ready_again_in_the_middle_of_its_fall_is_counted_in_order(
     waiting, cancelled = counts(broker)
     assert waiting > 0
     # a job that fell is refused: the job before it did not succeed
-    assert broker.kick([name(cancelled)]) == [False]
-    assert broker.kick([name(0)]) == [True]
+    assert broker.retry([name(cancelled)]) == [False]
+    assert broker.retry([name(0)]) == [True]
     assert counts(broker)[0] == MANY - 1
     for n in (1, 2, cancelled, MANY - 1):
         record = get(broker, name(n))

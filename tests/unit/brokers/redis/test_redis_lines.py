@@ -103,7 +103,7 @@ def test_acts_whose_reply_was_lost_tell_what_they_did(broker: Broker, faults: Fa
     faults.next = ["reply"]
     assert broker.cancel(["a", "none"]) == [True, False]
     faults.next = ["reply"]
-    assert broker.kick(["a"]) == [True]
+    assert broker.retry(["a"]) == [True]
     faults.next = ["reply"]
     assert broker.delete(["a"]) == [True]
     faults.next = ["reply"]

@@ -101,7 +101,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ROW(token, 1, delay, why, '', 0, ended, NULL, false, -1)::tidemill.verdict
 $$;
 
--- The number of the run to which the attempt after a trail belongs. A kick begins a new run, whose
+-- The number of the run to which the attempt after a trail belongs. A retry by hand begins a new run, whose
 -- attempts count from 1 again.
 CREATE OR REPLACE FUNCTION tidemill.run_of(trail jsonb, number int) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$

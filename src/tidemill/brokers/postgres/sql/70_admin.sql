@@ -66,7 +66,7 @@ END $$;
 -- Make jobs ready, or scheduled for the time "start": scheduled jobs, and failed, cancelled or expired jobs. An ended job begins a new
 -- run, and keeps its trail. With "how" = force, also jobs that succeeded, and jobs whose key
 -- belongs to a succeeded job.
-CREATE OR REPLACE FUNCTION tidemill.kick(ids text[], how text, start text, p tidemill.prefs) RETURNS boolean[]
+CREATE OR REPLACE FUNCTION tidemill.retry(ids text[], how text, start text, p tidemill.prefs) RETURNS boolean[]
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     done  boolean[] := '{}';
@@ -80,13 +80,13 @@ BEGIN
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
         done := done || CASE WHEN how = 'scheduled' AND NOT EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
-                        THEN false ELSE kick_one(which, how = 'force', start::float8, t, p) END;
+                        THEN false ELSE retry_one(which, how = 'force', start::float8, t, p) END;
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;
 END $$;
 
-CREATE OR REPLACE FUNCTION tidemill.kick_one(
+CREATE OR REPLACE FUNCTION tidemill.retry_one(
     which bigint, force boolean, start float8, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

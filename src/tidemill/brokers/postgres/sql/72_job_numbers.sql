@@ -42,7 +42,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
         OR EXISTS (SELECT FROM done WHERE seq = which AND state = 5) THEN
-        PERFORM kick_one(which, false, 0, t, p);
+        PERFORM retry_one(which, false, 0, t, p);
         SELECT * INTO STRICT j FROM job WHERE seq = which;
     END IF;
     DELETE FROM ready WHERE line = j.line AND rank = j.rank AND seq = which;

@@ -2,7 +2,7 @@
 --
 -- ARGV  5 verb
 --       cancel   6 'cancel', 'terminate', or the error of a purge, then ids     delete   6 '', then ids
---       kick     6 '1' with force, '2' for scheduled jobs only, else '0', a space, due time or '0', then ids
+--       retry    6 '1' with force, '2' for scheduled jobs only, else '0', a space, due time or '0', then ids
 --       alter    6 rank or '', a space, queue or '', then ids
 --       queue    6 queue, 7 paused: '', '0', '1', 8 max_size: '' or a number
 --       forget   6 queue
@@ -72,13 +72,13 @@ local function forget_queue(queue)
   return 1
 end
 
-local ACTS = {cancel = cancel, kick = kick, delete = delete, alter = alter}
+local ACTS = {cancel = cancel, retry = retry, delete = delete, alter = alter}
 
 -- Return for each id '1', or '0' for a refusal. Ids begin at `first`.
--- A kick reads how many earlier jobs a job waits for. So it stops while ended jobs are not counted down yet. The
+-- A retry reads how many earlier jobs a job waits for. So it stops while ended jobs are not counted down yet. The
 -- caller counts them down, and repeats the call with the remaining ids.
 local function act_on_jobs(verb, first)
-  local act, done, counts = ACTS[verb], {}, verb == 'kick'
+  local act, done, counts = ACTS[verb], {}, verb == 'retry'
   local force, due = string.match(ARGV[6], '^([012]) (%d+)$') -- 2: only scheduled jobs
   if counts then
     flows.resumed = call('LLEN', K_FLOW) > 0

@@ -7,7 +7,7 @@
 -- Lease a job to a consumer; 0, or the lease as `exchange` shows it.
 local function lease_one(j, owner, told)
   if j.partition then return 0 end
-  if (j.state == SCHEDULED or j.state == FAILED) and not kick(j, false, 0) then return 0 end
+  if (j.state == SCHEDULED or j.state == FAILED) and not retry(j, false, 0) then return 0 end
   if j.state ~= READY then return 0 end
   unplace(j)
   if j.expires > 0 and j.expires <= now then

@@ -47,14 +47,14 @@ from tidemill.server.http.schemas.jobs import (
     JobQuery,
     Jobs,
     JobTrail,
-    KickMany,
-    KickMatching,
-    KickQuery,
     Matching,
     Placed,
     PlacedMany,
     PublishOptions,
     ResultOut,
+    RetryMany,
+    RetryMatching,
+    RetryQuery,
     WaitQuery,
 )
 from tidemill.server.tokens import Role
@@ -342,11 +342,11 @@ def _cancel(call: Call, ids: list[str], how: CancelIn | CancelMany) -> list[bool
     return compositions.cancel_jobs(mill.runtime, ids, terminate=how.terminate, may=_may(call))
 
 
-def _kick(call: Call, ids: list[str], how: KickQuery | KickMany | KickMatching) -> list[bool]:
-    return kick(call, ids, force=how.force)
+def _retry(call: Call, ids: list[str], how: RetryQuery | RetryMany | RetryMatching) -> list[bool]:
+    return retry(call, ids, force=how.force)
 
 
-def kick(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
+def retry(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     """Retry jobs, and whole chains and groups by their ids.
 
     A token for some queues does not retry a chain with jobs in other queues. It retries the job
@@ -442,24 +442,24 @@ async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
     return await _matching(call, body, cancel)
 
 
-async def kick_job(call: Call, job_id: str, query: KickQuery) -> None:
+async def retry_job(call: Call, job_id: str, query: RetryQuery) -> None:
     """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready.
 
     The id of a chain or group stands for its jobs that failed. The jobs that were cancelled because
     of them follow.
     """
     mill = call.backend.mill
-    await _one(call, job_id, _kick, query, lambda record: why_not_run(mill.runtime, record))
+    await _one(call, job_id, _retry, query, lambda record: why_not_run(mill.runtime, record))
 
 
-async def kick_jobs(call: Call, body: KickMany) -> Done:
+async def retry_jobs(call: Call, body: RetryMany) -> Done:
     """Make many jobs ready again."""
-    return await _many(call, _kick, body)
+    return await _many(call, _retry, body)
 
 
-async def kick_matching(call: Call, body: KickMatching) -> Acted:
+async def retry_matching(call: Call, body: RetryMatching) -> Acted:
     """Make matching jobs ready again, the newest first."""
-    return await _matching(call, body, lambda ids: _kick(call, ids, body))
+    return await _matching(call, body, lambda ids: _retry(call, ids, body))
 
 
 async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
@@ -536,15 +536,15 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
     *(
         Endpoint("POST", f"/v1/jobs/{{job_id}}/{verb}", one, OPERATOR, status=204, also=(409, 410))
-        for verb, one in (("cancel", cancel_job), ("kick", kick_job), ("alter", alter_job))
+        for verb, one in (("cancel", cancel_job), ("retry", retry_job), ("alter", alter_job))
     ),
     Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, OPERATOR, status=204, also=(409, 410)),
     Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, OPERATOR),
-    Endpoint("POST", "/v1/jobs/kick", kick_jobs, OPERATOR),
+    Endpoint("POST", "/v1/jobs/retry", retry_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/alter", alter_jobs, OPERATOR),
     Endpoint("POST", "/v1/jobs/delete", delete_jobs, OPERATOR),
     Endpoint("POST", "/v1/matching/cancel", cancel_matching, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/matching/kick", kick_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/matching/retry", retry_matching, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/matching/alter", alter_matching, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/matching/delete", delete_matching, OPERATOR, checks_queues=True),
 )

@@ -1,4 +1,4 @@
-"""Queues and limits: statistics, pause and resume, purge, kick, and settings."""
+"""Queues and limits: statistics, pause and resume, purge, retry, and settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.core.config import check_name
 from tidemill.core.job import State
 from tidemill.limits.declare import Breaker, limit_public
-from tidemill.server.http.api.jobs import change_matching, kick
+from tidemill.server.http.api.jobs import change_matching, retry
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.schemas.queues import (
     BreakerIn,
     DeleteQuery,
-    KickIn,
     LimitIn,
     LimitOut,
     LimitsOut,
@@ -35,6 +34,7 @@ from tidemill.server.http.schemas.queues import (
     Queues,
     RestoredOut,
     RestoreIn,
+    RetryIn,
 )
 from tidemill.server.tokens import Role
 
@@ -145,10 +145,10 @@ async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
     return Number(await call.backend.run(delete))
 
 
-async def kick_queue(call: Call, queue: str, body: KickIn) -> Number:
+async def retry_queue(call: Call, queue: str, body: RetryIn) -> Number:
     """Make failed jobs of a queue ready again, newest first."""
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
-    again = functools.partial(kick, call)
+    again = functools.partial(retry, call)
     acted = await call.backend.run(change_matching, call, what, int(body.count), again)
     return Number(sum(acted.done))
 
@@ -248,7 +248,7 @@ ENDPOINTS = (
     Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN),
     Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
-    Endpoint("POST", "/v1/queues/{queue}/kick", kick_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/retry", retry_queue, OPERATOR),
     Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
     Endpoint("GET", "/v1/queues/{queue}/purges", list_purges),
     Endpoint("POST", "/v1/queues/{queue}/restore", restore_queue, ADMIN),

@@ -93,7 +93,7 @@ async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
 
 
 async def bury(call: Call, receipt: str, body: BuryIn) -> None:
-    """Bury a job: it fails, and is kept until somebody inspects and kicks it."""
+    """Bury a job: it fails, and is kept until somebody inspects and retries it."""
     await _settle(call, call.parse(receipt), Outcome.FAIL, error=body.reason)
 
 

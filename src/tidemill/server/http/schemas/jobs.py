@@ -288,7 +288,7 @@ class CancelMatching(Matching):
     terminate: bool = False
 
 
-class KickMatching(Matching):
+class RetryMatching(Matching):
     """Conditions for jobs. With ``force`` succeeded jobs run again, too."""
 
     force: bool = False
@@ -330,13 +330,13 @@ class CancelMany(Ids):
     terminate: bool = False
 
 
-class KickQuery(Struct, forbid_unknown_fields=True):
+class RetryQuery(Struct, forbid_unknown_fields=True):
     """With ``force`` a succeeded job runs again; a job may take its key from a succeeded job."""
 
     force: bool = False
 
 
-class KickMany(Ids):
+class RetryMany(Ids):
     """The ids of jobs. With ``force`` succeeded jobs run again, too."""
 
     force: bool = False

@@ -92,8 +92,8 @@ class RestoredOut(Struct):
     left: int
 
 
-class KickIn(Struct, forbid_unknown_fields=True):
-    """The most jobs to kick, the newest first."""
+class RetryIn(Struct, forbid_unknown_fields=True):
+    """The most jobs to retry, the newest first."""
 
     count: Count = 1000
 

@@ -35,7 +35,7 @@ CREATE TABLE tidemill.job (
     result_ttl float8  NOT NULL,
     line       int     NOT NULL,             -- 4 * queue + 0 tasks, 1 messages, 2 tasks that were lost
     policy     int     NOT NULL,             -- attempts it was put with; 0 without end
-    tries      int     NOT NULL,             -- attempts it has; a kick gives it more
+    tries      int     NOT NULL,             -- attempts it has; a retry gives it more
     attempt    int     NOT NULL DEFAULT 0,
     losses     int     NOT NULL DEFAULT 0,
     returns    int     NOT NULL DEFAULT 0,   -- how often it was leased and came back

@@ -1,7 +1,7 @@
 -- Make a scheduled, failed, cancelled or expired job ready, or scheduled for the time `due`. With `force`, also a
 -- succeeded job, or a job whose key a succeeded job holds.
 
-local function kick(j, force, due)
+local function retry(j, force, due)
   if j.state == SCHEDULED then
     unplace(j)
     place(j, due)
