@@ -52,7 +52,7 @@ UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 PRELUDE = """
 from __future__ import annotations
 import asyncio, ctypes, dataclasses, os, re, signal, socket, subprocess, sys, threading, time
-from tidemill import Fail, Retries, Retry, Tidemill, current_job
+from tidemill import Fail, Retries, Retry, Tidemill, this_job
 from tidemill.core.retry import JobTerminated, JobTimeout, Snooze
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -67,11 +67,11 @@ def note(*words):
         os.close(fd)
 
 def begin():
-    job = current_job()
+    job = this_job()
     note("begin", job.id, job.attempt, os.getpid(), time.time())
 
 def end():
-    job = current_job()
+    job = this_job()
     note("end", job.id, job.attempt, os.getpid(), time.time())
 
 def hold_gil(seconds):

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tidemill import JobNotFound, ResultTimeout, Tidemill, current_job
+from tidemill import JobNotFound, ResultTimeout, Tidemill, this_job
 
 mill = Tidemill()  # the store of $TIDEMILL_URL
 
@@ -18,7 +18,7 @@ mill = Tidemill()  # the store of $TIDEMILL_URL
 def report(name: str) -> str:
     """A job of two seconds, which tells how far it is."""
     for step in range(4):
-        if job := current_job():
+        if job := this_job(None):
             job.progress(step, 4)
         time.sleep(0.5)
     return f"report {name} is ready"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tidemill import JobCancelled, Tidemill, current_job
+from tidemill import JobCancelled, Tidemill, this_job
 
 mill = Tidemill()
 
@@ -10,7 +10,7 @@ mill = Tidemill()
 @mill.task(timeout=600)
 async def resize(count: int) -> str:
     """Resize so many photos, one after the other."""
-    job = current_job()
+    job = this_job(None)
     for number in range(count):
         if job and job.cancelled:
             raise JobCancelled(f"stopped after {number} photos")

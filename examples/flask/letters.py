@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Flask, Response, abort, current_app, request, send_file
 
-from tidemill import Job, JobCancelled, JobContext, JobNotFound, Tidemill, current_job
+from tidemill import Job, JobCancelled, JobContext, JobNotFound, Tidemill, this_job
 
 app = Flask(__name__)
 app.config["SENDER"] = "Ada"
@@ -26,7 +26,7 @@ mill = Tidemill(middleware=[in_app_context])
 @mill.task(timeout=600)
 def send(count: int) -> str:
     """Send so many letters, one after the other."""
-    job = current_job()
+    job = this_job(None)
     for number in range(count):
         if job and job.cancelled:
             raise JobCancelled(f"stopped after {number} letters")

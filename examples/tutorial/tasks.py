@@ -1,6 +1,6 @@
 import time
 
-from tidemill import JobCancelled, Retries, Tidemill, current_job
+from tidemill import JobCancelled, Retries, Tidemill, this_job
 
 mill = Tidemill()
 
@@ -12,7 +12,7 @@ def greet(name: str) -> str:
 
 @mill.task(retries=Retries(3, delay=2))
 def fetch(url: str) -> str:
-    job = current_job()
+    job = this_job(None)
     if job and job.attempt < 3:
         raise ConnectionError(f"no answer from {url}")
     return "200 OK"
@@ -20,7 +20,7 @@ def fetch(url: str) -> str:
 
 @mill.task(timeout=600)
 def resize(count: int) -> str:
-    job = current_job()
+    job = this_job(None)
     for number in range(count):
         if job and job.cancelled:
             raise JobCancelled(f"stopped after {number} photos")

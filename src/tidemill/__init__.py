@@ -3,7 +3,7 @@
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.call import Call, Ended
-from tidemill.client.context import JobContext, current_job, this_job
+from tidemill.client.context import JobContext, this_job
 from tidemill.client.job_handle import Job
 from tidemill.client.messages import Message
 from tidemill.client.middleware import Middleware
@@ -82,7 +82,6 @@ __all__ = [
     "WorkerStopping",
     "as_completed",
     "chain",
-    "current_job",
     "group",
     "map_many",
     "register_converter",

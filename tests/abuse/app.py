@@ -9,7 +9,7 @@ from typing import Any
 
 from abuse.catalogue import Misdeed, catalogue
 from abuse.counters import Counters
-from tidemill import Tidemill, current_job
+from tidemill import Tidemill, this_job
 
 LONGEST = 40.0
 """Seconds a long job waits for its release at most."""
@@ -25,7 +25,7 @@ class _Jobs:
         self.counters = counters
 
     def _begin(self, index: int) -> None:
-        self.counters.begin(index, current_job().attempt)
+        self.counters.begin(index, this_job().attempt)
 
     def short(self, index: int) -> None:
         """End at once."""
@@ -82,13 +82,13 @@ class _Jobs:
 
 def _misdeeds(mill: Tidemill, entry: Misdeed, counters: Counters) -> None:
     def does(index: int) -> Any:
-        counters.begin(index, current_job().attempt)
+        counters.begin(index, this_job().attempt)
         result = entry.function()
         counters.end(index)
         return result
 
     async def async_does(index: int) -> Any:
-        counters.begin(index, current_job().attempt)
+        counters.begin(index, this_job().attempt)
         result = entry.function()
         if entry.is_async:
             result = await result

@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from tidemill import Retries, Tidemill, current_job
+from tidemill import Retries, Tidemill, this_job
 from tidemill.cli import main
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
@@ -32,8 +32,7 @@ class Desk:
 
         @mill.task(name="bad", retries=Retries(1, delay=0))
         def bad(what: str) -> None:
-            job = current_job()
-            assert job is not None
+            job = this_job()
             job.log(f"trying {what}")
             job.progress(1, 4)
             raise ValueError(f"cannot do {what}")

@@ -60,14 +60,14 @@ def kills(): begin(); os.kill(os.getpid(), signal.SIGKILL)
 @mill.task
 def watches():
     begin()
-    while not current_job().cancelled:
+    while not this_job().cancelled:
         time.sleep(0.01)
     return "seen"
 
 @mill.task(retries=Retries(3, delay=1000, jitter=False))
 def again():
-    note("again", current_job().attempt, time.time())
-    if current_job().attempt < 3:
+    note("again", this_job().attempt, time.time())
+    if this_job().attempt < 3:
         raise Retry(delay=0.2)
     raise Fail("enough")
 """

@@ -18,9 +18,9 @@ def test_a_worker_that_was_given_up_comes_back_and_its_late_verdicts_are_refused
         @mill.task(retries=3)
         def held(name):
             begin()
-            while not os.path.exists(os.path.join(HERE, f"go-{current_job().attempt}-{name}")):
+            while not os.path.exists(os.path.join(HERE, f"go-{this_job().attempt}-{name}")):
                 time.sleep(0.01)
-            note("cancelled", current_job().cancelled)
+            note("cancelled", this_job().cancelled)
             return os.getpid()
         """
     )

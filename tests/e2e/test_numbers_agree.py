@@ -22,7 +22,7 @@ def well(n):
 
 @mill.task(queue="mail", retries=Retries(2, delay=0.01))
 def flaky(n):
-    if current_job().attempt < 3:
+    if this_job().attempt < 3:
         raise OSError(f"no answer from host {n}")
 
 @mill.task(retries=0)

@@ -18,7 +18,7 @@ from tidemill.core.clock import new_id
 
 APP = """
 @mill.task(retries=3)
-def work(n): note("ran", n, current_job().attempt, time.time())
+def work(n): note("ran", n, this_job().attempt, time.time())
 
 @mill.task(retries=0)
 def fails(n): note("failing"); raise ValueError(f"broken {n}")

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 from test_docs import ROOT, blocks
 
-from tidemill import Tidemill, current_job
+from tidemill import Tidemill, this_job
 from tidemill.testing import run_all
 
 pytestmark = pytest.mark.everyday
@@ -71,8 +71,7 @@ def test_a_request_id_follows_a_job_into_the_jobs_that_it_enqueues(page: Any) ->
 
     @mill.task(name="inner")
     def inner() -> None:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         seen.append(f"{job.headers['request']} {request_id.get()}")
 
     request_id.set("r17")

@@ -21,7 +21,7 @@ from tidemill.core.job import State
 APP = """
 @mill.task
 def tick(name="tick"):
-    job = current_job()
+    job = this_job()
     note("tick", job.schedule, job.planned.timestamp(), time.time(), os.getpid())
 """
 

@@ -56,7 +56,7 @@ def forks(how):
         end()
         return wait_for(child)
     note("child", how)
-    current_job().progress(1, 2)
+    this_job().progress(1, 2)
     end_child(how)
     return "from the child"
 

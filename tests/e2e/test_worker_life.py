@@ -41,7 +41,7 @@ def holds(seconds=30.0): begin(); hold_gil(seconds); end()
 @mill.task(retries=Retries(3, delay=0))
 def is_held():
     begin()
-    if current_job().attempt == 1:
+    if this_job().attempt == 1:
         hold_gil_until("gate")
     end()
 
@@ -112,7 +112,7 @@ def test_kill_of_a_process_that_a_task_has_forked(place: Place) -> None:  # case
         @mill.task(retries=Retries(1, delay=0))
         def forks():
             begin()
-            if current_job().attempt == 1:
+            if this_job().attempt == 1:
                 if os.fork() == 0:
                     time.sleep(60)
                     os._exit(0)
@@ -233,7 +233,7 @@ def test_a_task_that_stops_when_asked_is_cancelled(place: Place) -> None:  # cas
 
         def obey():
             begin()
-            while not current_job().cancelled:
+            while not this_job().cancelled:
                 time.sleep(0.01)
 
         @mill.task
@@ -244,7 +244,7 @@ def test_a_task_that_stops_when_asked_is_cancelled(place: Place) -> None:  # cas
         @mill.task
         async def astops():
             begin()
-            while not current_job().cancelled:
+            while not this_job().cancelled:
                 await asyncio.sleep(0.01)
             raise JobCancelled
 
@@ -381,13 +381,13 @@ def test_cancel_and_terminate_while_running(place: Place, name: str, slots: int)
 @mill.task
 def watches():
     begin()
-    while not current_job().cancelled:
+    while not this_job().cancelled:
         time.sleep(0.01)
     return "seen"
 @mill.task
 async def awatches():
     begin()
-    while not current_job().cancelled:
+    while not this_job().cancelled:
         await asyncio.sleep(0.01)
     return "seen"
 """

@@ -26,7 +26,7 @@ TASKS = """
             raise ValueError("no such thing")
         if how == "fails":
             raise Fail("never")
-        if how == "retries" and current_job().attempt == 1:
+        if how == "retries" and this_job().attempt == 1:
             raise Retry("later", delay=0)
         if how == "snoozes" and not os.path.exists(os.path.join(HERE, "snoozed")):
             open(os.path.join(HERE, "snoozed"), "w").close()

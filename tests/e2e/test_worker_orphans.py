@@ -23,7 +23,7 @@ def leaves_orphans():
 @mill.task(retries=1)
 def dies():
     begin()
-    if current_job().attempt == 1:
+    if this_job().attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -18,7 +18,7 @@ APP = """
 @mill.task(retries=0)
 def waits():
     begin()
-    while not current_job().stopping:
+    while not this_job().stopping:
         time.sleep(0.01)
     end()
 

@@ -51,7 +51,7 @@ async def aworks(kind):
 
 @mill.task(retries=0)
 def waits():
-    job = current_job()
+    job = this_job()
     assert not job.stopping
     begin()
     while not job.wait_stopping(60): pass
@@ -60,7 +60,7 @@ def waits():
 
 @mill.task(retries=0)
 async def awaits():
-    job = current_job()
+    job = this_job()
     assert not await job.await_stopping(0.01)
     begin()
     assert await job.await_stopping()
@@ -70,7 +70,7 @@ async def awaits():
 @mill.task(retries=0)
 def gives_back():
     begin()
-    current_job().wait_stopping()
+    this_job().wait_stopping()
     raise WorkerStopping
 
 @mill.task(retries=0)

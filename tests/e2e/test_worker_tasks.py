@@ -132,7 +132,7 @@ def test_retry_and_fail(place: Place) -> None:  # case T4
         @mill.task(retries=Retries(3, delay=1000, jitter=False))
         def again():
             begin()
-            if current_job().attempt < 3:
+            if this_job().attempt < 3:
                 raise Retry(delay=0.1)
         @mill.task
         def never(): raise Fail("no use")
@@ -165,7 +165,7 @@ def test_a_snooze_is_no_attempt_however_the_job_runs(place: Place, slots: int) -
         """
         def come_back():
             begin()
-            runs = sum(current_job().id in line for line in open(HERE + "/ledger"))
+            runs = sum(this_job().id in line for line in open(HERE + "/ledger"))
             if runs < 6:
                 raise Snooze(0.02)
             return runs
@@ -317,21 +317,21 @@ def test_context_is_the_jobs_own(place: Place, slots: int) -> None:  # case T19
 
         def look():
             seen = var.get()
-            var.set(current_job().id)
-            log.warning("here is %s", current_job().id)
-            return [seen, current_job().id, threading.current_thread() is threading.main_thread()]
+            var.set(this_job().id)
+            log.warning("here is %s", this_job().id)
+            return [seen, this_job().id, threading.current_thread() is threading.main_thread()]
 
         @mill.task
         def sync():
             first = look()
             time.sleep(0.01)
-            return [*first, var.get(), current_job().id]
+            return [*first, var.get(), this_job().id]
 
         @mill.task
         async def coro():
             first = look()
             await asyncio.sleep(0.01)
-            return [*first, var.get(), await asyncio.to_thread(lambda: current_job().id)]
+            return [*first, var.get(), await asyncio.to_thread(lambda: this_job().id)]
         """
     )
     worker = place.worker(slots=slots)
@@ -366,12 +366,12 @@ def test_middleware_is_one_onion(place: Place) -> None:
 
         @mill.task
         def sync(a):
-            note("run", current_job().state["seen"])
+            note("run", this_job().state["seen"])
             return [a]
         @mill.task
         async def coro(a):
             await asyncio.sleep(0)
-            note("run", current_job().state["seen"])
+            note("run", this_job().state["seen"])
             return [a]
         """
     )
@@ -394,7 +394,7 @@ def test_progress_and_log_are_seen_while_it_runs(place: Place) -> None:
         """
         @mill.task
         def works():
-            job = current_job()
+            job = this_job()
             for i in range(2000):
                 job.progress(i + 1, 2000)
             job.log("half way")
@@ -454,8 +454,8 @@ def test_one_bad_job_takes_nobody_with_it(place: Place) -> None:  # law 16
         r"""
         @mill.task(retries=0)
         def odd_name():
-            current_job().log("caf\udce9.txt")
-            raise Snooze(0.05, "\udce9") if current_job().attempt == 0 else Fail("\udce9")
+            this_job().log("caf\udce9.txt")
+            raise Snooze(0.05, "\udce9") if this_job().attempt == 0 else Fail("\udce9")
         @mill.task(retries=0)
         def nanoseconds(): raise Retry(delay=5e18)
         @mill.task(retries=0)

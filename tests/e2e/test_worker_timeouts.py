@@ -219,7 +219,7 @@ def test_a_retry_waits_for_a_supervisor_that_is_held_up(place: Place) -> None:
 def hangs():
     for line in open(os.path.join(HERE, "ledger")):
         words = line.split()
-        if words[:2] == ["begin", current_job().id]:
+        if words[:2] == ["begin", this_job().id]:
             note("alive" if os.path.exists(f"/proc/{words[3]}") else "dead", words[3])
     begin()
     while True:

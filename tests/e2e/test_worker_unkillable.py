@@ -15,13 +15,13 @@ APP = """
 @mill.task(timeout=1.0, retries=Retries(1, delay=0))
 def sleeps():
     begin()
-    if current_job().attempt == 1:
+    if this_job().attempt == 1:
         time.sleep(60)
 
 @mill.task(retries=Retries(1, delay=0))
 def dies():
     begin()
-    if current_job().attempt == 1:
+    if this_job().attempt == 1:
         os.kill(os.getpid(), 9)
 
 @mill.task

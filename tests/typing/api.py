@@ -18,6 +18,7 @@ from tidemill import (
     Group,
     Job,
     JobChain,
+    JobContext,
     JobGroup,
     Limit,
     Message,
@@ -30,6 +31,7 @@ from tidemill import (
     chain,
     group,
     map_many,
+    this_job,
 )
 from tidemill.typing import CallOptions, PartialCall, PutOptions, TaskOptions
 
@@ -128,6 +130,12 @@ def calls_are_unchanged() -> None:
     assert_type(Report().build(2026), str)
     plain(1)  # type: ignore[arg-type]
     configured("a", 3)  # type: ignore[call-arg]
+
+
+def the_running_job_is_known() -> None:
+    assert_type(this_job(), JobContext)
+    assert_type(this_job(None), JobContext | None)
+    assert_type(this_job(default=None), JobContext | None)
 
 
 def jobs_know_their_result() -> None:

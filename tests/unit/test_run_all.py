@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, current_job
+from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, this_job
 from tidemill.testing import join, run_all, worker
 
 
@@ -16,8 +16,7 @@ def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:
     # given a delayed job, and one whose retries would take hours
     @mill.task(retries=Retries(2, delay=3600, jitter=False))
     def flaky() -> str:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         if job.attempt < 3:
             raise ConnectionError
         second.using(delay=3600).enqueue()
@@ -88,8 +87,7 @@ def test_join_waits_for_jobs_that_jobs_enqueue_and_for_retries(make_mill: Any) -
 
     @mill.task(name="leaf", retries=Retries(2, delay=0))
     def leaf(number: int) -> None:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         if job.attempt == 1:
             raise ValueError("again")
         ended.append(number)

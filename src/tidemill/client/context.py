@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
@@ -168,29 +168,38 @@ def _line(text: str) -> str:
     return storable(str(text)[:2000])
 
 
+D = TypeVar("D")
+
+_RAISE: Any = object()
+"""In place of a default: ``this_job`` raises outside of a job."""
+
 running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
     "tidemill_job", default=None
 )
 
 
-def current_job() -> JobContext | None:
-    """The job in which this code runs, or None outside of a job."""
-    return running_job.get()
-
-
-def this_job() -> JobContext:
+@overload
+def this_job() -> JobContext: ...
+@overload
+def this_job(default: D) -> JobContext | D: ...
+def this_job(default: Any = _RAISE) -> Any:
     """The job in which this code runs: ``this_job().progress(1, 2)`` in a task.
 
+    Args:
+        default: what to return outside of a job, such as None.
+
     Raises:
-        TidemillError: this code runs outside of a job; ``current_job()`` is None there.
+        TidemillError: this code runs outside of a job, and there is no ``default``.
     """
     context = running_job.get()
-    if context is None:
+    if context is not None:
+        return context
+    if default is _RAISE:
         raise TidemillError(
             "this_job() is called outside of a job, where no job runs; enqueue the task, or use "
-            "current_job(), which is None here"
+            "this_job(None), which is None here"
         )
-    return context
+    return default
 
 
 @contextlib.contextmanager

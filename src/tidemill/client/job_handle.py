@@ -287,7 +287,7 @@ class Job(Generic[R]):
         """Ask the store to cancel the job; False for a finished job.
 
         True means that the request was stored. A job that has not started by then never starts. A
-        running job may still succeed or fail: its task sees ``current_job().cancelled`` and may
+        running job may still succeed or fail: its task sees ``this_job().cancelled`` and may
         stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended. The id
         of a chain or group stands for its jobs, here and in ``alter`` and ``delete``.
         """

@@ -260,7 +260,7 @@ class JobGroup(Generic[R]):
     def cancel(self, terminate: bool = False) -> int:
         """Cancel all unfinished members and return their number.
 
-        Running members see ``current_job().cancelled``; ``terminate`` stops them. The group ends
+        Running members see ``this_job().cancelled``; ``terminate`` stops them. The group ends
         with its last member, and then its hooks run. If the producer has not stored all members,
         because it died or still puts them, the group ends at once.
         """

@@ -29,7 +29,7 @@ from tidemill import (
     State,
     Tidemill,
     TidemillError,
-    current_job,
+    this_job,
 )
 from tidemill.brokers.contract.exchange import Want
 from tidemill.core.codec import MAX_RESULT, pack
@@ -237,8 +237,7 @@ def test_retries_and_what_a_task_can_raise(mill: Tidemill) -> None:
 
     @mill.task(retries=Retries(2, delay=0))
     def work(how: str) -> None:
-        context = current_job()
-        assert context is not None
+        context = this_job()
         runs.append((how, context.attempt))
         if how == "fail":
             raise Fail("enough")
@@ -271,8 +270,7 @@ def test_progress_and_log_are_seen_outside(mill: Tidemill) -> None:
 
     @mill.task
     def work() -> None:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         job.progress(3, 10)
         job.log("a line")
         said.set()
@@ -493,8 +491,7 @@ def test_a_result_is_what_the_annotation_says(mill: Tidemill) -> None:
 def test_a_record_has_the_decoded_result_and_the_latest_error(mill: Tidemill) -> None:
     @mill.task(retries=0)
     def halve(number: int) -> tuple[int, None]:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         job.progress(1, 2)
         job.log("halved")
         if number % 2:

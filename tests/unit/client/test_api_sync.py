@@ -22,7 +22,6 @@ from tidemill import (
     Tidemill,
     TidemillError,
     as_completed,
-    current_job,
     group,
     this_job,
 )
@@ -45,7 +44,6 @@ def test_the_call_is_made_in_the_caller(mill: Tidemill, tmp_path: Path) -> None:
     # case T17
     @mill.task(queue="q")
     def where(point: Point) -> tuple[int, int, str]:
-        assert this_job() is current_job()
         this_job().progress(1, 2, "looking")
         this_job().log("here")
         return threading.get_ident(), point.x, this_job().queue
@@ -58,7 +56,7 @@ def test_the_call_is_made_in_the_caller(mill: Tidemill, tmp_path: Path) -> None:
         "log" in [event.what for event in job.trail]
     )
     assert not job.cancel()
-    assert current_job() is None
+    assert this_job(None) is None
     with pytest.raises(TidemillError, match=r"^this_job\(\) is called outside of a job"):
         this_job()
     assert mill.enqueue("math.copysign", 2, -2).result() == -2
@@ -83,8 +81,7 @@ def test_a_failing_task_raises_in_the_caller(mill: Tidemill) -> None:
 def test_jobs_are_kept_for_the_life_of_the_process(mill: Tidemill, tmp_path: Path) -> None:
     @mill.task(queue="mail", tags=["letter"])
     def halve(number: int) -> int:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         job.progress(1, 2)
         job.log("halved")
         if number % 2:
@@ -178,7 +175,7 @@ def test_async_tasks_inside_and_outside_of_a_loop(mill: Tidemill) -> None:
     @mill.task
     async def who() -> tuple[str, str]:
         await asyncio.sleep(0)
-        job = current_job()
+        job = this_job(None)
         return USER.get(), job.id if job else ""
 
     job = who.enqueue()

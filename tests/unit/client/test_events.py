@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Tidemill, chain, current_job
+from tidemill import InvalidOption, Tidemill, chain, this_job
 from tidemill.testing import run_all
 from tidemill.typing import NewJob
 
@@ -27,8 +27,7 @@ def test_a_handler_adds_headers_to_every_job_of_the_app(mill: Tidemill) -> None:
 
     @mill.task(name="echo", queue="mail")
     def echo(value: int = 0) -> str:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         return f"{job.headers['request']} {job.headers.get('own', '')}"
 
     jobs = [echo.using(headers={"own": "x"}).enqueue(1), *mill.enqueue_many([echo.call(value=2)])]
@@ -66,8 +65,7 @@ def test_handlers_also_see_jobs_that_run_at_once() -> None:
 
     @mill.task
     def whose() -> str:
-        job = current_job()
-        assert job is not None
+        job = this_job()
         return job.headers["tenant"]
 
     assert whose.enqueue().result() == "acme"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from http_desk import HttpOwner
 
-from tidemill import Limit, Tidemill, chain, current_job, group
+from tidemill import Limit, Tidemill, chain, group, this_job
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
 from tidemill.server import tokens
@@ -356,8 +356,8 @@ def shop(tmp_path: Path) -> Iterator[Server]:
 
         @mill.task(name="shop.pay", retries=0)
         def pay(text: str) -> str:
-            current_job().log(text)
-            current_job().progress(1, 2, text=text)
+            this_job().log(text)
+            this_job().progress(1, 2, text=text)
             return text
 
         secret: dict[str, Any] = {"key": "secret-key", "headers": {"h": "secret-head"}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill import State, Tidemill, TidemillError, current_job
+from tidemill import State, Tidemill, TidemillError, this_job
 
 
 def test_a_program_runs_its_own_jobs(tmp_path: Path) -> None:
@@ -32,8 +32,7 @@ def test_the_end_of_the_block_waits_for_running_jobs_and_leaves_the_others() -> 
 
         @mill.task(name="slow")
         def slow() -> str:
-            job = current_job()
-            assert job is not None
+            job = this_job()
             begun.set()
             job.wait_stopping(60)
             return "whole"

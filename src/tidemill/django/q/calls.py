@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.client.call import Call, Ended
-from tidemill.client.context import current_job
+from tidemill.client.context import this_job
 from tidemill.client.task import import_task
 from tidemill.core.clock import new_id
 from tidemill.django.cluster import cluster, task_defaults, uses_django_q
@@ -129,7 +129,7 @@ def enqueue(call: Any, options: Options) -> str:
 
 def run(func: str, args: list[Any], kwargs: dict[str, Any], planned_as: str = "") -> Any:
     """Call the function of a job. ``planned_as`` names the keyword for the scheduled time."""
-    job = current_job()
+    job = this_job(None)
     if planned_as and job is not None and job.planned is not None:
         kwargs = {**kwargs, planned_as: job.planned.isoformat()}
     return import_task(func)(*args, **kwargs)

@@ -19,7 +19,7 @@ from django.utils import timezone
 from shop import tasks
 from shop.models import Customer, Order
 
-from tidemill import Tidemill, current_job
+from tidemill import Tidemill, this_job
 from tidemill.django import mill
 from tidemill.django.checks import problems
 from tidemill.django.connections import fresh_connections
@@ -131,7 +131,7 @@ class Tasks(TidemillTestCase):
         for task in (tasks.count_orders, tasks.count_orders_async, tasks.orders_are_counted):
             with self.subTest(task), immediate():
                 self.assertEqual(await mill.job((await task.aenqueue()).id), 1)
-                self.assertIsNone(current_job())  # the job has ended
+                self.assertIsNone(this_job(None))  # the job has ended
 
     async def test_a_put_that_is_not_awaited_runs_its_job_as_well(self):  # case M15
         await Order.objects.acreate()

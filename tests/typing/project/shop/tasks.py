@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from shop.app import mill
-from tidemill import Ended, Limit, Retries, When, current_job
+from tidemill import Ended, Limit, Retries, When, this_job
 
 
 @dataclass
@@ -22,7 +22,7 @@ def price(item: str, count: int = 1) -> int:
 
 @mill.task(queue="mail", retries=2, key=lambda invoice: f"invoice {invoice.customer}")
 def send(invoice: Invoice) -> str:
-    job = current_job()
+    job = this_job(None)
     if job is not None:
         job.progress(1, 1)
     return f"{invoice.customer}: {invoice.cents / 100:.2f}"
