@@ -115,7 +115,7 @@ def records(mill: Tidemill, count: int) -> list[Record]:
         found: list[Record] = []
         cursor = ""
         while True:
-            page = mill.find(Filter(), limit=1000, cursor=cursor)
+            page = mill.jobs(Filter()).page(limit=1000, cursor=cursor)
             found += page.records
             cursor = page.cursor
             if not cursor:

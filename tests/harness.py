@@ -371,7 +371,7 @@ class Place:
         found: list[Record] = []
         cursor = ""
         while True:
-            page = self.mill.find(Filter(), limit=1000, cursor=cursor)
+            page = self.mill.jobs(Filter()).page(limit=1000, cursor=cursor)
             found += page.records
             cursor = page.cursor
             if not cursor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
+from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.store import Store
 from tidemill.client.call import Call
 from tidemill.client.events import EnqueueHandler, Event, ProcessHandler, handler_of
@@ -21,7 +21,7 @@ from tidemill.client.middleware import Middleware, check_middleware
 from tidemill.client.options import TASK_OPTIONS, PublishOptions, TaskOptions
 from tidemill.client.puts import Batch
 from tidemill.client.queues import Queue
-from tidemill.client.search import Found, SearchOptions, find_shown, users_queues
+from tidemill.client.search import Found, SearchOptions, users_queues
 from tidemill.client.task import AsyncTask, Declare, Task, call_by_name
 from tidemill.core.config import Seconds, check_known, check_name
 from tidemill.limits.declare import QueueSettings
@@ -290,22 +290,12 @@ class Tidemill:
         """A handle on the job with this id. This call reads nothing."""
         return Job(self.runtime, check_name("id", job_id))
 
-    def find(self, what: Filter | None = None, *, limit: int = 100, cursor: str = "") -> Page:
-        """A page of at most ``limit`` records of jobs, newest first.
+    def jobs(self, what: Filter | None = None, /, **options: Unpack[SearchOptions]) -> Found:
+        """Handles of all matching jobs, newest first: :class:`Found` has the search options.
 
-        The page has ``records``, and the ``cursor`` of the next page; an empty cursor ends the
-        list. ``tidemill jobs --json`` prints the same pages. The records of groups are left out
-        unless the filter names their task, and a page may be short because of them.
-
-        Raises:
-            InvalidOption: the cursor is not the ``cursor`` of a page of this store.
-            FeatureMissing: the broker can list failed jobs only.
+        In place of options, a :class:`Filter` says which jobs match.
         """
-        return find_shown(self.runtime.job_store, what or Filter(), limit, cursor)
-
-    def jobs(self, **what: Unpack[SearchOptions]) -> Found:
-        """Handles of all matching jobs, newest first: :class:`Found` has the search options."""
-        return Found(self.runtime, **what)
+        return Found(self.runtime, what, **options)
 
     def queues(self) -> list[QueueStats]:
         """All queues with their numbers, without the queues of groups and :meth:`Limits.hold`."""

@@ -158,7 +158,7 @@ def _look(mill: Tidemill, queues: Sequence[str]) -> tuple[list[Record], int]:
     """The first unfinished jobs of tasks, and the number of pages that were read."""
     what, cursor, pages = Filter(states=UNFINISHED), "", 0
     while True:
-        page = mill.find(what, limit=500, cursor=cursor)
+        page = mill.jobs(what).page(limit=500, cursor=cursor)
         tasks = [r for r in page.records if not r.envelope.is_message]
         found = [r for r in tasks if not queues or r.envelope.queue in queues]
         cursor, pages = page.cursor, pages + 1
@@ -175,7 +175,7 @@ def _retry_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
     what = Filter(states=frozenset({State.SCHEDULED}))
     ids, cursor = [], ""
     while True:
-        page = mill.find(what, limit=500, cursor=cursor)
+        page = mill.jobs(what).page(limit=500, cursor=cursor)
         known = [r for r in page.records if not waits_for_its_task(r)]
         tasks = [r.envelope for r in known if not r.envelope.is_message]
         ids += [task.id for task in tasks if not queues or task.queue in queues]

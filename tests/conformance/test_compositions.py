@@ -268,7 +268,7 @@ def test_an_interrupted_delete_of_a_chain_or_group_is_completed_by_its_id(tasks:
         mill.broker.delete([handle.id])  # the first step of the delete
         assert mill.job(handle.id).delete()
         assert not mill.job(handle.id).delete()
-        assert mill.find().records == []
+        assert mill.jobs().page().records == []
 
 
 def test_of_a_group_and_its_members_the_group_is_deleted_first(tasks: Tasks) -> None:
@@ -277,7 +277,7 @@ def test_of_a_group_and_its_members_the_group_is_deleted_first(tasks: Tasks) -> 
     handle = mill.enqueue(group([ok.call()] * 2).on_complete(tasks.hook))
     ids = [handle[0].id, handle.id, handle[1].id, handle.id]
     assert delete_jobs(mill.runtime, ids) == [True] * 4
-    assert mill.find().records == []
+    assert mill.jobs().page().records == []
     run_all(mill)
     assert tasks.told == []
 
@@ -317,9 +317,9 @@ def test_the_record_of_a_group_is_no_job_of_users(tasks: Tasks) -> None:
     assert len(ids) == 1201
     assert not ids & {handle.id, handle[1].id}
     assert len(list(mill.jobs(group=handle.id))) == 1201
-    page = mill.find(limit=1)
+    page = mill.jobs().page(limit=1)
     assert len(page.records) == 1
-    assert len(mill.find(limit=5000, cursor=page.cursor).records) == 1200
+    assert len(mill.jobs().page(limit=5000, cursor=page.cursor).records) == 1200
     # but who asks for groups gets them
     assert {job.id for job in mill.jobs(task="tidemill.group", state="waiting")} == {
         handle.id,

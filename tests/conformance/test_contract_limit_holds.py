@@ -65,7 +65,7 @@ def holds(mill: Tidemill) -> list[str]:
 
 def assert_nothing_is_left(mill: Tidemill) -> None:
     assert holds(mill) == []
-    assert mill.find().records == []
+    assert mill.jobs().page().records == []
     assert [row.running for row in mill.limits.list() if row.name == "db"] in ([0], [])
 
 

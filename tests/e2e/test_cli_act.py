@@ -93,7 +93,7 @@ def test_a_wrong_call_is_refused_at_once(desk: Desk, words: list[str], said: str
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert "Traceback" not in result.output
-    assert desk.mill.find().records == []
+    assert desk.mill.jobs().page().records == []
 
 
 def test_without_an_app_nobody_checks_a_call_that_names_its_queue(desk: Desk) -> None:
@@ -148,7 +148,7 @@ def test_waiting_in_vain_says_so(desk: Desk) -> None:
     words = ["enqueue", "add", "1", "--wait", "0.1", "--app", desk.write_app()]
     result = desk.run(*words, url=False)
     assert result.exit_code == 1
-    [job] = desk.mill.find().records
+    [job] = desk.mill.jobs().page().records
     said = f"job {job.envelope.id} is still ready after 0.1 s: no worker serves queue 'sums' of"
     assert result.stderr.startswith(f"tidemill: {said} {desk.mill.broker.url}: start one with ")
 
@@ -266,7 +266,7 @@ def test_the_jobs_of_a_group_and_a_chain_are_altered_whole(desk: Desk) -> None:
         "altered": [both.id, steps.id],
         "refused": [],
     }
-    queues = {record.envelope.queue for record in desk.mill.find().records}
+    queues = {record.envelope.queue for record in desk.mill.jobs().page().records}
     assert queues == {"slow"}
     desk.work()
     assert both.result(0) == [1, 2]
@@ -323,12 +323,12 @@ def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch)
     # when the name is typed wrong, then right
     _Terminal(tidemill.cli.queues, monkeypatch)
     assert desk.run("purge", "sums", "--now", input="sum\n").exit_code == 1
-    assert len(desk.mill.find().records) == 3
+    assert len(desk.mill.jobs().page().records) == 3
     purged = desk.run("purge", "sums", "--now", input="sums\n")
     assert "deleted 2 jobs of sums\n" in purged.stdout
     assert "for good" in purged.stderr
     # then what had finished is still there
-    assert [record.envelope.id for record in desk.mill.find().records] == [done.id]
+    assert [record.envelope.id for record in desk.mill.jobs().page().records] == [done.id]
 
 
 def test_purge_without_asking(desk: Desk) -> None:

@@ -386,5 +386,5 @@ def test_a_store_in_use_gets_no_false_alarm(desk: Desk) -> None:
             assert findings(desk, "fail") == {}
     finally:
         worker.join(180)
-    assert len(desk.mill.find().records) == 100
-    assert {r.state for r in desk.mill.find(limit=2000).records} == {State.SUCCEEDED}
+    assert len(desk.mill.jobs().page().records) == 100
+    assert {r.state for r in desk.mill.jobs().page(limit=2000).records} == {State.SUCCEEDED}

@@ -172,7 +172,7 @@ def check_mix(place: Place, mix: Mix) -> None:
         for name in links.inputs if links is not None else ():
             if record.envelope.id in begins and name in ends:
                 assert ends[name] <= begins[record.envelope.id], (name, record.envelope.id)
-    groups = place.mill.find(Filter(task=GROUP), limit=1000)  # other lists leave groups out
+    groups = place.mill.jobs(Filter(task=GROUP)).page(limit=1000)  # other lists leave groups out
     assert len(groups.records) == 4 * count
 
 

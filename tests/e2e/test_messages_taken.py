@@ -111,7 +111,7 @@ def test_buried_is_kept_for_a_human_and_can_be_retried(mill: Tidemill) -> None:
     assert message.bury("cannot be read")
     assert not message.bury()
     assert (job.state, job.error) == (State.FAILED, "cannot be read")
-    [found] = mill.find(Filter(states=frozenset({State.FAILED}))).records
+    [found] = mill.jobs(Filter(states=frozenset({State.FAILED}))).page().records
     assert (found.envelope.id, found.envelope.text) == (job.id, "{'bad': 1}")
     assert mill.queue("q").size() == 0
     assert job.retry()

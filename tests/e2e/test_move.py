@@ -64,7 +64,7 @@ def ids(mill: Tidemill, *states: State) -> set[str]:
     found: set[str] = set()
     cursor = ""
     while True:
-        page = mill.find(Filter(states=frozenset(states)), limit=1000, cursor=cursor)
+        page = mill.jobs(Filter(states=frozenset(states))).page(limit=1000, cursor=cursor)
         found |= {record.envelope.id for record in page.records}
         cursor = page.cursor
         if not cursor:

@@ -190,7 +190,7 @@ def test_a_list_is_cut_by_what_it_shows(start: Start) -> None:  # case M10
     for look in pages:
         assert len(server.get(look).data) < 200_000
     with Tidemill(server.url) as mill:
-        assert len(mill.find().records) == 30
+        assert len(mill.jobs().page().records) == 30
     assert memory(server) - before < 20 * MB
 
 

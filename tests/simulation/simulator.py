@@ -461,7 +461,7 @@ class Simulation:
 
     def story(self) -> str:
         """The log, the jobs and the processes, for a failure."""
-        jobs = [repr(record) for record in self.mill.find(limit=20).records]
+        jobs = [repr(record) for record in self.mill.jobs().page(limit=20).records]
         processes = [f"{each.pid}: {each.returncode}" for each in self.processes]
         return "\n".join(
             ["--- log", *self._log.lines, "--- jobs", *jobs, "--- processes", *processes]
@@ -469,7 +469,7 @@ class Simulation:
 
     def states(self) -> Counter[str]:
         """The number of jobs in each state."""
-        return Counter(str(record.state) for record in self.mill.find(limit=10_000).records)
+        return Counter(str(record.state) for record in self.mill.jobs().page(limit=10_000).records)
 
     def close(self) -> None:
         self.time.over = True

@@ -107,9 +107,9 @@ def test_a_worker_that_stops_fires_no_more(sim: Simulation) -> None:
     sim.run_for(5.0)
     worker.signal(signal.SIGTERM)
     sim.run_for(0.5)
-    jobs = len(sim.mill.find(limit=1000).records)
+    jobs = len(sim.mill.jobs().page(limit=1000).records)
     worker.until_ended()
-    assert len(sim.mill.find(limit=1000).records) == jobs
+    assert len(sim.mill.jobs().page(limit=1000).records) == jobs
 
 
 def test_a_schedule_in_code_changes_with_a_reload(sim: Simulation) -> None:

@@ -62,10 +62,10 @@ def test_a_put_of_the_import_is_left_out_and_told(
         records = [r for r in caplog.records if "is put while the app is imported" in r.message]
         assert records
         assert f"{folder}/{name}.py, line 7" in records[0].message
-        assert mill.find().records == []
+        assert mill.jobs().page().records == []
         # and after the import the app puts as ever
         mill.queue("q").put(1)
-        assert len(mill.find().records) == 1
+        assert len(mill.jobs().page().records) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_thread_that_the_import_starts_may_put(folder: Path) -> None:
         folder, "import threading\nt = threading.Thread(target=work.enqueue)\nt.start()\nt.join()"
     )
     with load_app(name) as mill:
-        assert len(mill.find().records) == 1
+        assert len(mill.jobs().page().records) == 1
 
 
 def test_a_context_that_the_import_left_behind_may_put(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, this_job
 from tidemill.testing import join, run_all, worker
+from tidemill.typing import Found, Page
 
 
 def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:
@@ -35,7 +36,7 @@ def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:
     run_all(mill, scheduled=True)
     assert (job.result(timeout=0), delayed.result(timeout=0)) == ("at last", "second")
     assert len(job.attempts) == 3
-    assert [r.state for r in mill.find().records] == [State.SUCCEEDED] * 3
+    assert [r.state for r in mill.jobs().page().records] == [State.SUCCEEDED] * 3
     assert time.monotonic() - began < 600
 
 
@@ -128,14 +129,14 @@ def test_join_sees_a_job_that_came_while_it_read_several_pages(
     first.enqueue()
     mill.queue("post").put_many(range(501))
     # When the job runs between two pages.
-    find = mill.find
+    page = Found.page
 
-    def ends_between_pages(*args: Any, cursor: str = "", **options: Any) -> Any:
+    def ends_between_pages(found: Found, limit: int, cursor: str = "") -> Page:
         if cursor:
             run_all(mill, queues=["default"])
-        return find(*args, cursor=cursor, **options)
+        return page(found, limit, cursor)
 
-    monkeypatch.setattr(mill, "find", ends_between_pages)
+    monkeypatch.setattr(Found, "page", ends_between_pages)
     # Then the other job is not overlooked.
     with pytest.raises(ResultTimeout, match="have not ended"):
         join(mill, timeout=0)

@@ -56,7 +56,7 @@ def jobs(
     Ids are shown by their last 8 characters, which every verb accepts; --json has full ids.
     """
     what = whole_group(mill, what)
-    page = mill.find(what, limit=limit, cursor=cursor)
+    page = mill.jobs(what).page(limit=limit, cursor=cursor)
 
     if as_json:
         records = [record.public() for record in page.records]

@@ -38,9 +38,10 @@ class SearchOptions(TypedDict, total=False):
 class Found:
     """Handles of the matching jobs, newest first, for ``for`` and ``async for``.
 
-    Pages are read from the store as the iteration goes on.
+    Pages are read from the store as the iteration goes on. :meth:`page` reads one page of records.
 
     Args:
+        what: a :class:`Filter`, in place of the options.
         task: a task, or its name.
         group: the id of a group, chain or flow; its jobs match.
         state: a state, or a list of states.
@@ -50,22 +51,18 @@ class Found:
         text: a part of the text that shows a job's arguments.
 
     Raises:
-        InvalidOption: there is no such option or state, or a name is invalid.
+        InvalidOption: there is no such option or state, a name is invalid, or there is a filter
+            beside the options.
     """
 
-    def __init__(self, mill: Runtime, **what: Unpack[SearchOptions]) -> None:
-        check_known("a search", what, SearchOptions.__annotations__)
-        task, group = what.get("task", ""), what.get("group", "")
+    def __init__(
+        self, mill: Runtime, what: Filter | None, **options: Unpack[SearchOptions]
+    ) -> None:
+        check_known("a search", options, SearchOptions.__annotations__)
+        if what is not None and options:
+            raise InvalidOption("give either a Filter or options of a search, not both")
         self._mill = mill
-        self._what = Filter(
-            states=states_of(what.get("state", ())),
-            queue=what.get("queue", ""),
-            task=task.name if isinstance(task, Task) else task,
-            key=what.get("key", ""),
-            tag=what.get("tag", ""),
-            text=what.get("text", ""),
-            id_prefix=f"{check_name('group', group)}." if group else "",
-        )
+        self._what = _filter_of(options) if what is None else what
 
     def __iter__(self) -> Iterator[Job[Any]]:
         cursor: str | None = ""
@@ -80,13 +77,39 @@ class Found:
             for job in jobs:
                 yield job
 
+    def page(self, limit: int = 100, cursor: str = "") -> Page:
+        """A page of at most ``limit`` records of jobs.
+
+        The page has ``records``, and the ``cursor`` of the next page; an empty cursor ends the
+        list. ``tidemill jobs --json`` prints the same pages. The records of groups are left out
+        unless the search names their task, and a page may be short because of them.
+
+        Raises:
+            InvalidOption: the cursor is not the ``cursor`` of a page of this store.
+            FeatureMissing: the broker can list failed jobs only.
+        """
+        return find_shown(self._mill.job_store, self._what, limit, cursor)
+
     def _page(self, cursor: str) -> tuple[list[Job[Any]], str | None]:
-        page = find_shown(self._mill.job_store, self._what, _PAGE, cursor)
+        page = self.page(_PAGE, cursor)
         jobs: list[Job[Any]] = []
         for record in page.records:
             jobs.append(Job(self._mill, record.envelope.id))
             jobs[-1].remember(record)
         return jobs, page.cursor or None
+
+
+def _filter_of(options: SearchOptions) -> Filter:
+    task, group = options.get("task", ""), options.get("group", "")
+    return Filter(
+        states=states_of(options.get("state", ())),
+        queue=options.get("queue", ""),
+        task=task.name if isinstance(task, Task) else task,
+        key=options.get("key", ""),
+        tag=options.get("tag", ""),
+        text=options.get("text", ""),
+        id_prefix=f"{check_name('group', group)}." if group else "",
+    )
 
 
 def find_shown(store: JobStore, what: Filter, limit: int, cursor: str) -> Page:

@@ -51,7 +51,7 @@ def flows(page: Page) -> Response:
     chains, stopped = list[Record](), False
     if not cursor:
         what = Filter(states=frozenset({State.WAITING}), look=_LOOK)
-        waiting = page.mill.find(what, limit=200)
+        waiting = page.mill.jobs(what).page(limit=200)
         chains = [record for record in waiting.records if record.envelope.links is not None]
         stopped = bool(waiting.cursor)
     groups: dict[str, Record] = {}

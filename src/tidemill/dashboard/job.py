@@ -458,7 +458,7 @@ def other_runs(mill: Tidemill, record: Record) -> Listed:
 
 def latest_jobs(mill: Tidemill, what: Filter, without: str = "") -> Listed:
     """The latest jobs of a filter, apart from the job ``without``, from a short search."""
-    found = mill.find(msgspec.structs.replace(what, look=_LOOK), limit=_LATEST + 1)
+    found = mill.jobs(msgspec.structs.replace(what, look=_LOOK)).page(limit=_LATEST + 1)
     records = [each for each in found.records if each.envelope.id != without][:_LATEST]
     cursor = "" if len(records) == _LATEST else found.cursor
     return Listed(records, cursor, is_full=not cursor)

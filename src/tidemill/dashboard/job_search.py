@@ -259,10 +259,10 @@ def _read(mill: Tidemill, query: JobQuery, want: int, cursor: str) -> tuple[Page
     if what != Filter():
         what = msgspec.structs.replace(what, look=LOOK)
     most = max(want, _BATCH) if query.failure else want
-    page = mill.find(what, limit=most, cursor=cursor)
+    page = mill.jobs(what).page(limit=most, cursor=cursor)
     places = [n for n, record in enumerate(page.records) if query.matches_rest(record)]
     if len(places) > want:
-        page = mill.find(what, limit=places[want - 1] + 1, cursor=cursor)
+        page = mill.jobs(what).page(limit=places[want - 1] + 1, cursor=cursor)
     return page, [record for record in page.records if query.matches_rest(record)][:want]
 
 

@@ -110,7 +110,7 @@ def _only_job(page: Page, text: str) -> str:
     if len(text) < _ID_LEAST or Feature.INSPECT not in page.mill.broker.features:
         return ""
     for what in (Filter(id_prefix=text, look=20_000), Filter(id_suffix=text, look=20_000)):
-        found = page.mill.find(what, limit=2).records
+        found = page.mill.jobs(what).page(limit=2).records
         if len(found) == 1:
             return found[0].envelope.id
     return ""

@@ -53,7 +53,7 @@ def _running(page: Page) -> list[Record]:
     if not page.has(Feature.INSPECT):
         return []
     what = Filter(states=frozenset({State.RUNNING}), look=20_000)
-    return page.mill.find(what, limit=_RUNNING_MOST).records
+    return page.mill.jobs(what).page(limit=_RUNNING_MOST).records
 
 
 def _row(one: LimitStats, running: list[Record]) -> Row:

@@ -74,7 +74,7 @@ def _last_runs(page: Page, one: Schedule) -> Listed:
     """The newest jobs of a schedule, among the newest jobs of its task."""
     if not page.has(Feature.INSPECT):
         return Listed([], "", is_full=True)
-    found = page.mill.find(Filter(task=one.task, look=LOOK), limit=_MOST)
+    found = page.mill.jobs(Filter(task=one.task, look=LOOK)).page(limit=_MOST)
     planned = [(record, record.envelope.planned) for record in found.records]
     own = [record for record, plan in planned if plan and plan.schedule == one.name]
     return Listed(own[:_LAST], found.cursor, is_full=bool(own) or not found.cursor)

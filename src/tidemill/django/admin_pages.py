@@ -201,7 +201,7 @@ class JobPages(Pages):
             text=given["text"],
             id_prefix=given["id"],
         )
-        page = mill.find(what, limit=PAGE, cursor=request.GET.get("after", ""))
+        page = mill.jobs(what).page(limit=PAGE, cursor=request.GET.get("after", ""))
         context["jobs"] = [self._row(record) for record in page.records]
         if page.cursor:
             kept = {**given, "store": request.GET.get("store", ""), "after": page.cursor}

@@ -111,7 +111,7 @@ def test_a_task_that_no_worker_has_declared_is_refused(
     clock = MovedClock(monkeypatch, speed=0.01)
     with pytest.raises(TaskNotFound, match=r"'app.send' is no task .* add \.using\(queue=…\) to"):
         producer.enqueue("app.send", 1)
-    assert producer.find().records == []
+    assert producer.jobs().page().records == []
     # its queue makes the policy plain: this app's defaults
     job = producer.enqueue(producer.call("app.send", 1).using(queue="q"))
     assert (envelope(producer, job).queue, envelope(producer, job).retries.limit) == ("q", 1)
@@ -170,7 +170,7 @@ def test_a_computed_option_must_be_given_to_a_call_by_name(
     start_worker(url, queue="mail", **computed)
     with pytest.raises(InvalidOption, match=rf"the {option} of task 'app.send' is computed by a"):
         producer.enqueue("app.send", 1)
-    assert producer.find().records == []
+    assert producer.jobs().page().records == []
     job = producer.enqueue(producer.call("app.send", 1).using(**given))
     found = envelope(producer, job)
     assert found.queue == "mail"

@@ -145,9 +145,9 @@ def test_the_oldest_jobs_go_first(mill: Tidemill, monkeypatch: pytest.MonkeyPatc
 
     jobs = mill.enqueue_many([nothing.call()] * 5)
     assert [job.id for job in mill.jobs()] == [job.id for job in reversed(jobs[2:])]
-    page = mill.find(limit=2)
+    page = mill.jobs().page(limit=2)
     assert [r.envelope.id for r in page.records] == [jobs[4].id, jobs[3].id]
-    last = mill.find(limit=2, cursor=page.cursor)
+    last = mill.jobs().page(limit=2, cursor=page.cursor)
     assert ([r.envelope.id for r in last.records], last.cursor) == ([jobs[2].id], "")
     assert jobs[0].state is State.SUCCEEDED  # its handle still has its record
 
@@ -236,7 +236,7 @@ def test_an_app_is_switched_for_the_length_of_a_test(monkeypatch: pytest.MonkeyP
         assert note.using(delay=60).enqueue(1).result() == 1
         assert [job.result() for job in mill.enqueue_many(note.call(n) for n in (2, 3))] == [2, 3]
     assert done == [1, 2, 3]
-    assert mill.find().records == []
+    assert mill.jobs().page().records == []
     # and afterwards it is as it was
     assert note.enqueue(4).state == "ready"
     assert done == [1, 2, 3]

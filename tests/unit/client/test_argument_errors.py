@@ -76,7 +76,7 @@ def anything(value: Any, *rest: object, **named: Any) -> Any:
 def mill() -> Iterator[Tidemill]:
     with Tidemill("memory://") as mill:
         yield mill
-        assert mill.find().records == []
+        assert mill.jobs().page().records == []
 
 
 # -- the call does not fit ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, State, Tidemill, chain, group, map_many
+from tidemill import Filter, InvalidOption, State, Tidemill, chain, group, map_many
 from tidemill.client import search
 from tidemill.testing import run_all
 
@@ -61,6 +61,10 @@ def test_states(mill: Tidemill, task: Any) -> None:
         mill.jobs(state="faild")
     with pytest.raises(InvalidOption, match=r"unknown option 'colour' of a search; known are"):
         mill.jobs(colour="red")
+    failed = Filter(states=frozenset({State.FAILED}))
+    assert [job.id for job in mill.jobs(failed)] == found["failed"]
+    with pytest.raises(InvalidOption, match="either a Filter or options"):
+        mill.jobs(failed, queue="mail")
 
 
 def test_the_same_with_async_for(mill: Tidemill, task: Any) -> None:

@@ -49,7 +49,7 @@ def test_a_job_expires_for_all_who_look_while_no_worker_lives(mill: Tidemill, ta
         "aresult": lambda job: _raises(JobExpired, lambda: asyncio.run(job.aresult(timeout=0))),
         "jobs": lambda job: [each.id for each in mill.jobs(state="expired")] == [job.id],
         "no job": lambda job: not list(mill.jobs(state="ready")),
-        "find": lambda job: mill.find().records[0].state is State.EXPIRED,
+        "page": lambda job: mill.jobs().page().records[0].state is State.EXPIRED,
         "queues": lambda job: {row.name: row.ready for row in mill.queues()}["queues"] == 0,
     }
     for name, seen in ways.items():

@@ -11,7 +11,6 @@ import pytest
 from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Limit, Tidemill, group, this_job
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
@@ -19,6 +18,7 @@ from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.job import RERUN_OF
 from tidemill.dashboard.roles import Role, User
 from tidemill.testing import run_all
+from tidemill.typing import Found, Page
 
 HOSTILE = '<img src=x onerror="alert(1)">'
 VIEWER = User("vera", Role.VIEWER)
@@ -441,12 +441,12 @@ def test_a_short_search_for_other_jobs_says_so_and_goes_on(
     mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = pay(mill, *range(6))
-    find = Tidemill.find
+    page = Found.page
 
-    def find_less(self: Tidemill, what: Filter, *, limit: int = 100, cursor: str = "") -> Any:
-        return find(self, what, limit=3 if limit in (10, 11) else limit, cursor=cursor)
+    def shorter_page(found: Found, limit: int, cursor: str = "") -> Page:
+        return page(found, 3 if limit in (10, 11) else limit, cursor)
 
-    monkeypatch.setattr(Tidemill, "find", find_less)
+    monkeypatch.setattr(Found, "page", shorter_page)
     for path in (f"/jobs/{ids[-1]}", "/tasks/shop.pay"):
         text = anna.get(path)
         shown = set(re.findall(r'id="row-(\w+)"', text))

@@ -394,7 +394,7 @@ def test_a_worker_in_this_process_fires_them(mill: Tidemill) -> None:
     mill.schedule("s", mill.call("report", "x"), every=0.05)
     with worker(mill):
         until = time.monotonic() + 30
-        while not mill.find(Filter(states=frozenset({State.SUCCEEDED}))).records:
+        while not mill.jobs(Filter(states=frozenset({State.SUCCEEDED}))).page().records:
             assert time.monotonic() < until
             time.sleep(0.01)
     assert mill.schedules.get("s").fired >= 1

@@ -106,7 +106,7 @@ def tasks(mill: Tidemill) -> Tasks:
 
 
 def ids(mill: Tidemill) -> set[str]:
-    return {r.envelope.id for r in mill.find(Filter(), limit=1000).records}
+    return {r.envelope.id for r in mill.jobs(Filter()).page(limit=1000).records}
 
 
 # -- chains --------------------------------------------------------------------------------------
@@ -551,7 +551,7 @@ def test_a_signed_body_stays_signed(make_mill: MillMaker, serializer: str) -> No
     handle = tasks.run(tasks.hooked(chain(diamond(tasks), tasks.total)))
     assert handle.result(0) == 65
     assert tasks.fired == ["again", "complete", "success"]
-    page = tasks.mill.find(Filter(), limit=100)
+    page = tasks.mill.jobs(Filter()).page(limit=100)
     assert all(record.envelope.signature for record in page.records)
 
 

@@ -413,7 +413,7 @@ def change_matching(
     ids: list[str] = []
     cursor = ""
     while len(ids) < most:
-        page = mill.find(what, limit=min(most - len(ids), AT_ONCE), cursor=cursor)
+        page = mill.jobs(what).page(limit=min(most - len(ids), AT_ONCE), cursor=cursor)
         ids += [record.envelope.id for record in page.records]
         cursor = page.cursor
         if not cursor:
