@@ -33,7 +33,7 @@ async def ask(prompt: str) -> str:
 def main() -> None:
     prompts = [f"Describe the photo {number}.jpg" for number in range(40)]
     batch = mill.enqueue(map_many(ask, prompts))
-    answers = batch.results(timeout=600, return_exceptions=True, progress=True)
+    answers = batch.result(timeout=600, return_exceptions=True, progress=True)
     for prompt, answer in zip(prompts, answers, strict=True):
         print(f"{prompt}: {answer}")
 

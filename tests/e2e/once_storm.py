@@ -54,7 +54,7 @@ def all_of(mill: Tidemill, got: list[Any], many: int) -> list[Any]:
     found = list(got)
     while len(found) < many and (message := mill.queue("q").get(60)) is not None:
         found.append(message.body)
-    while (message := mill.queue("q").get_nowait()) is not None:
+    while (message := mill.queue("q").get(timeout=0)) is not None:
         found.append(message.body)
     return sorted(found)
 

@@ -61,7 +61,7 @@ def test_the_message_is_returned_and_the_cancellation_follows(mill: Tidemill, ga
     mill.queue("q").put(1, ttr=0)
     asyncio.run(main())
     assert [message and message.body for message in got] == [1]
-    assert mill.queue("q").get_nowait() is None
+    assert mill.queue("q").get(timeout=0) is None
 
 
 def test_several_messages_are_returned_together_and_the_cancellation_follows(
@@ -88,7 +88,7 @@ def test_several_messages_are_returned_together_and_the_cancellation_follows(
     # then
     assert [message.body for message in got] == ["once", "held"]
     assert got[1].ack()
-    assert mill.queue("q").get_nowait() is None
+    assert mill.queue("q").get(timeout=0) is None
 
 
 def test_a_timeout_that_came_too_late_leaves_no_cancellation_behind(

@@ -331,7 +331,7 @@ def test_a_put_that_returned_survives_the_kill_of_its_producer(place: Place) -> 
         said += [int(line) for line in producer.stdout.read().split()]
     found = []
     queue = place.mill.queue("q")
-    while (message := queue.get_nowait()) is not None:
+    while (message := queue.get(timeout=0)) is not None:
         found.append(message.body)
         message.ack()
     assert found == list(range(len(found)))
@@ -396,7 +396,7 @@ def test_a_fork_has_lines_of_its_own(place: Place) -> None:  # case Q12
     ) as forking:
         assert forking.wait(60) == 0
     found = []
-    while (message := queue.get_nowait()) is not None:
+    while (message := queue.get(timeout=0)) is not None:
         found.append(message.body)
         message.ack()
     assert sorted(found) == ["False", "True", "a", "parent"]

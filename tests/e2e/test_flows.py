@@ -99,9 +99,9 @@ def test_compositions_run_in_workers(place: Place, app: Any) -> None:
     assert good.result(timeout=60) == 4
     with pytest.raises(JobFailed, match="never"):
         stopped.result(timeout=60)
-    assert nested.results(timeout=60) == [2, [1, 2, 3]]
+    assert nested.result(timeout=60) == [2, [1, 2, 3]]
     assert whole.result(timeout=60) == 55
-    assert square.results(timeout=60) == [1, 11, 21, 32]
+    assert square.result(timeout=60) == [1, 11, 21, 32]
     place.wait_notes("hook", 6)
     assert told(place, good.id) == ["on_complete succeeded 4", "on_success succeeded 4"]
     assert told(place, stopped.id) == ["on_complete failed None", "on_failure failed None"]
@@ -110,7 +110,7 @@ def test_compositions_run_in_workers(place: Place, app: Any) -> None:
         ["on_success", "on_complete"],
     )
     with Tidemill(place.url) as other:  # as another process would
-        assert other.group(nested.id).results(0) == [2, [1, 2, 3]]
+        assert other.group(nested.id).result(0) == [2, [1, 2, 3]]
 
 
 def test_a_burst_sees_a_long_fall_to_its_end(place: Place, app: Any) -> None:
@@ -146,7 +146,7 @@ def check_mix(place: Place, mix: Mix) -> None:
     """Everything came to its end, each step after those before it, and each hook once."""
     count = len(mix.chains)
     assert [c.result(0) for c in mix.chains] == [2 + 3 + 3 + 1] * count
-    assert [s.results(0) for s in mix.squares] == [[1, 11, 21, 32]] * count
+    assert [s.result(0) for s in mix.squares] == [[1, 11, 21, 32]] * count
     for whole in mix.groups:
         assert (whole.state, whole.count(), whole.count(failures=True)) == (State.FAILED, 3, 1)
     ran = Counter(

@@ -36,7 +36,7 @@ def interrupt_acknowledgement(
 def taken(mill: Tidemill) -> list[Any]:
     """The bodies of all messages, and that each is handed out for the first time."""
     found: list[Message] = []
-    while (message := mill.queue("q").get_nowait()) is not None:
+    while (message := mill.queue("q").get(timeout=0)) is not None:
         found.append(message)
     assert {message.attempt for message in found} <= {1}
     return [message.body for message in found]

@@ -73,7 +73,7 @@ def test_accepted_jobs_survive_the_kill_of_the_server(place: Place, server: JobS
     assert said[-1] == 399
     # then: each is there, once, in its order
     queue, found = place.mill.queue("q"), []
-    while (message := queue.get_nowait()) is not None:
+    while (message := queue.get(timeout=0)) is not None:
         found.append(message.body)
         message.ack()
     assert found == list(range(400))
@@ -143,7 +143,7 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path) -> None:
         url = server.url.replace("://", "://:{}@")
         with Tidemill(url.format(operator)) as mill:
             mill.queue("q").put(1)
-            message = mill.queue("q").get_nowait()
+            message = mill.queue("q").get(timeout=0)
             assert message is not None
             assert message.ack()
             assert operator not in mill.broker.url

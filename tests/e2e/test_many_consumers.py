@@ -48,5 +48,5 @@ def test_a_hundred_threads_begin_to_consume_at_once(store: str, tmp_path: Path) 
         # then
         assert errors == []
         assert sorted(got) == list(range(THREADS))
-        assert queue.get_nowait() is None
+        assert queue.get(timeout=0) is None
     forget_served(tmp_path)

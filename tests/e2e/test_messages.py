@@ -44,7 +44,7 @@ def test_first_in_first_out(mill: Tidemill) -> None:
     for item in (2, 3, 1):
         orders.put(item)
     assert bodies(mill) == [2, 3, 1]
-    assert orders.get_nowait() is None
+    assert orders.get(timeout=0) is None
     assert orders.size() == 0
 
 
@@ -190,7 +190,7 @@ def test_a_delay_is_never_early_for_who_keeps_asking_either(mill: Tidemill) -> N
     # case Q14
     orders, began = mill.queue("q"), time.monotonic()
     orders.put("x", delay=0.2)
-    while (message := orders.get_nowait()) is None:
+    while (message := orders.get(timeout=0)) is None:
         threading.Event().wait(0.001)
     assert time.monotonic() - began >= 0.2
     assert message.ack()
@@ -255,7 +255,7 @@ def test_keys_merge(mill: Tidemill) -> None:
     assert tasks.size() == 2
     with pytest.raises(DuplicateJob):
         tasks.put("f", key="a", on_conflict="reject")
-    assert tasks.get_nowait() is None
+    assert tasks.get(timeout=0) is None
     assert message.ack()
     assert bodies(mill) == ["e"]
     assert newest[0] != newest[1]
@@ -289,7 +289,7 @@ def test_pause_resume_purge(mill: Tidemill) -> None:
     tasks = mill.queue("q")
     tasks.put_many([1, 2, 3])
     tasks.pause()
-    assert tasks.get_nowait() is None
+    assert tasks.get(timeout=0) is None
     timer = later(0.1, tasks.resume)
     message = tasks.get(20)
     timer.join()

@@ -135,7 +135,7 @@ def test_a_blank_name_is_refused(mill: Tidemill, blank: str) -> None:
     ):
         with pytest.raises(InvalidOption, match=r"must not be (empty|blank)"):
             call()
-    assert queue.get_nowait() is None
+    assert queue.get(timeout=0) is None
 
 
 @pytest.mark.parametrize("failures", [0, -1, "x"])

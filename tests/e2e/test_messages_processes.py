@@ -112,7 +112,7 @@ def test_a_put_that_returned_survives_the_kill_of_its_producer(mill: Tidemill, o
     rest = producer.process.stdout.read().split()
     kept = max([said, *map(int, rest)])
     found = []
-    while (message := mill.queue("q").get_nowait()) is not None:
+    while (message := mill.queue("q").get(timeout=0)) is not None:
         found.append(message.body)
         message.ack()
     assert found == list(range(len(found)))
@@ -182,7 +182,7 @@ def test_fork_after_open(mill: Tidemill) -> None:
 
     orders = mill.queue("q")
     orders.put("before")
-    assert orders.get_nowait().ack()  # type: ignore[union-attr]  # an owner of the parent's
+    assert orders.get(timeout=0).ack()  # type: ignore[union-attr]  # an owner of the parent's
     for _ in range(3):
         child = os.fork()
         if not child:

@@ -186,7 +186,7 @@ def test_a_cluster(stack: contextlib.ExitStack, folder: Path) -> None:
     jobs.append(place.enqueue("brief", -1))
     for record in place.finish(jobs, 60):
         assert (record.state, record.losses) == (State.SUCCEEDED, 0)
-    assert whole.results(timeout=60) == list(range(20))
+    assert whole.result(timeout=60) == list(range(20))
     check_counters(place)
     assert worker.stop() == 0
 

@@ -74,7 +74,7 @@ def test_a_put_of_the_import_is_left_out_and_told(
         "work.enqueue(1).result",
         "mill.enqueue(chain(work.call(1), work.call())).wait",
         "mill.enqueue(chain(work.call(1), work.call())).steps[0].wait",
-        "mill.enqueue(group([work.call(1)] * 3)).results",
+        "mill.enqueue(group([work.call(1)] * 3)).result",
         "mill.enqueue(group([work.call(1)] * 3))[1].wait",
     ],
 )

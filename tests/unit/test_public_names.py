@@ -149,6 +149,7 @@ def without_twin() -> Iterator[str]:
         tidemill.Tidemill: ["enqueue", "enqueue_many", "get", "get_many"],
         tidemill.Task: ["enqueue"],
         tidemill.Job: ["refresh", "result", "cancel", "retry", "delete"],
+        tidemill.JobGroup: ["refresh", "result", "cancel", "retry", "delete", "count"],
         tidemill.Queue: [
             *("put", "put_many", "get", "get_many", "size"),
             *("ack", "release", "touch", "bury"),

@@ -62,7 +62,7 @@ def test_messages_are_left_alone(mill: Tidemill) -> None:
     job = mill.task(len).using(queue="here", delay=3600).enqueue("abc")
     run_all(mill, scheduled=True)
     assert job.state is State.SUCCEEDED
-    assert mill.queue("here").get_nowait() is None
+    assert mill.queue("here").get(timeout=0) is None
 
 
 def test_a_job_that_never_ends_is_given_up(

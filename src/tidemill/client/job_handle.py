@@ -339,7 +339,7 @@ class Job(Generic[R]):
 
     arefresh = in_thread(refresh)
 
-    async def await_state(self, timeout: Seconds | None = None) -> State:
+    async def await_end(self, timeout: Seconds | None = None) -> State:
         """As ``wait``, without blocking the event loop. (``await`` is a reserved word.)"""
         try:
             record = await self._await_end(timeout)

@@ -178,13 +178,10 @@ class Queue:
     def get(self, timeout: Seconds | None = None) -> Message | None:
         """The next message; None after ``timeout`` seconds without a message.
 
-        Without a timeout the call waits until a message comes or the app is closed.
+        Without a timeout the call waits until a message comes or the app is closed. With
+        ``timeout=0`` it returns at once.
         """
         return self._mill.consumers.get([self.name], timeout)
-
-    def get_nowait(self) -> Message | None:
-        """The next message; None if no message is ready now."""
-        return self._mill.consumers.get([self.name], 0)
 
     async def aget(self, timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""

@@ -186,7 +186,7 @@ class JobGroup(Generic[R]):
             count = size_of(self._mill.job_store, record)
             bar.move(max(0, (count or 0) - record.pending), record.failures, count)
 
-    def results(
+    def result(
         self,
         timeout: Seconds | None = None,
         *,
@@ -205,10 +205,6 @@ class JobGroup(Generic[R]):
         """
         self.wait(timeout, progress=progress)
         return self._results(return_exceptions)
-
-    def result(self, timeout: Seconds | None = None) -> list[R]:
-        """The same as ``results``, so that code can handle groups and single jobs alike."""
-        return self.results(timeout)
 
     def _results(self, return_exceptions: bool) -> list[Any]:
         found: list[Any] = []
@@ -290,7 +286,7 @@ class JobGroup(Generic[R]):
 
     # -- the same for asyncio -------------------------------------------------------------------
 
-    async def await_state(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
+    async def await_end(self, timeout: Seconds | None = None, *, progress: bool = False) -> State:
         """As ``wait``."""
         if self._done is not None:
             return State.SUCCEEDED
@@ -300,33 +296,33 @@ class JobGroup(Generic[R]):
             ended = False
             while bar.shown and not ended and (left := until - time.monotonic()) > 0:
                 with contextlib.suppress(ResultTimeout):
-                    ended = (await self._whole.await_state(min(REDRAW, left))).finished
+                    ended = (await self._whole.await_end(min(REDRAW, left))).finished
                 await self._mill.threaded(self._redraw, bar)
         try:
-            return await self._whole.await_state(max(0.0, until - time.monotonic()))
+            return await self._whole.await_end(max(0.0, until - time.monotonic()))
         except ResultTimeout as error:
             raise await self._mill.threaded(self._late, error) from None
 
-    async def aresults(
+    async def aresult(
         self,
         timeout: Seconds | None = None,
         *,
         return_exceptions: bool = False,
         progress: bool = False,
     ) -> list[R]:
-        """As ``results``."""
-        await self.await_state(timeout, progress=progress)
+        """As ``result``."""
+        await self.await_end(timeout, progress=progress)
         return await self._mill.threaded(self._results, return_exceptions)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
-        return self.aresults().__await__()
+        return self.aresult().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Job[R]]:
         completed = await self._mill.threaded(self.as_completed)
         async for member in completed:
             yield member
 
-    acount = in_thread(count)
+    arefresh, acount = in_thread(refresh), in_thread(count)
 
     async def aprogress(self) -> tuple[int, int]:
         """As ``progress``."""

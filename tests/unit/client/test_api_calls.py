@@ -205,7 +205,7 @@ def test_async_twins(mill: Tidemill, double: Task[[int], int]) -> None:
         with pytest.raises(ResultTimeout):
             await job.aresult(timeout=0.01)
         assert await job.acancel()
-        assert await job.await_state(timeout=5) is State.CANCELLED
+        assert await job.await_end(timeout=5) is State.CANCELLED
         with pytest.raises(JobCancelled):
             await job
         assert await job.aretry()

@@ -125,7 +125,7 @@ def test_groups_are_kept_too(mill: Tidemill) -> None:
 
     done = mill.enqueue(group(halve.call(n) for n in (2, 4)))
     again = mill.group(done.id)
-    assert (again.state, again.wait(), again.results()) == (
+    assert (again.state, again.wait(), again.result()) == (
         *(State.SUCCEEDED, State.SUCCEEDED, [1, 2]),
     )
     assert sorted(job.result() for job in as_completed(again)) == [1, 2]

@@ -209,7 +209,7 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-@pytest.mark.parametrize("how", ["wait", "results", "as_completed", "aresults"])
+@pytest.mark.parametrize("how", ["wait", "result", "as_completed", "aresult"])
 def test_a_bar_in_a_terminal(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, how: str
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_bar_in_a_terminal(
     terminal.wait_text("3 of 3 ended, 1 failed")
 
 
-@pytest.mark.parametrize("how", ["wait", "as_completed", "aresults"])
+@pytest.mark.parametrize("how", ["wait", "as_completed", "aresult"])
 def test_nothing_is_shown_where_there_is_no_terminal(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -239,7 +239,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(
     assert written.getvalue() == ""
 
 
-@pytest.mark.parametrize("how", ["results", "as_completed", "aresults"])
+@pytest.mark.parametrize("how", ["result", "as_completed", "aresult"])
 def test_a_bar_in_a_notebook(mill: Tidemill, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     shown: list[str] = []
 
@@ -270,12 +270,12 @@ def test_a_bar_in_a_notebook(mill: Tidemill, monkeypatch: pytest.MonkeyPatch, ho
 def show(handle: Any, how: str) -> None:
     if how == "wait":
         handle.wait(30, progress=True)
-    elif how == "results":
-        handle.results(30, progress=True, return_exceptions=True)
+    elif how == "result":
+        handle.result(30, progress=True, return_exceptions=True)
     elif how == "as_completed":
         assert len(list(handle.as_completed(30, progress=True))) == 3
     else:
-        asyncio.run(handle.aresults(30, progress=True, return_exceptions=True))
+        asyncio.run(handle.aresult(30, progress=True, return_exceptions=True))
 
 
 def inc_one(number: int) -> int:
@@ -302,13 +302,13 @@ def test_no_wait_raises_for_a_success_that_the_store_no_longer_keeps() -> None:
         assert all(mill.broker.delete([job.id for job in jobs]))
         # then each wait ends well
         assert jobs[0].wait() is State.SUCCEEDED
-        assert asyncio.run(jobs[0].await_state()) is State.SUCCEEDED
+        assert asyncio.run(jobs[0].await_end()) is State.SUCCEEDED
         assert many.wait(progress=True) is State.SUCCEEDED
-        assert asyncio.run(many.await_state(progress=True)) is State.SUCCEEDED
+        assert asyncio.run(many.await_end(progress=True)) is State.SUCCEEDED
         assert len(list(as_completed(jobs))) == 2
         assert len(list(many)) == 2
         # and whoever asks for the result learns that it is gone
-        for ask in (jobs[0].result, many.results, lambda: asyncio.run(jobs[0].aresult())):
+        for ask in (jobs[0].result, many.result, lambda: asyncio.run(jobs[0].aresult())):
             with pytest.raises(JobPruned):
                 ask()
         with pytest.raises(JobNotFound):

@@ -36,7 +36,7 @@ def test_results_by_task_by_group_and_by_name(mill: Tidemill, task: Any) -> None
     run_all(mill)
     members = mill.jobs(group=handle.id, task=task)
     assert [job.result() for job in members] == list(range(7, 0, -1))  # newest first
-    assert sorted(job.result() for job in members) == handle.results()  # once more
+    assert sorted(job.result() for job in members) == handle.result()  # once more
     assert mill.job("nightly").result() == 100.5
     for what in ({"tag": "t"}, {"key": "k"}, {"queue": "q"}, {"text": "99.5"}):
         assert [job.id for job in mill.jobs(**what)] == ["nightly"]

@@ -109,7 +109,7 @@ def test_settled_messages_are_forgotten(mill: Tidemill) -> None:
 
 def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:
     mill.queue("q").put("a", ttr=100)
-    message = mill.queue("q").get_nowait()
+    message = mill.queue("q").get(timeout=0)
     assert message is not None
     assert message.touch(50)
     assert message.ttr == 50
@@ -151,7 +151,7 @@ def exchanges(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> LossyExchanges
 
 
 def taken(mill: Tidemill) -> Message:
-    message = mill.queue("q").get_nowait()
+    message = mill.queue("q").get(timeout=0)
     assert message is not None
     return message
 
@@ -184,7 +184,7 @@ def test_a_message_in_a_lost_reply_goes_back_with_an_acknowledgement(
     mill.queue("q").put("b", ttr=3600)
     exchanges.loses = True
     with pytest.raises(BrokerUnavailable):
-        mill.queue("q").get_nowait()
+        mill.queue("q").get(timeout=0)
     # when the consumer acknowledges the first message
     first.ack()
     # then the second message is ready again

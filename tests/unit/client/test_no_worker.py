@@ -61,8 +61,8 @@ def test_each_wait_in_vain_names_the_queue_and_the_store(kind: str, tmp_path: Pa
             lambda: job.wait(0.01),
             lambda: later.result(timeout=0),
             lambda: asyncio.run(job.aresult(timeout=0.01)),
-            lambda: both.results(timeout=0),
-            lambda: asyncio.run(both.aresults(timeout=0.01)),
+            lambda: both.result(timeout=0),
+            lambda: asyncio.run(both.aresult(timeout=0.01)),
             lambda: list(as_completed([job, later], timeout=0.01)),
             lambda: join(mill, timeout=0.01),
         ):

@@ -17,7 +17,7 @@ from tidemill.errors import StoreFull
 
 def bodies(mill: Tidemill, queue: str = "q") -> list[object]:
     found = []
-    while message := mill.queue(queue).get_nowait():
+    while message := mill.queue(queue).get(timeout=0):
         found.append(message.body)
         message.ack()
     return found
@@ -166,7 +166,7 @@ def test_a_purge_now_leaves_a_job_that_starts_meanwhile(
 
     def and_take(*args: Any) -> Any:
         page = real(*args)
-        taken.append(orders.get_nowait())
+        taken.append(orders.get(timeout=0))
         return page
 
     with monkeypatch.context() as patch:

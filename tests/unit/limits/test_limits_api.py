@@ -115,11 +115,11 @@ def test_a_message_takes_a_limit(mill: Tidemill) -> None:
     first = orders.put({"user": "ada"}, limit=by_user)
     assert claim_of(mill, first.id) == JobLimit("orders", "ada", 1, LimitSettings(concurrency=1))
     orders.put({"user": "ada"}, limit=by_user)
-    message = orders.get_nowait()
+    message = orders.get(timeout=0)
     assert message is not None
-    assert orders.get_nowait() is None
+    assert orders.get(timeout=0) is None
     assert message.ack()
-    assert orders.get_nowait() is not None
+    assert orders.get(timeout=0) is not None
 
 
 def test_a_queue_is_limited_where_it_is_named_and_at_run_time(mill: Tidemill) -> None:
@@ -181,7 +181,7 @@ def told(mill: Tidemill, job_id: str) -> str:
 def test_explain_names_the_limit_and_its_opening_time(mill: Tidemill) -> None:
     orders = mill.queue("orders", rate="1/h", concurrency=1)
     first, second = orders.put_many([1, 2])
-    message = orders.get_nowait()
+    message = orders.get(timeout=0)
     assert message is not None
     assert told(mill, second.id) == ("It waits for the limit of queue 'orders': 1 of 1 are running")
     message.bury()
@@ -191,7 +191,7 @@ def test_explain_names_the_limit_and_its_opening_time(mill: Tidemill) -> None:
     orders.limit(rate="0/s")
     assert "rate of 0 lets nothing start" in told(mill, second.id)
     orders.limit(rate=None, breaker=1)
-    message = orders.get_nowait()
+    message = orders.get(timeout=0)
     assert message is not None
     message.bury()
     assert first.retry()

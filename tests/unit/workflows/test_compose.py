@@ -193,7 +193,7 @@ class Point:
 def test_results_of_a_group_come_in_order(both: Tasks) -> None:
     # case C2
     handle = both.run(group([both.inc.call(n) for n in range(5)]))
-    assert handle.results(0) == handle.result(0) == [1, 2, 3, 4, 5]
+    assert handle.result(0) == [1, 2, 3, 4, 5]
     assert (len(handle), handle.count(), handle.count(failures=True)) == (5, 5, 0)
     assert handle.state is SUCCEEDED
     assert handle.failures == []
@@ -205,11 +205,11 @@ def test_groups_nest(both: Tasks) -> None:
     # case C2
     i = both.inc
     nested = group([i.call(0), group([i.call(1), group([]), chain(i.call(2), i)]), i.call(5)])
-    assert both.run(nested).results(0) == [1, [2, [], 4], 6]
+    assert both.run(nested).result(0) == [1, [2, [], 4], 6]
     whole = chain(i.call(0), group([i, i.call(by=2), group([i.call(by=3)])]), both.total, i)
     handle = both.run(whole)
     assert handle.result(0) == 2 + 3 + 4 + 1
-    assert handle.steps[1].results(0) == [2, 3, [4]]
+    assert handle.steps[1].result(0) == [2, 3, [4]]
     handle = both.run(chain(group([i.call(1), i.call(2)]), group([both.total] * 2)))
     assert handle.result(0) == [5] * 2
 
@@ -221,8 +221,8 @@ def test_a_group_with_a_failing_member(tasks: Tasks) -> None:
     assert (handle.count(), handle.count(failures=True), handle.state) == (3, 2, FAILED)
     assert [member.id for member in handle.failures] == [handle[1].id, handle[2].id]
     with pytest.raises(JobFailed, match=handle[1].id):
-        handle.results(0)
-    one, two, (three, four) = handle.results(0, return_exceptions=True)
+        handle.result(0)
+    one, two, (three, four) = handle.result(0, return_exceptions=True)
     assert (one, four) == (2, 3)
     assert isinstance(two, JobFailed)
     assert isinstance(three, JobFailed)
@@ -235,7 +235,7 @@ def test_a_group_with_a_failing_member(tasks: Tasks) -> None:
     tasks.boom.function = lambda: 7
     assert handle.retry() == 2
     run_all(tasks.mill)
-    assert handle.results(0) == [2, 7, [7, 3]]
+    assert handle.result(0) == [2, 7, [7, 3]]
     assert tasks.fired == ["again", "complete", "failure", "success"]
 
 
@@ -269,7 +269,7 @@ def test_counts_while_it_runs(tasks: Tasks) -> None:
     assert held.progress == (1, 2)
     assert held.state is State.WAITING
     with pytest.raises(ResultTimeout, match="1 of 2 members"):
-        held.results(timeout=0.01)
+        held.result(timeout=0.01)
     with pytest.raises(ResultTimeout):
         held.wait(timeout=0.01, progress=True)
     with pytest.raises(ResultTimeout):
@@ -280,15 +280,15 @@ def test_counts_while_it_runs(tasks: Tasks) -> None:
 def test_a_map_is_one_list_in_order(both: Tasks) -> None:
     # case C3
     handle = both.run(map_many(both.inc, range(10)))
-    assert handle.results(0, progress=True) == list(range(1, 11))
-    assert both.run(map_many(both.inc.using(priority=1), iter([(1, 5), 2]))).results(0) == [6, 3]
+    assert handle.result(0, progress=True) == list(range(1, 11))
+    assert both.run(map_many(both.inc.using(priority=1), iter([(1, 5), 2]))).result(0) == [6, 3]
 
 
 def test_a_group_is_found_again_by_its_id(tasks: Tasks) -> None:
     handle = tasks.run(map_many(tasks.inc, range(3)).using(id="nightly"))
     assert handle.id == "nightly"
     again = tasks.mill.group("nightly")
-    assert again.results(0) == [1, 2, 3]
+    assert again.result(0) == [1, 2, 3]
     assert again == handle
     assert len({again, handle}) == 1
     with pytest.raises(DuplicateJob):
@@ -296,7 +296,7 @@ def test_a_group_is_found_again_by_its_id(tasks: Tasks) -> None:
     with pytest.raises(JobNotFound, match="not of a group"):
         tasks.mill.group("nightly.0000001").refresh()
     with pytest.raises(JobNotFound):
-        tasks.mill.group("daily").results(0)
+        tasks.mill.group("daily").result(0)
 
 
 def test_a_long_group_is_put_piece_by_piece(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_a_long_group_is_put_piece_by_piece(tasks: Tasks, monkeypatch: pytest.Mo
         run_all(mill, concurrency=2)
         assert handle.result(0) == sum(range(1, count + 1))
         assert len(handle.steps[0]) == count
-        assert handle.steps[0].results(0) == list(range(1, count + 1))
+        assert handle.steps[0].result(0) == list(range(1, count + 1))
     assert tasks.fired == sorted(["again", "complete", "success"] * 2)
 
 
@@ -345,7 +345,7 @@ def test_an_iterator_serves_once(tasks: Tasks) -> None:
 
 def test_an_empty_group_has_succeeded(both: Tasks) -> None:
     handle = both.run(both.hooked(group([])))
-    assert handle.results(0) == []
+    assert handle.result(0) == []
     assert both.fired == ["again", "complete", "success"]
     assert both.run(chain(both.inc.call(1), group([]), both.total)).result(0) == 0
 
@@ -424,7 +424,7 @@ def diamond(tasks: Tasks) -> Flow:
 def test_a_diamond_runs_its_end_once(both: Tasks) -> None:
     # case C4
     handle = both.run(both.hooked(diamond(both)))
-    assert handle.results(0) == [1, 11, 21, 32]
+    assert handle.result(0) == [1, 11, 21, 32]
     assert both.fired == ["again", "complete", "success"]
     assert both.run(chain(diamond(both), both.total)).result(0) == 65
 
@@ -446,7 +446,7 @@ def test_nodes_may_be_compositions(both: Tasks) -> None:
     many = flow.add(group([both.inc.call(a), chain(both.inc.call(a), both.inc)]))
     after = flow.add(both.inc.call(100), after=[many])
     flow.add(chain(both.pair.call(many, after), both.total))
-    assert both.run(flow).results(0) == [1, [2, 3], 101, 106]
+    assert both.run(flow).result(0) == [1, [2, 3], 101, 106]
 
 
 def test_a_flow_may_come_after_something(both: Tasks) -> None:
@@ -516,11 +516,11 @@ def test_a_composition_inside_a_batch(tasks: Tasks) -> None:
         one = tasks.mill.enqueue(chain(tasks.inc.call(1), tasks.inc))
         two = tasks.mill.enqueue(tasks.hooked(map_many(tasks.inc, range(3))))
         with pytest.raises(TidemillError):
-            two.results()
+            two.result()
         assert ids(tasks.mill) == set()
     run_all(tasks.mill)
     assert one.result(0) == 3
-    assert two.results(0) == [1, 2, 3]
+    assert two.result(0) == [1, 2, 3]
     assert tasks.fired == ["again", "complete", "success"]
 
 
@@ -618,11 +618,11 @@ def test_the_same_from_asyncio(tasks: Tasks) -> None:
         two = await mill.aenqueue(map_many(tasks.inc, range(3)))
         three = await mill.aenqueue(tasks.inc.call(1).on_success(tasks.hook))
         assert (await one, await two, await three) == (3, [1, 2, 3], 2)
-        assert await two.aresults(timeout=5) == [1, 2, 3]
+        assert await two.aresult(timeout=5) == [1, 2, 3]
         assert sorted([job.result(0) async for job in two]) == [1, 2, 3]
         assert await two.acount() == 3
         assert await two.aprogress() == (3, 3)
-        assert await two.await_state() is SUCCEEDED
+        assert await two.await_end() is SUCCEEDED
         assert await two.aretry() == await two.acancel() == 0
         async with mill.batch():
             await mill.aenqueue(chain(tasks.inc.call(1), tasks.inc))
@@ -699,7 +699,7 @@ def test_a_chain_that_failed_in_a_group_names_the_failed_step_and_its_error(task
     began = f"it began with job {whole[0].id}.0000, which failed: ValueError: no"
     # Then its error, and the explanation of the group, name this step and what it raised.
     with pytest.raises(JobCancelled, match=re.escape(began)) as caught:
-        whole.results(0)
+        whole.result(0)
     assert isinstance(caught.value.__cause__, JobFailed)
     assert "in boom" in caught.value.__cause__.traceback
     assert explain_in(tasks.mill.broker, whole.refresh()).endswith(began)

@@ -232,14 +232,14 @@ class Backend:
         finally:
             working.cancel()
 
-    async def await_state(self, job: Job[Any], seconds: float) -> None:
+    async def await_end(self, job: Job[Any], seconds: float) -> None:
         """Wait until a job has ended.
 
         Raises:
             ResultTimeout: the job has not ended in time; JobNotFound: there is no such job.
         """
         if not self.waits.can_watch:
-            await job.await_state(seconds)
+            await job.await_end(seconds)
             return
         await self.waits.until_ended([job.id], seconds)
         await self.run(job.wait, 0)

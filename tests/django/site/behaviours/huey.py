@@ -89,7 +89,7 @@ class Declaring(Case):
     def test_a_task_is_mapped_over_arguments(self):
         jobs = mill.enqueue(map_many(beans.double, [1, 2, 3]))
         self.run_jobs()
-        self.assertEqual(list(jobs.results(timeout=60)), [2, 4, 6])
+        self.assertEqual(list(jobs.result(timeout=60)), [2, 4, 6])
 
     def test_a_task_knows_itself(self):
         job = beans.facts.enqueue()
@@ -188,7 +188,7 @@ class Workflows(Case):
             chain(group([beans.double.call(1), beans.double.call(2)]), beans.total)
         )
         self.run_jobs()
-        self.assertEqual(list(jobs.results(timeout=60)), [2, 4])
+        self.assertEqual(list(jobs.result(timeout=60)), [2, 4])
         self.assertEqual(chord.result(timeout=60), 6)
 
 

@@ -15,10 +15,10 @@ def main() -> None:
         counts = [job.result(timeout=30) for job in workflows.jobs()]
         sent = [job.result(timeout=30) for job in workflows.invoices()]
         cents, priced = workflows.basket(["fig", "plum"])
-        results = workflows.flow().results(timeout=30)
+        results = workflows.flow().result(timeout=30)
         rates = asyncio.run(workflows.rates())
         orders.order("fig", 2)
-        print(counts, sent, cents, priced.results(timeout=30), results, rates, orders.take_one())
+        print(counts, sent, cents, priced.result(timeout=30), results, rates, orders.take_one())
         print(asyncio.run(orders.take_all()))
         assert not workflows.failures()
 

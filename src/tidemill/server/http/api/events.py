@@ -104,7 +104,7 @@ async def _changes(call: Call, job_id: str, record: Record) -> AsyncIterator[byt
         if record.state.finished or backend.stopping.is_set():
             return
         try:
-            await backend.await_state(job, LOOK_EVERY)
+            await backend.await_end(job, LOOK_EVERY)
         except ResultTimeout:
             pass
         except JobNotFound as error:  # an acknowledged message, or a deleted job

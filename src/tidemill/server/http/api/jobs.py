@@ -303,7 +303,7 @@ async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
             if not wait:
                 raise
             await call.exchange.body()  # after this the server notices when the client leaves
-            await backend.poll(call.exchange, backend.await_state(job, wait), None)
+            await backend.poll(call.exchange, backend.await_end(job, wait), None)
     out = await backend.run(_result, job, call.sees_arguments)
     if out.finished is None:
         call.status = 202
