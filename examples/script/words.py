@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tidemill import Retries, Tidemill, as_completed
+from tidemill import Key, Retries, Tidemill, as_completed
 
 mill = Tidemill()
 
@@ -17,9 +17,9 @@ def main(paths: list[str]) -> None:
     jobs = {}
     with mill.batch():  # one commit for all
         for path in paths:
-            key = f"{path} of {Path(path).stat().st_mtime_ns}"
+            key = Key(f"{path} of {Path(path).stat().st_mtime_ns}", hold=3600)
             # For an hour, a file that has not changed is not counted again: its old job stands.
-            jobs[path] = count_words.using(key=key, unique_for=3600).enqueue(path)
+            jobs[path] = count_words.using(key=key).enqueue(path)
     with mill.worker(concurrency=4):
         for _ in as_completed(jobs.values(), progress=True):
             pass

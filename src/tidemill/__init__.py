@@ -7,6 +7,7 @@ from tidemill.client.context import JobContext, this_job
 from tidemill.client.job_handle import Job
 from tidemill.client.messages import Message
 from tidemill.client.middleware import Middleware
+from tidemill.client.options import Key
 from tidemill.client.queues import Queue
 from tidemill.client.task import Task
 from tidemill.core.converters import register_converter
@@ -62,6 +63,7 @@ __all__ = [
     "JobTerminated",
     "JobTimeout",
     "JobUnsuccessful",
+    "Key",
     "Limit",
     "Message",
     "Middleware",

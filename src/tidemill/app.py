@@ -158,8 +158,8 @@ class Tidemill:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function, sync or async, as a task: ``@mill.task`` or ``@mill.task(queue=…)``.
 
-        Options: ``name queue priority retries timeout expires key on_conflict unique_for max_wait
-        result_ttl limit tags expects``, and ``schedule``: a cron text, seconds or a ``When``. A
+        Options: ``name queue priority retries timeout expires key result_ttl limit tags
+        expects``, and ``schedule``: a cron text, seconds or a ``When``. A
         schedule runs the task without arguments.
 
         Raises:

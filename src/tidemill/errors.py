@@ -147,7 +147,7 @@ class DuplicateJob(TidemillError):
     def of_key(cls, key: str, job_id: str) -> DuplicateJob:
         """Another job has the key."""
         return cls(
-            f"a job has the key {key!r} already: it is unfinished, or was put with unique_for= and "
+            f"a job has the key {key!r} already: it is unfinished, or was put with hold= and "
             "that time is not over",
             job_id,
         )

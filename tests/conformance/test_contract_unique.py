@@ -46,7 +46,7 @@ def test_a_key_is_held_for_a_period_by_a_job_that_has_succeeded(
     clock.advance(15)
     assert put(broker, "b", period=60) == Put("a", Placed.KEPT)
     assert put(broker, "c") == Put("a", Placed.KEPT)
-    with pytest.raises(DuplicateJob, match=r"has the key 'k' already: .* unique_for="):
+    with pytest.raises(DuplicateJob, match=r"has the key 'k' already: .* hold="):
         put(broker, "d", on_conflict="reject")
     assert worker.take(9) == []
     clock.advance(31)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from cli_store import Desk
 
+from tidemill import Key
+
 pytestmark = pytest.mark.everyday
 
 
@@ -59,7 +61,7 @@ def test_the_backoff_of_a_second_run_begins_at_its_first_delay(desk: Desk) -> No
 
 
 def test_a_job_that_succeeded_is_run_again_only_by_force(desk: Desk) -> None:
-    job = desk.add.using(key="k", unique_for=1000).enqueue(1)
+    job = desk.add.using(key=Key("k", hold=1000)).enqueue(1)
     desk.work()
 
     refused = desk.run("retry", job.id)
@@ -71,14 +73,14 @@ def test_a_job_that_succeeded_is_run_again_only_by_force(desk: Desk) -> None:
     desk.work()
     record = job.refresh()
     assert (str(record.state), record.run, len(record.attempts)) == ("succeeded", 2, 2)
-    assert desk.add.using(key="k", unique_for=1000).enqueue(2).id == job.id
+    assert desk.add.using(key=Key("k", hold=1000)).enqueue(2).id == job.id
 
 
 def test_a_failed_job_whose_key_another_success_holds_names_the_way(desk: Desk) -> None:
-    once = {"key": "k", "unique_for": 1000}
-    failed = desk.bad.using(retries=0, **once).enqueue("a thing")
+    once = Key("k", hold=1000)
+    failed = desk.bad.using(retries=0, key=once).enqueue("a thing")
     desk.work()
-    desk.add.using(**once).enqueue(1)
+    desk.add.using(key=once).enqueue(1)
     desk.work()
 
     refused = desk.run("retry", failed.id)

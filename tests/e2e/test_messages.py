@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from message_desk import bodies, later
 
-from tidemill import DuplicateJob, InvalidOption, QueueFull, State, Tidemill
+from tidemill import DuplicateJob, InvalidOption, Key, QueueFull, State, Tidemill
 from tidemill.errors import CodecError
 
 pytestmark = pytest.mark.everyday
@@ -243,18 +243,18 @@ def test_a_full_queue_refuses_or_waits_for_room(mill: Tidemill) -> None:
 def test_keys_merge(mill: Tidemill) -> None:
     # case S1
     tasks = mill.queue("q")
-    first = tasks.put("a", key="a", on_conflict="merge", delay=1800)
-    merged = tasks.put("b", key="a", on_conflict="merge", priority=7)
+    first = tasks.put("a", key=Key("a", on_conflict="merge"), delay=1800)
+    merged = tasks.put("b", key=Key("a", on_conflict="merge"), priority=7)
     assert (merged, merged.placed, tasks.size()) == (first, "merged", 1)
     message = tasks.get(5)  # the earlier time and the higher priority won; the data stay
     assert message is not None
     assert message.body == "a"
-    assert tasks.put("c", key="a", on_conflict="merge").placed == "kept"
+    assert tasks.put("c", key=Key("a", on_conflict="merge")).placed == "kept"
     assert tasks.size() == 1
-    newest = [tasks.put(body, key="a", on_conflict="replace") for body in ("d", "e")]
+    newest = [tasks.put(body, key=Key("a", on_conflict="replace")) for body in ("d", "e")]
     assert tasks.size() == 2
     with pytest.raises(DuplicateJob):
-        tasks.put("f", key="a", on_conflict="reject")
+        tasks.put("f", key=Key("a", on_conflict="reject"))
     assert tasks.get(timeout=0) is None
     assert message.ack()
     assert bodies(mill) == ["e"]

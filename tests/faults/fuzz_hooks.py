@@ -108,10 +108,10 @@ def options_agree(options: dict[str, Any]) -> None:
     if options.get("delay") is not None:
         options.pop("at", None)
     if options.get("key") is None:
-        for name in ("on_conflict", "unique_for", "max_wait"):
+        for name in ("on_conflict", "hold", "max_wait"):
             options.pop(name, None)
     if options.get("on_conflict") in ("replace", "merge"):
-        options.pop("unique_for", None)
+        options.pop("hold", None)
     if options.get("on_conflict") != "replace":
         options.pop("max_wait", None)
 

@@ -20,6 +20,7 @@ from tidemill import (
     JobChain,
     JobContext,
     JobGroup,
+    Key,
     Limit,
     Message,
     Retries,
@@ -75,19 +76,20 @@ def options_are_typed() -> None:
     Tidemill(timeout="5")  # type: ignore[arg-type]
 
     mill.task(retries=3, key=lambda path: str(path), limit="10/s", tags=["a"], timeout=None)
-    mill.task(key="k", on_conflict="replace", max_wait=minute, limit=Limit(concurrency=1))
+    mill.task(key=Key("k", on_conflict="replace", max_wait=minute), limit=Limit(concurrency=1))
     mill.task(quue="images")  # type: ignore[call-overload]
     mill.task(delay=5)  # type: ignore[call-overload]
     mill.task(retries="3")  # type: ignore[call-overload]
     mill.task(schedule=5.5, name="n")
     mill.task(schedule=[5])  # type: ignore[call-overload]
 
-    plain.using(delay=minute, at=None, id="a", headers={"a": "b"}, on_conflict="keep")
+    plain.using(delay=minute, at=None, id="a", headers={"a": "b"}, key=Key(lambda path: "k"))
     plain.using(at=noon, tags=("a", "b"), expires=5, ttr=3)  # type: ignore[call-arg]
     plain.using(dealy=5)  # type: ignore[call-arg]
     plain.using(delay="5")  # type: ignore[arg-type]
     plain.using(tags="a")  # type: ignore[arg-type]
-    plain.using(on_conflict="ignore")  # type: ignore[arg-type]
+    Key("k", on_conflict="ignore")  # type: ignore[arg-type]
+    plain.using(on_conflict="keep")  # type: ignore[call-arg]
     plain.using(delay=5).using(quue="q")  # type: ignore[call-arg]
     plain.call("a").using(priorty=5)  # type: ignore[call-arg]
     fetch.using(limit=5)  # type: ignore[arg-type]

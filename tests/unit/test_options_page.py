@@ -12,7 +12,7 @@ import click
 import msgspec
 from offences import expect_none
 
-from tidemill import Limit, Retries, Tidemill
+from tidemill import Key, Limit, Retries, Tidemill
 from tidemill.brokers.http import address as http
 from tidemill.brokers.lmdb import open as lmdb
 from tidemill.brokers.postgres import settings as postgres
@@ -53,6 +53,7 @@ PLACES = {
 }
 SECTIONS: list[tuple[str, Iterable[str]]] = [
     ("Tasks, calls and messages", Retries.__struct_fields__),
+    ("Tasks, calls and messages", {f.name for f in dataclasses.fields(Key)}),
     ("Tasks, calls and messages", {f.name for f in dataclasses.fields(Limit) if f.init}),
     ("Tasks, calls and messages", QueueSettings.__annotations__),
     ("The app", set(inspect.signature(Tidemill).parameters) - {"defaults"}),

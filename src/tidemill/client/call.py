@@ -149,9 +149,9 @@ class PartialCall(Hooked, Generic[R]):
         self.hooks = ()
 
     def _hooked(self, waits: RunOn, hook: Any) -> Self:
-        if self.options.key:
+        if (key := self.options.key) is not None:
             raise InvalidOption(
-                f"{self!r} has the key {self.options.key!r}, and a job with hooks can have no key"
+                f"{self!r} has the key {key.name!r}, and a job with hooks can have no key"
             )
         return super()._hooked(waits, hook)
 

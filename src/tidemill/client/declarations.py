@@ -9,6 +9,7 @@ computes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.schedules import DECLARATION
-from tidemill.client.options import CALL_OPTIONS, Options
+from tidemill.client.options import CALL_OPTIONS, Key, Options
 from tidemill.client.threads import is_in_event_loop
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
@@ -43,7 +44,7 @@ MOST = 1000
 class _Body(msgspec.Struct, kw_only=True):
     """The body of a declaration's record: options as in :class:`Options`, and as plain data.
 
-    ``limit`` has the arguments of a :class:`Limit`.
+    ``key`` and ``limit`` have the arguments of a :class:`Key` and a :class:`Limit`.
     """
 
     queue: str
@@ -51,10 +52,7 @@ class _Body(msgspec.Struct, kw_only=True):
     retries: RetryPolicy
     timeout: float
     expires: float
-    key: str
-    on_conflict: str
-    unique_for: float
-    max_wait: float
+    key: dict[str, Any] | None
     result_ttl: float
     limit: dict[str, Any] | None
     tags: tuple[str, ...]
@@ -195,14 +193,14 @@ class Declarations:
 
 def _body_of(options: Options) -> bytes:
     """The body of the record that declares a task with these options."""
-    limit = options.limit
+    key, limit = options.key, options.limit
     computes = {
-        "key": callable(options.key),
+        "key": key is not None and callable(key.name),
         "limit": limit is not None and (callable(limit.key) or callable(limit.cost)),
     }
     body = _Body(
         **{name: getattr(options, name) for name in _SAME},
-        key=options.key if isinstance(options.key, str) else "",
+        key=None if key is None or computes["key"] else dataclasses.asdict(key),
         limit=None
         if limit is None or computes["limit"]
         else {name: getattr(limit, name) for name in _LIMIT},
@@ -223,7 +221,7 @@ def _opened(task: str, body: bytes | None, now: float) -> _Declared:
         ) from error
     options = Options(
         **{name: getattr(stored, name) for name in _SAME},
-        key=stored.key,
+        key=Key(**stored.key) if stored.key is not None else None,
         limit=Limit(**stored.limit) if stored.limit is not None else None,
     )
     return _Declared(options, stored.computed, now + FRESH)

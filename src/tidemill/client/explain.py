@@ -168,7 +168,7 @@ def why_not_run(mill: Runtime, record: Record) -> str:
     if key and state.finished:
         return (
             f"it {state}, and another job has its key {key!r}: an unfinished job, or a job that "
-            "succeeded within its unique_for; in the second case retry with --force (force=True)"
+            "succeeded and holds it for a time; in the second case retry with --force (force=True)"
         )
     return f"it is {state}"
 

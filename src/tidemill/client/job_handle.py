@@ -299,7 +299,7 @@ class Job(Generic[R]):
 
         The id of a chain or group stands for its jobs: the jobs that failed run again, and then the
         jobs that were cancelled because of them. ``force`` also runs a job that succeeded, and a
-        job whose key another succeeded job holds (``unique_for``). Returns False when the store
+        job whose key another succeeded job holds (``hold``). Returns False when the store
         refuses; ``tidemill retry ID`` says why.
 
         Raises:

@@ -7,6 +7,7 @@ its first use.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Callable, Mapping
@@ -45,8 +46,52 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 
-Key = str | FunctionOfArguments[str]
-OnConflict = Literal["keep", "reject", "replace", "merge"]
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A unique key with its rules: ``@mill.task(key=Key("k", on_conflict="replace"))``.
+
+    At most one unfinished job has the key. A plain ``key="k"`` has the defaults of the rules.
+
+    Attributes:
+        name: the key: text, or a function of the task's arguments (of the body of a message).
+        on_conflict: what a put does when an unfinished job has the key. ``"keep"`` returns that
+            job, ``"reject"`` raises ``DuplicateJob``, ``"replace"`` puts the new job in its place,
+            and ``"merge"`` keeps that job with the higher priority and the earlier time.
+        hold: seconds from acceptance for which a job that has succeeded still holds the key.
+        max_wait: with ``"replace"``: the most seconds for which later jobs can postpone the job.
+
+    Raises:
+        InvalidOption: a value cannot be used, or two values contradict each other.
+    """
+
+    name: str | FunctionOfArguments[str]
+    on_conflict: Literal["keep", "reject", "replace", "merge"] = "keep"
+    hold: Seconds = 0.0
+    max_wait: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.name):
+            check_name("key", self.name)
+        if self.on_conflict == "keep" and not self.hold and not self.max_wait:
+            return
+        conflict = check_conflict(self.on_conflict)
+        hold, max_wait = check_seconds("hold", self.hold), check_seconds("max_wait", self.max_wait)
+        if hold and conflict not in (Conflict.KEEP, Conflict.REJECT):
+            raise InvalidOption(
+                f"hold refuses later jobs, and on_conflict={conflict!r} accepts them; leave one "
+                "of the two out"
+            )
+        if max_wait and conflict != Conflict.REPLACE:
+            raise InvalidOption(
+                "max_wait is the longest time that on_conflict='replace' may delay a job; give both"
+            )
+        for name, value in (("on_conflict", conflict), ("hold", hold), ("max_wait", max_wait)):
+            object.__setattr__(self, name, value)
+
+    def of(self, *args: Any, **kwargs: Any) -> str:
+        """The key of a job with these arguments."""
+        name = self.name
+        return name if isinstance(name, str) else check_name("key", name(*args, **kwargs))
 
 
 class _CommonOptions(TypedDict, total=False):
@@ -55,10 +100,7 @@ class _CommonOptions(TypedDict, total=False):
     priority: float | None
     retries: int | Retries | None
     expires: Seconds | None
-    key: Key | None
-    on_conflict: OnConflict | None
-    unique_for: Seconds | None
-    max_wait: Seconds | None
+    key: str | FunctionOfArguments[str] | Key | None
     limit: Limit | str | None
     tags: list[str] | tuple[str, ...] | set[str] | frozenset[str] | None
 
@@ -133,10 +175,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     expects: tuple[ErrorType, ...] = ()
     timeout: float = 0.0
     expires: float = 0.0
-    key: Key = ""
-    on_conflict: str = "keep"
-    unique_for: float = 0.0
-    max_wait: float = 0.0
+    key: Key | None = None
     result_ttl: float = -1.0
     limit: Limit | None = None
     tags: tuple[str, ...] = ()
@@ -173,9 +212,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             changes["delay"] = 0.0
         if self.given is not None:
             return msgspec.structs.replace(self, **changes, given=_later(self.given, given))
-        changed = msgspec.structs.replace(self, **changes)
-        _check_together(changed, changes)
-        return changed
+        return msgspec.structs.replace(self, **changes)
 
     def envelope(self) -> Envelope:
         """A new envelope with these options, without the parts that differ between jobs."""
@@ -183,16 +220,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def unique(self) -> Unique | None:
-        """The times of the key, ``unique_for`` and ``max_wait``; None if neither is given."""
-        given = self.unique_for or self.max_wait
-        return Unique(self.unique_for, self.max_wait) if given else None
+        """The times of the key, ``hold`` and ``max_wait``; None if neither is given."""
+        key = self.key
+        if key is None or not (key.hold or key.max_wait):
+            return None
+        return Unique(check_seconds("hold", key.hold), check_seconds("max_wait", key.max_wait))
 
     @functools.cached_property
     def needs(self) -> dict[Feature, str]:
         """The features that these options need, each with the option that needs it."""
         given = (
             (self.key, Feature.KEYS, "key="),
-            (self.unique is not None, Feature.UNIQUE, "unique_for= or max_wait="),
+            (self.unique is not None, Feature.UNIQUE, "hold= or max_wait= of a key"),
             (self.limit is not None, Feature.LIMITS, "limit="),
             (self.result_ttl >= 0, Feature.RESULTS, "result_ttl="),
             (self.id, Feature.IDS, "id="),
@@ -214,8 +253,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             timeout=self.timeout,
             ttr=self.ttr,
             retries=self.retries,
-            key=self.key if isinstance(self.key, str) else "",
-            on_conflict=self.on_conflict,
+            on_conflict=self.key.on_conflict if self.key is not None else "keep",
             unique=self.unique,
             result_ttl=self.result_ttl,
             tags=self.tags,
@@ -243,25 +281,8 @@ def _later(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in before.items() if name not in times} | dict(given)
 
 
-def _check_together(options: Options, changes: Mapping[str, Any]) -> None:
-    """Refuse an option about keys that lacks a needed option, or contradicts another option."""
-    if "on_conflict" in changes and not options.key:
-        raise InvalidOption("on_conflict is for a second job with the same key; give key= with it")
-    if options.unique_for and not options.key:
-        raise InvalidOption("unique_for is the time that a key is held; give key= with it")
-    if options.unique_for and options.on_conflict not in (Conflict.KEEP, Conflict.REJECT):
-        raise InvalidOption(
-            f"unique_for refuses later jobs, and on_conflict={str(options.on_conflict)!r} accepts "
-            "them; leave one of the two out"
-        )
-    if options.max_wait and options.on_conflict != Conflict.REPLACE:
-        raise InvalidOption(
-            "max_wait is the longest time that on_conflict='replace' may delay a job; give both"
-        )
-
-
-def _check_key(value: Any) -> Any:
-    return value if callable(value) else check_name("key", value)
+def _check_key(value: Any) -> Key:
+    return value if isinstance(value, Key) else Key(value)
 
 
 def _check_tags(value: object) -> tuple[str, ...]:
@@ -286,9 +307,6 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "timeout": ("timeout", lambda v: 0.0 if v is None else check_seconds("timeout", v)),
     "expires": ("expires", lambda v: check_seconds("expires", v)),
     "key": ("key", _check_key),
-    "on_conflict": ("on_conflict", check_conflict),
-    "unique_for": ("unique_for", lambda v: check_seconds("unique_for", v)),
-    "max_wait": ("max_wait", lambda v: check_seconds("max_wait", v)),
     "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
     "limit": ("limit", check_limit),
     "tags": ("tags", _check_tags),

@@ -71,8 +71,8 @@ def envelope_of(
             mill.event_handlers["enqueue"], call, options.queue, options.tags
         )
     envelope.body = _body(mill, call)
-    if not isinstance(options.key, str):
-        envelope.key = check_name("key", options.key(*args, **kwargs))
+    if options.key is not None:
+        envelope.key = options.key.of(*args, **kwargs)
     if options.limit is not None:
         envelope.limit = mill.limits.claim(options.limit, call.task, args, kwargs)
     if len(envelope.body) <= TEXT_OF_BODY:
@@ -113,7 +113,7 @@ TOPIC = "topic"
 _MOST_TOPICS = 10_000
 """The most topics whose queues an app remembers."""
 
-_ONE_QUEUE_ONLY = ("id", "key", "on_conflict", "unique_for", "max_wait", "limit")
+_ONE_QUEUE_ONLY = ("id", "key", "limit")
 
 _MESSAGE = Options(retries=MESSAGE)
 

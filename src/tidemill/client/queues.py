@@ -79,7 +79,7 @@ class Queue:
         Args:
             body: plain data.
             timeout: seconds to wait for room in a queue with ``max_size``; by default none.
-            options: ``id delay at ttr priority key on_conflict unique_for max_wait expires retries
+            options: ``id delay at ttr priority key expires retries
                 limit tags headers``, and ``txn`` to store it in the caller's own transaction. With
                 ``retries=5`` a message goes back to its place after its first failure. A
                 ``Retries`` value has ``immediate=0, jitter=True`` unless you set them. The value
@@ -145,8 +145,8 @@ class Queue:
         envelope.body = pack_pickle(body) if mill.pickles else pack(body)
         if len(envelope.body) <= TEXT_OF_BODY:
             envelope.text = summary((body,), {})
-        if callable(options.key):
-            envelope.key = check_name("key", options.key(body))
+        if options.key is not None:
+            envelope.key = options.key.of(body)
         if options.limit is not None:
             envelope.limit = mill.limits.claim(options.limit, self.name, (body,), {})
         return mill.seal(envelope)

@@ -260,9 +260,9 @@ def as_node(step: Any) -> Node:
         step = step.call()
     if not isinstance(step, Call):
         raise InvalidOption(f"a composition takes task.call(…), not {step!r}")
-    if step.options.key:
+    if (key := step.options.key) is not None:
         raise InvalidOption(
-            f"{step!r} has the key {step.options.key!r}: a part of a composition can have no key, "
+            f"{step!r} has the key {key.name!r}: a part of a composition can have no key, "
             "because it runs when the parts before it have ended"
         )
     return step

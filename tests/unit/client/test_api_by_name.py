@@ -11,7 +11,7 @@ import pytest
 from moved_clock import MovedClock
 from servers import rabbitmq_url
 
-from tidemill import InvalidOption, Limit, Retries, Tidemill, chain
+from tidemill import InvalidOption, Key, Limit, Retries, Tidemill, chain
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.client import declarations
 from tidemill.core.envelope import Envelope
@@ -25,9 +25,7 @@ OPTIONS: dict[str, Any] = {
     "retries": Retries(5, delay=2, cap=60),
     "timeout": 30,
     "expires": 600,
-    "key": "one",
-    "on_conflict": "reject",
-    "unique_for": 60,
+    "key": Key("one", on_conflict="reject", hold=60),
     "result_ttl": 120,
     "limit": Limit("10/s", burst=3, concurrency=2, key="eu", cost=2, name="smtp"),
     "tags": ["a", "b"],
@@ -93,16 +91,12 @@ def test_options_of_the_call_go_before_declared_ones(producer: Tidemill, url: st
     call = producer.call("app.send", 1).using(priority=1, delay=60, key="two")
     found = envelope(producer, producer.enqueue(call.using(at=4102444800, tags=["c"])))
     assert (found.key, found.tags, found.delay, found.at) == ("two", ("c",), 0, 4102444800)
+    assert (found.on_conflict, found.unique) == ("keep", None)  # a key replaces the whole key
     assert (found.queue, found.retries.limit) == ("mail", 5)
     with pytest.raises(InvalidOption, match=r"unknown option 'qeueu'.*'queue'"):
         call.using(qeueu="q")
     with pytest.raises(InvalidOption, match="priority must be"):
         call.using(priority=1000)
-    # an option that goes with a declared one
-    start_worker(url, key="k")
-    producer.runtime.declarations = declarations.Declarations(producer.runtime)
-    later = producer.call("app.send", 1).using(on_conflict="replace")
-    assert envelope(producer, producer.enqueue(later)).on_conflict == "replace"
 
 
 def test_a_task_that_no_worker_has_declared_is_refused(

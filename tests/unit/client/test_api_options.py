@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tidemill import InvalidOption, Retries, Tidemill
+from tidemill import InvalidOption, Key, Retries, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client import options
 from tidemill.client.task import task_name
@@ -57,7 +57,6 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(mill: Tidemill) -> N
         ("queue", ("", "a\nb", "x" * 201, 5), "^queue "),  # case Q13
         ("key", ("", "\x00", "k" * 201, 7), "^key "),
         ("id", ("", "a\tb", "x" * 201, 7), "^id "),
-        ("on_conflict", ("ignore",), "keep, reject, replace, merge"),
         ("tags", ("abc", [""], [1]), "tag"),
         ("headers", ([("a", "b")], {"a": 1}), "headers"),
     ],
@@ -78,7 +77,7 @@ def test_every_option_has_a_type_and_a_check() -> None:
         for name, kind in get_type_hints(of).items()
     }
     assert set(typed) == set(options._CHECKS)
-    assert set(get_args(options.OnConflict)) == set(Conflict)
+    assert set(get_args(get_type_hints(Key)["on_conflict"])) == set(Conflict)
     # every option may be None, which leaves it as it is
     assert all(kind is Any or type(None) in get_args(kind) for kind in typed.values())
 
@@ -255,53 +254,35 @@ def test_a_bad_url_is_refused_where_it_is_written(
     assert list(tmp_path.iterdir()) == []  # nothing was opened for it
 
 
-def test_on_conflict_needs_a_key(mill: Tidemill) -> None:
-    for wrong in (
-        lambda: mill.task(on_conflict="replace")(work),
-        lambda: mill.task(work).using(on_conflict="merge"),
-        lambda: mill.queue("q").put(1, on_conflict="keep"),
-    ):
-        with pytest.raises(InvalidOption, match=r"on_conflict is for .*give key= with it"):
-            wrong()
-    task = mill.task(key=lambda size, name="x": str(size))(work)
-    assert task.using(on_conflict="replace").call(1).options.on_conflict == "replace"
-
-
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("rules", "sentence"),
     [
-        ({"unique_for": 60}, "^unique_for is .* give key="),
-        ({"key": "k", "unique_for": 60, "on_conflict": "replace"}, "^unique_for .*'replace'"),
-        ({"key": "k", "unique_for": 60, "on_conflict": "merge"}, "^unique_for refuses .*'merge'"),
-        ({"key": "k", "max_wait": 60}, "^max_wait is .*'replace'"),
-        ({"max_wait": 60}, "^max_wait is"),
-        ({"key": "k", "unique_for": -1}, "^unique_for "),
-        ({"key": "k", "on_conflict": "replace", "max_wait": "5"}, "^max_wait "),
+        ({"hold": 60, "on_conflict": "replace"}, "^hold .*'replace'"),
+        ({"hold": 60, "on_conflict": "merge"}, "^hold refuses .*'merge'"),
+        ({"max_wait": 60}, "^max_wait is .*'replace'"),
+        ({"hold": -1}, "^hold "),
+        ({"on_conflict": "replace", "max_wait": "5"}, "^max_wait "),
+        ({"on_conflict": "ignore"}, "^on_conflict .* keep, reject, replace, merge"),
     ],
 )
-def test_options_of_keys_that_contradict_each_other(
-    mill: Tidemill, options: dict[str, Any], sentence: str
-) -> None:
-    for declare in (mill.task(work).using, mill.task, Tidemill):
-        with pytest.raises(InvalidOption, match=sentence):
-            declare(**options)
+def test_rules_of_a_key_that_cannot_be_used(rules: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidOption, match=sentence):
-        mill.queue("q").put(1, **options)
+        Key("k", **rules)
 
 
 def test_a_task_is_throttled_or_debounced_as_it_asks(mill: Tidemill) -> None:
-    throttled = mill.task(key=lambda size: f"k{size}", unique_for=dt.timedelta(minutes=1))(work)
+    once = Key(lambda size: f"k{size}", hold=dt.timedelta(minutes=1))
+    throttled = mill.task(key=once)(work)
     first = throttled.enqueue(1)
     run_all(mill)
     again = throttled.enqueue(1)
     assert (again.id, again.placed, again.result(0)) == (first.id, "kept", 1)
     assert throttled.enqueue(2).placed == "created"
-    late = throttled.using(unique_for=0, delay=5)
-    debounced = late.using(key="d", on_conflict="replace", max_wait=0.01)
+    debounced = throttled.using(key=Key("d", on_conflict="replace", max_wait=0.01), delay=5)
     debounced.enqueue(3)
     assert debounced.enqueue(4).placed == "replaced"
     orders = mill.queue("orders")
-    orders.put("a", key="o", unique_for=60)
+    orders.put("a", key=Key("o", hold=60))
     with orders.get(timeout=5):
         pass
     assert orders.put("b", key="o").placed == "kept"
@@ -312,9 +293,9 @@ def test_a_broker_that_cannot_hold_keys_says_so(
     mill: Tidemill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(mill.broker), "features", mill.broker.features - {Feature.UNIQUE})
-    with pytest.raises(FeatureMissing, match=r"unique_for= .* needs the feature unique"):
-        mill.task(work).using(key="k", unique_for=5).enqueue(1)
-    Tidemill(sync=True).task(name="work", key="k", unique_for=5)(work).enqueue(1)
+    with pytest.raises(FeatureMissing, match=r"hold= .* needs the feature unique"):
+        mill.task(work).using(key=Key("k", hold=5)).enqueue(1)
+    Tidemill(sync=True).task(name="work", key=Key("k", hold=5))(work).enqueue(1)
 
 
 def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from firing_desk import NOON, Desk, tick
 
-from tidemill import Tidemill, When
+from tidemill import Key, Tidemill, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
@@ -92,7 +92,7 @@ def test_a_job_that_is_left_out_uses_up_no_repeat(
     desk: Desk, conflict: str, catch_up: bool
 ) -> None:  # case C7
     options: dict[str, Any] = {"every": 60, "repeats": 2, "catch_up": catch_up}
-    keyed = desk.mill.call("tick").using(key="k", on_conflict=conflict)
+    keyed = desk.mill.call("tick").using(key=Key("k", on_conflict=conflict))
     desk.mill.schedules.add("keyed", keyed, **options)
     desk.mill.schedules.add("full", desk.mill.call("tick").using(queue="full"), **options)
     desk.broker.set_queue("full", max_size=1)

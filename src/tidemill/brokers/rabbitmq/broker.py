@@ -81,8 +81,6 @@ def _check_job(job: Envelope) -> None:
     """Refuse a job that needs a feature that the server lacks."""
     if job.key:
         _refuse("key=", Feature.KEYS)
-    if job.unique is not None:
-        _refuse("unique_for= or max_wait=", Feature.UNIQUE)
     if job.limit is not None:
         _refuse("limit=", Feature.LIMITS)
     if job.links is not None:

@@ -181,8 +181,8 @@ class Commits(Case):
         first = tasks.write_order.using(key="one").enqueue("x")
         known = tasks.noop.using(key="two").enqueue()
         with transaction.atomic():
-            again = tasks.write_order.using(key="one", on_conflict="keep").enqueue("y")
-            result = tasks.noop.using(key="two", on_conflict="keep").enqueue()
+            again = tasks.write_order.using(key="one").enqueue("y")
+            result = tasks.noop.using(key="two").enqueue()
             self.assertNotEqual(again.id, first.id)
             with self.assertRaises(JobNotFound):
                 again.state  # noqa: B018

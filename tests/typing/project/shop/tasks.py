@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from shop.app import mill
-from tidemill import Ended, Limit, Retries, When, this_job
+from tidemill import Ended, Key, Limit, Retries, When, this_job
 
 
 @dataclass
@@ -49,7 +49,7 @@ def alert(ended: Ended, whom: str = "ops") -> None:
     print(f"{whom}: {ended.id} ended as {ended.state}: {ended.error}")
 
 
-@mill.task(schedule=When(cron="0 3 * * *", zone="Europe/Berlin"), on_conflict="keep", key="sweep")
+@mill.task(schedule=When(cron="0 3 * * *", zone="Europe/Berlin"), key=Key("sweep"))
 def sweep() -> int:
     return 0
 

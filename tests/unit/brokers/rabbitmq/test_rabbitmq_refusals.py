@@ -29,7 +29,6 @@ def work(size: int = 1) -> int:
 
 DECLARED = {
     "key=": {"key": "k"},
-    "unique_for= or max_wait=": {"key": "k", "on_conflict": "replace", "max_wait": 3},
     "limit=": {"limit": "1/s"},
     "result_ttl=": {"result_ttl": 60},
 }
@@ -38,8 +37,6 @@ DECLARED = {
 @pytest.mark.parametrize("option", [*DECLARED, "a schedule"])
 def test_an_option_is_refused_where_it_is_declared(mill: Tidemill, option: str) -> None:
     given = DECLARED.get(option, {"schedule": 5})
-    if option.startswith("unique"):  # it goes with a key, which comes first
-        option = "key="
     with pytest.raises(FeatureMissing, match=rf"^{option} needs the feature \w+, which amqp://"):
         mill.task(**given)(work)
     if option != "a schedule":

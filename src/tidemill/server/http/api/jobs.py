@@ -17,6 +17,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client import compositions
 from tidemill.client.explain import explain_in, why_not_altered, why_not_run
 from tidemill.client.job_handle import Job
+from tidemill.client.options import Key
 from tidemill.client.search import find_shown
 from tidemill.client.trail import trail_of, with_interrupted_runs
 from tidemill.core.config import check_alter, check_name
@@ -60,6 +61,7 @@ from tidemill.server.http.schemas.jobs import (
 from tidemill.server.tokens import Role
 
 _OPTIONS = frozenset(JobOptions.__struct_fields__)
+_OF_KEYS = ("on_conflict", "hold", "max_wait")
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
 
 
@@ -184,6 +186,11 @@ def options_of(job: PublishOptions) -> dict[str, Any]:
     options = {name: v for name, v in zip(names, values, strict=True) if v is not None}
     if "retries" in options:
         options["retries"] = int(options["retries"])
+    rules = {name: options.pop(name) for name in _OF_KEYS if name in options}
+    if "key" in options:
+        options["key"] = Key(options["key"], **rules)
+    elif any(rules.values()):
+        raise InvalidOption("on_conflict, hold and max_wait are rules of a key; give key with them")
     return options
 
 

@@ -62,7 +62,7 @@ class MessageOptions(PublishOptions):
         Conflict | None,
         says("with key: what a put does when another job has the key; default: keep"),
     ] = None
-    unique_for: Annotated[
+    hold: Annotated[
         Seconds | None,
         says(
             "with key, unless on_conflict is replace or merge: seconds for which a succeeded job "
@@ -98,7 +98,7 @@ class JobOptions(MessageOptions):
         Name | None,
         says(
             "a unique key: at most one unfinished job has it. A task may have a key of its own, "
-            "to which on_conflict, unique_for and max_wait apply, too"
+            "which this key replaces"
         ),
     ] = None
     timeout: Annotated[Seconds | None, says("for a call: seconds that one run may take")] = None

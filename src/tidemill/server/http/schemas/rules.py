@@ -12,8 +12,8 @@ _NULL = {"type": "null"}
 _TEXT = {"type": "string"}
 _NOTHING = {"type": ["number", "null"], "maximum": 0}  # the same as a missing field
 _KEEPING = {"anyOf": [_NULL, {"type": "string", "enum": ["keep", "reject"]}]}
-_REPLACING = {"on_conflict": {"const": "replace"}, "unique_for": _NOTHING}
-_MERGING = {"on_conflict": {"const": "merge"}, "unique_for": _NOTHING, "max_wait": _NOTHING}
+_REPLACING = {"on_conflict": {"const": "replace"}, "hold": _NOTHING}
+_MERGING = {"on_conflict": {"const": "merge"}, "hold": _NOTHING, "max_wait": _NOTHING}
 
 BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -30,6 +30,15 @@ def _decoded(field: str, *needed: str) -> dict[str, Any]:
     return {"anyOf": [_fields(*needed, encoding={"const": "json"}), as_bytes]}
 
 
+_KEYED = {
+    "anyOf": [
+        _fields(on_conflict=_NULL, hold=_NOTHING, max_wait=_NOTHING),
+        _fields("key", key=_TEXT, on_conflict=_KEEPING, max_wait=_NOTHING),
+        _fields("key", "on_conflict", key=_TEXT, **_REPLACING),
+        _fields("key", "on_conflict", key=_TEXT, **_MERGING),
+    ]
+}
+
 _MESSAGE = {
     "title": "A message",
     **_fields(
@@ -44,27 +53,14 @@ _MESSAGE = {
     ),
     "allOf": [
         _decoded("body", "body"),
-        {
-            "anyOf": [
-                _fields(on_conflict=_NULL, unique_for=_NOTHING, max_wait=_NOTHING),
-                _fields("key", key=_TEXT, on_conflict=_KEEPING, max_wait=_NOTHING),
-                _fields("key", "on_conflict", key=_TEXT, **_REPLACING),
-                _fields("key", "on_conflict", key=_TEXT, **_MERGING),
-            ]
-        },
+        _KEYED,
     ],
 }
 
 _CALL = {
     "title": "A call of a task",
     **_fields("task", task=_TEXT, body=False, ttr=_NULL),
-    # The task may have a key of its own, and an on_conflict for it.
-    "anyOf": [
-        _fields(on_conflict=_NULL),
-        _fields("on_conflict", on_conflict=_KEEPING, max_wait=_NOTHING),
-        _fields("on_conflict", **_REPLACING),
-        _fields("on_conflict", **_MERGING),
-    ],
+    **_KEYED,
 }
 
 _MOMENT = {"type": ["number", "string"]}
