@@ -176,7 +176,7 @@ class Tidemill:
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             task = runtime.declare(function, name, checked)
             if schedule is not None:
-                self.schedules.declare_own(task.name, task.call(), schedule)
+                runtime.code_schedules.declare_own(task.name, task.call(), schedule)
             return task
 
         return declare(function) if function is not None else declare
@@ -189,8 +189,22 @@ class Tidemill:
         /,
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Schedule a call to run repeatedly: see :meth:`Schedules.declare`."""
-        self.schedules.declare(name, call, when, **options)
+        """Declare a call to be made repeatedly; a starting worker stores the schedule.
+
+        A worker that starts later with the same rule keeps the next time. With a new rule the
+        schedule begins anew. The schedule fires while a worker that declares it is alive. A
+        schedule without such a worker is deleted after 30 days.
+
+        Args:
+            name: the name of the schedule.
+            call: ``task.call(…)``, with options by ``using``.
+            when: a cron text, seconds, a timedelta or a :class:`When`.
+            options: the options of ``When``, in place of ``when``.
+
+        Raises:
+            InvalidOption: a value is wrong, or the name is already declared differently.
+        """
+        self.runtime.code_schedules.declare(name, call, when, **options)
 
     @overload
     def on(

@@ -43,7 +43,7 @@ from tidemill.core.forks import after_fork, check_fork
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
 from tidemill.errors import InvalidOption
-from tidemill.schedules.declare import Schedules
+from tidemill.schedules.declare import DeclaredSchedules, Schedules
 from tidemill.workflows.enqueue import enqueue_composed, enqueue_many, is_composed, txn_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Runtime:
         self.consumers = Consumers(self)
         self.put_batching = PutBatching(self)
         self.topics = Topics(self)
-        self.schedules = Schedules(self)
+        self.schedules, self.code_schedules = Schedules(self), DeclaredSchedules(self)
         self.declarations = Declarations(self)
         self.limits = Limits(self)
         self.batch_variable: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(

@@ -63,7 +63,7 @@ def _load(app: str) -> tuple[Runtime | None, ProcessEvents | None, Hello]:
             events.start()
         mark_records()  # again, because the app may have set another factory of log records
         queues = {task.options.queue for task in list(mill.tasks.values())}
-        schedules = mill.schedules.declared()
+        schedules = mill.code_schedules.bodies()
         known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
         there = mill.url, tuple(sorted(queues)), len(mill.tasks)
         return mill, events, Hello(*there, "", schedules, *known)

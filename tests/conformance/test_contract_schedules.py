@@ -483,7 +483,7 @@ def test_the_first_time_of_a_schedule_goes_by_the_clock_of_the_store(
         app.runtime._broker = store
         task = app.task(name="tick")(max)
         app.schedule("declared", task.call(), every=600)
-        Scheduling().declare(store, Hello(schedules=app.schedules.declared()))
+        Scheduling().declare(store, Hello(schedules=app.runtime.code_schedules.bodies()))
         app.schedules.add("added", task.call(), every=600)
         app.schedules.retime("added", 900)
         # then they fire for the first time after their interval

@@ -71,7 +71,7 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
 
 def test_a_schedule_that_no_living_worker_declares_says_so(desk: Desk) -> None:
     desk.mill.schedule("s", desk.mill.call("add", 1), every=0.05)
-    declared = Hello(schedules=desk.mill.schedules.declared())
+    declared = Hello(schedules=desk.mill.runtime.code_schedules.bodies())
     for owner in ("gone", "here"):
         desk.mill.broker.attach(Owner(id=owner, name=owner))
         Scheduling("app", owner).declare(desk.mill.broker, declared)

@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         run_letters(place, "-Q", "mail,slow")
         later = place.module.later
         place.module.mill.enqueue(chain(group([later.call(n) for n in range(3)]), later))
-        place.module.mill.schedules.store()
+        place.module.mill.runtime.code_schedules.store()
         yield place
         (place.path / "go").touch()
 

@@ -152,8 +152,8 @@ def test_roles_decide_which_calls_are_allowed(tmp_path: Path) -> None:
                 mill.queue("q").purge()
             # what its code declares, and nothing by hand
             call = mill.task(time.sleep, name="rest").call(0)
-            mill.schedules.declare("declared", call, 3600)
-            mill.schedules.store()
+            mill.schedule("declared", call, 3600)
+            mill.runtime.code_schedules.store()
             with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
                 mill.schedules.remove("declared")
             # a place that was held leaves no queue behind

@@ -97,7 +97,7 @@ class Storm:
         """Rage, calm down, drain, check; the table of what was seen."""
         self.place.write(APP)
         if Feature.SCHEDULES in self.features:
-            self.place.module.mill.schedules.store()
+            self.place.module.mill.runtime.code_schedules.store()
         try:
             self._begin()
             self.witness = self.place.worker("--stuck-grace", str(DRAIN), slots=2)

@@ -82,7 +82,9 @@ class FakeApp:
         names = [name for name in mill.tasks if name not in self.lacks]
         declared = [(name, body) for name, body in mill.runtime.declarations.own() if name in names]
         known = names, list(mill.runtime.allow_imports), declared
-        return Hello(mill.url, (), len(mill.tasks), "", mill.schedules.declared(), *known)
+        return Hello(
+            mill.url, (), len(mill.tasks), "", mill.runtime.code_schedules.bodies(), *known
+        )
 
 
 class FakeRun:

@@ -58,12 +58,13 @@ class Desk:
 
     def declare(self, firing: Scheduling | None = None) -> None:
         """A worker starts with what the app declares now."""
-        hello = Hello(schedules=self.mill.schedules.declared())
+        hello = Hello(schedules=self.mill.runtime.code_schedules.bodies())
         (firing or Scheduling("app:mill")).declare(self.broker, hello)
 
     def again(self) -> Tidemill:
         """The app as a new version of its code has it: nothing is declared yet."""
-        self.mill.schedules = type(self.mill.schedules)(self.mill.runtime)
+        runtime = self.mill.runtime
+        runtime.code_schedules = type(runtime.code_schedules)(runtime)
         return self.mill
 
 

@@ -147,7 +147,7 @@ def test_a_schedule_that_cannot_be_stored_names_itself(value: object, url: str) 
         call = work.call(value) if value is not None else mill.call("not.here")
         mill.schedule("hourly report", call, 3600)
         with pytest.raises(TidemillError, match=r"^schedule 'hourly report' cannot be stored: "):
-            mill.schedules.declared()
+            mill.runtime.code_schedules.bodies()
 
 
 @pytest.mark.parametrize(

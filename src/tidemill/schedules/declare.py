@@ -100,19 +100,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
 
-class Schedules:
-    """The schedules of an app: ``for schedule in mill.schedules: …``.
-
-    ``get pause resume retime remove run next_times`` raise ``ScheduleNotFound`` for an unknown
-    name.
-    """
+class DeclaredSchedules:
+    """The schedules that the code of an app declares; a starting worker stores them."""
 
     def __init__(self, mill: Runtime) -> None:
         self._mill = mill
         self._declared: dict[str, _Declared] = {}
         self._of_tasks: set[str] = set()
-
-    # -- in code --------------------------------------------------------------------------------
 
     def declare(
         self,
@@ -122,21 +116,7 @@ class Schedules:
         /,
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Declare a call to be made repeatedly; a starting worker stores the schedule.
-
-        A worker that starts later with the same rule keeps the next time. With a new rule the
-        schedule begins anew. The schedule fires while a worker that declares it is alive. A
-        schedule without such a worker is deleted after 30 days.
-
-        Args:
-            name: the name of the schedule.
-            call: ``task.call(…)``, with options by ``using``.
-            when: a cron text, seconds, a timedelta or a :class:`When`.
-            options: the options of ``When``, in place of ``when``.
-
-        Raises:
-            InvalidOption: a value is wrong, or the name is already declared differently.
-        """
+        """Declare a schedule: see :meth:`Tidemill.schedule`."""
         check_name("schedule name", name)
         new = _checked(name, call), when_of(when, options)
         self._mill.features.need_if_known(Feature.SCHEDULES, "a schedule")
@@ -156,21 +136,31 @@ class Schedules:
         self.declare(name, call, when)
         self._of_tasks.add(name)
 
-    def declared(self) -> list[tuple[str, bytes]]:
+    def bodies(self) -> list[tuple[str, bytes]]:
         """The names of the schedules in code, with the bodies of their records."""
         found = list[tuple[str, bytes]]()
         for name, (call, when) in self._declared.items():
             with naming(name):
-                found.append((name, kept.encode(self._stored(name, call, when, code=True))))
+                found.append((name, kept.encode(_stored(self._mill, name, call, when, code=True))))
         return found
 
     def store(self) -> None:
         """Store the schedules of the code now, without a worker. This removes no schedule."""
-        now = self._broker.wall()
-        for name, body in self.declared():
-            self._change(name, functools.partial(_as_declared, name, body, now))
+        schedules = self._mill.schedules
+        now = schedules._broker.wall()
+        for name, body in self.bodies():
+            schedules._change(name, functools.partial(_as_declared, name, body, now))
 
-    # -- at run time ----------------------------------------------------------------------------
+
+class Schedules:
+    """The schedules of an app: ``for schedule in mill.schedules: …``.
+
+    ``get pause resume retime remove run next_times`` raise ``ScheduleNotFound`` for an unknown
+    name.
+    """
+
+    def __init__(self, mill: Runtime) -> None:
+        self._mill = mill
 
     def add(
         self,
@@ -180,7 +170,7 @@ class Schedules:
         /,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Add a schedule now; arguments as for :meth:`declare`.
+        """Add a schedule now; arguments as for :meth:`Tidemill.schedule`.
 
         Raises:
             ScheduleExists: a schedule has this name.
@@ -188,7 +178,7 @@ class Schedules:
             InvalidOption: another value is wrong.
         """
         check_name("schedule name", name)
-        stored = self._stored(name, _checked(name, call), when_of(when, options))
+        stored = _stored(self._mill, name, _checked(name, call), when_of(when, options))
         change = kept.added(name, stored, self._broker.wall())
         if stored.ended:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
@@ -199,24 +189,6 @@ class Schedules:
                 f"there is a schedule {name!r} already; remove it first, or take another name"
             )
         return self._shown(Record(name, changed.version, change.due, change.body))
-
-    def matches(
-        self,
-        name: str,
-        call: Call[Any],
-        when: Timing | None = None,
-        /,
-        **options: Unpack[ScheduleOptions],
-    ) -> bool:
-        """True when the stored schedule of this name equals the schedule of these arguments.
-
-        The method takes the arguments of :meth:`add`.
-
-        Raises:
-            ScheduleNotFound: no schedule has this name.
-        """
-        stored = self._stored(name, _checked(name, call), when_of(when, options))
-        return kept.is_the_same(stored, self._record(name))
 
     def __iter__(self) -> Iterator[Schedule]:
         """All schedules, by name."""
@@ -328,22 +300,6 @@ class Schedules:
             if changed.done:
                 return self._shown(Record(name, changed.version, change.due, change.body))
 
-    def _stored(self, name: str, call: Call[Any], when: When, *, code: bool = False) -> Stored:
-        """The body of a record, with its job signed for this schedule."""
-        job = self._mill.envelope(call)
-        job.id, job.created, job.planned = "", 0.0, Planned(name)
-        if self._mill.keys:
-            job.signature = sign(job, self._mill.keys[0])
-        return Stored(
-            rule=when.rule,
-            job=job,
-            repeats=when.repeats,
-            jitter=when.jitter,
-            catch_up=when.catch_up,
-            said=when.said,
-            code=code,
-        )
-
     def _alive(self) -> set[str]:
         return {owner.id for owner in self._broker.owners()}
 
@@ -382,6 +338,33 @@ class Schedules:
     def _knows(self, task: str) -> bool | None:
         mill = self._mill
         return (task in mill.tasks or mill.may_import(task)) if mill.tasks else None
+
+
+def matches(mill: Runtime, name: str, call: Call[Any], **options: Unpack[ScheduleOptions]) -> bool:
+    """True when the stored schedule of this name equals the schedule of these arguments.
+
+    Raises:
+        ScheduleNotFound: no schedule has this name.
+    """
+    stored = _stored(mill, name, _checked(name, call), when_of(None, options))
+    return kept.is_the_same(stored, mill.schedules._record(name))
+
+
+def _stored(mill: Runtime, name: str, call: Call[Any], when: When, *, code: bool = False) -> Stored:
+    """The body of a record, with its job signed for this schedule."""
+    job = mill.envelope(call)
+    job.id, job.created, job.planned = "", 0.0, Planned(name)
+    if mill.keys:
+        job.signature = sign(job, mill.keys[0])
+    return Stored(
+        rule=when.rule,
+        job=job,
+        repeats=when.repeats,
+        jitter=when.jitter,
+        catch_up=when.catch_up,
+        said=when.said,
+        code=code,
+    )
 
 
 def _checked(name: str, call: Any) -> Call[Any]:

@@ -119,7 +119,7 @@ class _Thread:
         self.pid = os.getpid()
         self.socket: MessageSocket[Down, Up] = MessageSocket(ours, Up)
         known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
-        schedules = mill.schedules.declared()
+        schedules = mill.code_schedules.bodies()
         self.hello: Hello | None = Hello(mill.url, (), len(mill.tasks), "", schedules, *known)
 
     def exited(self, patience: float = 0.0) -> bool:

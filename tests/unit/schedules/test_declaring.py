@@ -206,7 +206,7 @@ def test_many_are_declared_in_few_steps(desk: Desk, monkeypatch: pytest.MonkeyPa
 def load(desk: Desk, **when: Any) -> Schedule:
     """A process loads code that declares ``s`` so, and stores it."""
     desk.again().schedule("s", desk.mill.call("tick"), **when)
-    desk.mill.schedules.store()
+    desk.mill.runtime.code_schedules.store()
     return desk.mill.schedules.get("s")
 
 

@@ -164,7 +164,7 @@ def test_a_single_time_that_passed_during_a_pause_is_over(desk: Desk) -> None:
         schedules.add(name, call, at=NOON + 60, catch_up=catch_up)
         schedules.pause(name)
     desk.mill.schedule("code", call, at=NOON + 60)
-    schedules.store()
+    desk.mill.runtime.code_schedules.store()
     schedules.pause("code")
     desk.now += 120
     for name in ("once", "caught", "code"):

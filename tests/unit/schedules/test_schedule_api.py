@@ -269,28 +269,29 @@ def test_the_async_twins_do_the_same(mill: Tidemill) -> None:
 
 def again(mill: Tidemill) -> Tidemill:
     """The app as a new process has it, on the same store: nothing is declared yet."""
-    mill.schedules = type(mill.schedules)(mill.runtime)
+    runtime = mill.runtime
+    runtime.code_schedules = type(runtime.code_schedules)(runtime)
     return mill
 
 
 def test_declaring_stores_nothing_until_it_is_asked_for(mill: Tidemill) -> None:
     mill.schedule("s", mill.call("report"), every=60)
     assert names(mill) == []
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert names(mill) == ["s"]
     assert mill.schedules.get("s").code
 
 
 def test_the_same_rule_again_keeps_its_next_time(mill: Tidemill) -> None:  # case C8
     mill.schedule("s", mill.call("report"), every=3600)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     before = mill.schedules.get("s")
     (kept,) = mill.broker.schedules(["s"])
     again(mill).schedule("s", mill.call("report"), every=3600)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert mill.broker.schedules(["s"]) == [kept]  # nothing was written
     again(mill).schedule("s", mill.call("report", "other").using(queue="q"), every=3600)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     after = mill.schedules.get("s")
     assert (after.arguments, after.queue) == ("'other'", "q")
     assert after.next == before.next
@@ -298,9 +299,9 @@ def test_the_same_rule_again_keeps_its_next_time(mill: Tidemill) -> None:  # cas
 
 def test_another_rule_begins_anew(mill: Tidemill) -> None:  # case C8
     mill.schedule("s", mill.call("report"), every=3600)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     again(mill).schedule("s", mill.call("report"), "0 3 * * *", zone="Europe/Berlin")
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     shown = mill.schedules.get("s")
     assert shown.when == "0 3 * * * Europe/Berlin"
     assert shown.next is not None
@@ -312,7 +313,7 @@ def test_a_paused_schedule_stays_paused_when_declared_again(mill: Tidemill) -> N
     mill.schedules.pause("s")
     for every in (60, 60, 90):
         again(mill).schedule("s", mill.call("report"), every=every)
-        mill.schedules.store()
+        mill.runtime.code_schedules.store()
         assert mill.schedules.get("s").paused
     mill.schedules.resume("s")
     assert mill.schedules.get("s").when == "every 90 s"
@@ -321,14 +322,14 @@ def test_a_paused_schedule_stays_paused_when_declared_again(mill: Tidemill) -> N
 def test_code_takes_over_a_schedule_that_a_person_added(mill: Tidemill) -> None:  # case C8
     mill.schedules.add("s", mill.call("report"), every=60)
     mill.schedule("s", mill.call("report"), every=90)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     shown = mill.schedules.get("s")
     assert (shown.code, shown.when) == (True, "every 90 s")
 
 
 def test_a_single_time_that_is_past_is_stored_as_ended(mill: Tidemill) -> None:
     mill.schedule("s", mill.call("report"), at=1000.0)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     shown = mill.schedules.get("s")
     assert (shown.ended, shown.next) == (True, None)
 
@@ -346,7 +347,7 @@ def test_a_name_is_declared_once(mill: Tidemill) -> None:
     ):
         with pytest.raises(InvalidOption, match=was + said):
             mill.schedule("s", call, every=every)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert mill.schedules.get("s").when == "every 60 s"
 
 
@@ -356,7 +357,7 @@ def test_at_a_prompt_the_latest_declaration_holds(
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     mill.schedule("s", mill.call("report"), every=60)
     mill.schedule("s", mill.call("report"), every=90)
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert mill.schedules.get("s").when == "every 90 s"
 
 
@@ -366,7 +367,7 @@ def test_a_task_that_is_declared_anew_brings_its_schedule_anew(mill: Tidemill) -
         @mill.task(name="nightly", schedule=every)
         def nightly() -> None: ...
 
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert mill.schedules.get("nightly").when == "every 90 s"
     with pytest.raises(InvalidOption, match="'nightly' is declared twice"):
         mill.schedule("nightly", mill.call("nightly"), every=5)
@@ -379,7 +380,7 @@ def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:
     @mill.task(name="often", schedule=When(every="5 minutes", jitter=10))
     def often() -> None: ...
 
-    mill.schedules.store()
+    mill.runtime.code_schedules.store()
     assert {s.name: s.when for s in mill.schedules} == {
         "nightly": "0 3 * * *",
         "often": "every 300 s",

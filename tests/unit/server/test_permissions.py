@@ -91,12 +91,12 @@ def test_a_worker_declares_fires_and_withdraws_as_an_operator(
 ) -> None:
     # given a worker, and what its code declares
     call = next(iter(mill.tasks.values())).call()
-    mill.schedules.declare("often", call, 0.01)
-    mill.schedules.declare("once", call, every=0.01, repeats=1)
+    mill.schedule("often", call, 0.01)
+    mill.schedule("once", call, every=0.01, repeats=1)
     owner = Owner(id=new_id(), kind="worker", name="w")
     broker.attach(owner)
     firing = Scheduling("app", owner.id)
-    firing.declare(broker, Hello(schedules=mill.schedules.declared()))
+    firing.declare(broker, Hello(schedules=mill.runtime.code_schedules.bodies()))
     # when they fire, the last time too, are withdrawn, put aside, and forgotten
     due = [record for record in broker.schedules(["often", "once"]) if record is not None]
     moved_clock.advance(60)

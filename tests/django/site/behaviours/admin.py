@@ -220,8 +220,8 @@ class Admin(TidemillTestCase):
 
     def test_times_that_code_declares_are_not_edited(self):
         mill.schedule("declared", tasks.sleep_for.call(0), every=3600)
-        self.addCleanup(mill.schedules._declared.clear)
-        mill.schedules.store()
+        self.addCleanup(mill.runtime.code_schedules._declared.clear)
+        mill.runtime.code_schedules.store()
         answer = self.act("schedule", "edit", "declared", page="declared", every="1 day", stay="1")
         self.assertContains(answer, "Code declares the schedule")
 

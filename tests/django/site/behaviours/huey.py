@@ -67,7 +67,7 @@ class Declaring(Case):
         self.addCleanup(app.close)
         name = "every five minutes"
         app.task(name=name, schedule="*/5 * * * *")(beans.every_five_mins)
-        app.schedules.store()
+        app.runtime.code_schedules.store()
         first, second = app.schedules.next_times(name, 2)
         self.assertEqual((second - first, first.minute % 5), (dt.timedelta(minutes=5), 0))
         app.schedules.run(name)

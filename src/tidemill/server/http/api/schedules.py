@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.core.job import HIDDEN
 from tidemill.errors import InvalidOption, ScheduleExists
-from tidemill.schedules.declare import Schedule
+from tidemill.schedules.declare import Schedule, matches
 from tidemill.schedules.parse import OPTIONS
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
@@ -48,7 +48,7 @@ async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
     try:
         return _out(call, await mill.schedules.aadd(name, made, **when))
     except ScheduleExists:
-        if not await call.backend.run(lambda: mill.schedules.matches(name, made, **when)):
+        if not await call.backend.run(lambda: matches(mill.runtime, name, made, **when)):
             raise
         call.status = 200
         return _out(call, await mill.schedules.aget(name))
