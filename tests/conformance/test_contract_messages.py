@@ -15,7 +15,6 @@ from tidemill import Message, Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.envelope import Envelope
-from tidemill.errors import LeaseLost
 
 
 @pytest.fixture
@@ -150,54 +149,18 @@ def test_get_many_refuses_messages_that_cannot_be_read_one_by_one(mill: Tidemill
 
 
 @pytest.mark.moving_clock
-def test_a_held_message_is_settled_by_its_id(mill: Tidemill) -> None:
+def test_each_message_of_a_batch_is_settled_by_itself(mill: Tidemill) -> None:
     queue = mill.queue("q")
-    ids = [job.id for job in queue.put_many(range(4))]
-    taken(mill, 4)
+    queue.put_many(range(4))
+    first, second, third, fourth = taken(mill, 4)
     # when
-    queue.touch(ids[0], 100)
-    queue.ack(ids[0])
-    queue.release(ids[1])
-    queue.release(ids[2], delay=0.1)
-    queue.bury(ids[3], "cannot be read")
+    assert first.touch(100)
+    assert first.ack()
+    assert second.release()
+    assert third.release(delay=0.1)
+    assert fourth.bury("cannot be read")
     # then
     again = taken(mill, 2)
     assert sorted(message.body for message in again) == [1, 2]
     assert all(message.ack() for message in again)
     assert queue.get_many(9, timeout=0) == []
-
-
-def test_an_id_that_is_not_held_is_refused(mill: Tidemill) -> None:
-    queue = mill.queue("q")
-    queue.put_many(["a", "b", "c"], ttr=60)
-    queue.put("d", ttr=0)
-    acked, by_id, held, once = taken(mill, 4)
-    acked.ack()
-    queue.ack(by_id.id)
-    for name, message_id in (
-        *(("q", acked.id), ("q", by_id.id), ("q", once.id)),
-        *(("other", held.id), ("q", "unknown")),
-    ):
-        for act in (
-            *(mill.queue(name).ack, mill.queue(name).release),
-            *(mill.queue(name).bury, mill.queue(name).touch),
-        ):
-            with pytest.raises(LeaseLost, match=f"holds no message '{message_id}' of queue"):
-                act(message_id)
-    queue.ack(held.id)
-
-
-@pytest.mark.moving_clock
-def test_an_id_whose_lease_was_lost_is_refused(mill: Tidemill) -> None:
-    queue = mill.queue("q")
-    queue.put("a", ttr=600)
-    (message,) = taken(mill, 1)
-    queue.touch(message.id, 0.2)
-    # when its ttr has run out, and it is taken again
-    again = queue.get(timeout=60)
-    assert again is not None
-    # then its id means the second delivery
-    assert not message.ack()
-    queue.ack(again.id)
-    with pytest.raises(LeaseLost):
-        queue.ack(again.id)

@@ -152,7 +152,6 @@ def without_twin() -> Iterator[str]:
         tidemill.JobGroup: ["refresh", "result", "cancel", "retry", "delete", "count"],
         tidemill.Queue: [
             *("put", "put_many", "get", "get_many", "size"),
-            *("ack", "release", "touch", "bury"),
         ],
         Schedules: ["add", "get", "pause", "resume", "remove", "run"],
         tidemill.Message: ["ack", "release", "touch", "bury"],

@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,9 +58,6 @@ _PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store 
 PATIENCE = 5.0
 """Seconds that a close waits for running calls of ``get`` to end."""
 
-_FEW = 1000
-"""A table of up to this many messages is not searched for messages whose ttr has run out."""
-
 
 # -- a message -------------------------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ class Message:
     __slots__ = (
         *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
         *("_body", "_garbled", "_leased", "_owner", "_pickled", "_put_ttr", "_rank", "_settled"),
-        *("_mill", "_token", "_until"),
+        *("_mill", "_token"),
     )
 
     def __init__(self, mill: Runtime, owner: str, lease: Lease, envelope: Envelope) -> None:
@@ -100,7 +97,6 @@ class Message:
         self._leased = lease.leased
         self._put_ttr = self.ttr
         self._rank = lease.rank
-        self._until = time.monotonic() + self.ttr
         self._settled = False
         self._garbled = False
 
@@ -136,11 +132,6 @@ class Message:
         """True for a message with ``ttr=0``."""
         return not self.ttr
 
-    @property
-    def is_over(self) -> bool:
-        """True when the ttr has run out, by the clock of this process."""
-        return time.monotonic() > self._until
-
     def ack(self) -> bool:
         """Acknowledge the message, which deletes it. False when the lease was lost."""
         return self._settle(Outcome.SUCCESS)
@@ -165,10 +156,8 @@ class Message:
         step = Step(self._owner, touch=[(self._token, seconds)])
         touched = self._mill.consumers.exchange(step).touched[0]
         if not touched:
-            self._mill.consumers.let_go(self)
             return False
         self.ttr = seconds or self._put_ttr
-        self._until = time.monotonic() + self.ttr
         return True
 
     aack = in_thread(ack)
@@ -226,61 +215,10 @@ def settle_together(
     answers = first._mill.consumers.exchange(Step(first._owner, verdicts)).settled
     settled = []
     for message, done in zip(messages, answers, strict=True):
-        message._mill.consumers.let_go(message)
         if done:
             message._settled = True
             settled.append(message)
     return settled
-
-
-# -- the messages that this process holds ----------------------------------------------------------
-
-
-class HeldMessages:
-    """The messages that this process holds, by id, so that code with only the id can settle them.
-
-    Messages with ``ttr=0`` are settled already, and not in the table. A message leaves the table
-    when it is settled, or when its lease turns out to be lost. A message that nobody settles leaves
-    the table some time after its ttr.
-    """
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, Message] = {}
-        self._most = _FEW
-
-    def add(self, messages: Iterable[Message]) -> None:
-        """Add messages that are handed to their consumer."""
-        self._by_id |= {message.id: message for message in messages if not message.at_most_once}
-        if len(self._by_id) > self._most:
-            for message in list(self._by_id.values()):
-                if message.is_over:
-                    self.discard(message)
-            self._most = max(_FEW, 2 * len(self._by_id))  # search again at twice this size
-
-    def discard(self, message: Message) -> None:
-        """Forget a message. A later lease of the same message stays."""
-        found = self._by_id.pop(message.id, None)
-        if found is not None and found is not message:
-            self._by_id.setdefault(message.id, found)
-
-    def get(self, queue: str, message_id: str) -> Message:
-        """The held message with this id.
-
-        Raises:
-            LeaseLost: this process holds no such message of the queue.
-        """
-        message = self._by_id.get(message_id)
-        if message is None or message.queue != queue:
-            raise not_held(queue, message_id)
-        return message
-
-
-def not_held(queue: str, message_id: str) -> LeaseLost:
-    """The error for an id whose message is not held here."""
-    return LeaseLost(
-        f"this process holds no message {message_id!r} of queue {queue!r}: it was settled, its ttr "
-        "ran out, or another process took it; settle a message once, where it was taken"
-    )
 
 
 # -- taking ----------------------------------------------------------------------------------------
@@ -306,7 +244,6 @@ class Session:
     Attributes:
         over: True once the app is closed. Then waits end, and no call takes a message.
         waiting: the id of the thread in each call of ``get``, by the id of the owner.
-        held: the messages that were handed to their consumers.
     """
 
     def __init__(self) -> None:
@@ -315,7 +252,6 @@ class Session:
         self.idle: list[str] = []
         self.attached: dict[str, Owner] = {}
         self.waiting: dict[str, int] = {}
-        self.held = HeldMessages()
         self._changed = Condition()
 
     @contextlib.contextmanager
@@ -469,7 +405,6 @@ class Consumers:
                         self._sleep_no_more(owner, want)
                     asleep = False
                     if messages := self._deliver(self._open(owner, leases), stop):
-                        session.held.add(messages)
                         return messages
                     leases = []
                 elif left <= 0:
@@ -595,18 +530,6 @@ class Consumers:
         if refused:
             self.exchange(Step(owner, refused))
         return messages
-
-    def held(self, queue: str, message_id: str) -> Message:
-        """The message of a queue that this process holds, by its id.
-
-        Raises:
-            LeaseLost: this process holds no such message.
-        """
-        return self.session.held.get(queue, message_id)
-
-    def let_go(self, message: Message) -> None:
-        """Forget a message that this process does not hold any more."""
-        self._session.held.discard(message)
 
     def exchange(self, step: Step) -> Reply:
         """Make one exchange of an owner of this process."""

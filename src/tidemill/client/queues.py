@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tidemill.brokers.contract.features import Feature
@@ -23,7 +23,7 @@ from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.display import html_table, plot, queue_facts
 from tidemill.client.history import History, QueueNumbers
 from tidemill.client.job_handle import Job
-from tidemill.client.messages import Message, not_held
+from tidemill.client.messages import Message
 from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.threads import in_thread
 from tidemill.core.backoff import MESSAGE
@@ -214,37 +214,6 @@ class Queue:
             message = await consumers.aget([self.name], None, session)
             if message is not None:
                 yield message
-
-    # -- settling by id -------------------------------------------------------------------------
-
-    def ack(self, message_id: str) -> None:
-        """Acknowledge a message that this process holds, by its id.
-
-        Raises:
-            LeaseLost: this process does not hold the message, or its lease was lost.
-        """
-        self._settle(message_id, Message.ack)
-
-    def release(self, message_id: str, delay: Seconds = 0) -> None:
-        """Put a held message back to its place after ``delay`` seconds; raises as ``ack``."""
-        self._settle(message_id, Message.release, delay)
-
-    def bury(self, message_id: str, reason: str = "buried") -> None:
-        """Keep a held message as failed; raises as ``ack``."""
-        self._settle(message_id, Message.bury, reason)
-
-    def touch(self, message_id: str, ttr: Seconds | None = None) -> None:
-        """Restart the ttr of a held message, with a new value if given; raises as ``ack``."""
-        self._settle(message_id, Message.touch, ttr)
-
-    def _settle(self, message_id: str, act: Callable[..., bool], *args: Any) -> None:
-        if not act(self._mill.consumers.held(self.name, message_id), *args):
-            raise not_held(self.name, message_id)
-
-    aack = in_thread(ack)
-    arelease = in_thread(release)
-    abury = in_thread(bury)
-    atouch = in_thread(touch)
 
     # -- managing -------------------------------------------------------------------------------
 
