@@ -51,23 +51,6 @@ def test_a_process_without_standard_descriptors_keeps_its_store(tmp_path: Path) 
     broker.close()
 
 
-def test_descriptors_that_are_closed_later_are_not_taken_by_the_store(tmp_path: Path) -> None:
-    # given a program that closes its standard input after the store was opened
-    code = """
-        import os, sys
-        from tidemill.brokers.registry import open_broker
-        from tidemill.core.owner import Owner
-        broker = open_broker(f"lmdb://{sys.argv[1]}/store")
-        os.close(0)
-        broker.attach(Owner(id="o", name="w"))
-        broker.wait_for(["nobody"], 0.01)
-        print([os.readlink("/proc/self/fd/0")] if os.path.exists("/proc/self/fd/0") else [])
-        broker.close()
-    """
-    ended = python(code, str(tmp_path))
-    assert ended.stdout == "[]\n", ended.stderr
-
-
 def test_a_child_inherits_no_descriptor_of_the_store(tmp_path: Path) -> None:
     code = """
         import os, subprocess, sys
@@ -103,16 +86,6 @@ def test_the_doctor_says_that_a_data_file_is_truncated(tmp_path: Path, size: int
     assert "data.mdb is truncated: it has" in doctor.stdout + doctor.stderr
 
 
-@pytest.mark.parametrize("size", [1, 100])
-def test_a_data_file_cut_to_almost_nothing_is_refused(tmp_path: Path, size: int) -> None:
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    broker.put([job() for _ in range(100)])
-    broker.close()
-    os.truncate(tmp_path / "store" / "data.mdb", size)
-    with pytest.raises(BrokerUnavailable):
-        open_broker(f"lmdb://{tmp_path}/store")
-
-
 def test_an_emptied_data_file_does_not_pass_for_a_new_store(tmp_path: Path) -> None:
     broker = open_broker(f"lmdb://{tmp_path}/store")
     broker.put([job()])
@@ -123,30 +96,6 @@ def test_an_emptied_data_file_does_not_pass_for_a_new_store(tmp_path: Path) -> N
 
 
 # -- strange files -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
-@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
-def test_a_strange_file_in_place_of_a_store_file_is_one_sentence(
-    tmp_path: Path, name: str, kind: str
-) -> None:
-    # given
-    store, target = tmp_path / "store", tmp_path / "target"
-    store.mkdir()
-    if kind == "fifo":
-        os.mkfifo(store / name)
-    elif kind == "folder":
-        (store / name).mkdir()
-    else:
-        (store / name).symlink_to(target)
-        if kind == "link":
-            target.write_text("precious")
-    # when
-    with pytest.raises(BrokerUnavailable, match=rf"{name} is not a regular file"):
-        open_broker(f"lmdb://{store}")
-    # then the target is what it was
-    assert target.exists() == (kind == "link")
-    assert kind != "link" or target.read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["wake", "owners", "boards"])
@@ -167,18 +116,6 @@ def test_a_folder_of_the_store_that_is_a_link_is_refused_and_not_followed(
     with pytest.raises(BrokerUnavailable, match=rf"{name} is not a folder"):
         open_broker(f"lmdb://{store}").tick()
     assert [file.name for file in target.iterdir()] == ["1.fifo"]
-
-
-def test_a_place_to_sleep_that_is_no_fifo_is_skipped(tmp_path: Path) -> None:
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    (tmp_path / "store" / "wake" / "1.fifo").write_text("not ours")
-    assert not broker.wait_for([broker.put([job()])[0].id], 0.05)[0].state.finished
-    assert (tmp_path / "store" / "wake" / "1.fifo").read_text() == "not ours"
-    assert (tmp_path / "store" / "wake" / "2.fifo").is_fifo()
-    broker.close()
-
-
-# -- network file systems ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["0640", "660x", "07777", "0060", "rw", "0400"])

@@ -1,23 +1,17 @@
-"""Jobs of a large group in the LMDB store: the cost of each does not grow with the group."""
+"""Long falls in the LMDB store: they go in pieces, and go on after a kill."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from lmdb_desk import job
-from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.lmdb import broker as lmdb_broker
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.claim import due
 from tidemill.brokers.lmdb.put import workflows
-from tidemill.brokers.lmdb.record import Stored, state_and_line
-from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import Links
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
@@ -38,52 +32,6 @@ def group(broker: LmdbBroker, waits: str) -> Callable[[Outcome], None]:
             broker.exchange(Step("w", [Verdict(lease.token, outcome)]))
 
     return settle
-
-
-@pytest.mark.parametrize("waits", ["success", "any", "failure", "barrier"])
-def test_failures_after_the_first_do_not_read_the_job_behind(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, waits: str
-) -> None:
-    # its record has the ids of all in it
-    settle, loads, load = group(broker, waits), Counter[bytes](), Transitions.load
-
-    def counted(commit: Transitions, job_id: bytes) -> Stored | None:
-        loads[job_id] += 1
-        return load(commit, job_id)
-
-    monkeypatch.setattr(Transitions, "load", counted)
-    settle(Outcome.FAIL)
-    assert loads[b"end"] <= 2  # the first, and the last
-    ends = {"success": State.CANCELLED, "barrier": State.FAILED}
-    record = broker.get("end")
-    assert record is not None
-    assert record.state is ends.get(waits, State.READY)
-
-
-def test_finished_jobs_look_once_whether_the_same_job_needs_them(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
-) -> None:
-    # law 15
-    names = [f"m{n:02}" for n in range(MANY)]
-    end = job(id="end", queue="later", links=Links(waits="any"))
-    broker.put([end, *[job(id=i, links=Links(next=("end",))) for i in names]])
-    broker.attach(Owner(id="w", name="w"))
-    leases = broker.exchange(Step("w", want=Want(MANY, ("default",)))).leases
-    broker.exchange(Step("w", [Verdict(it.token, Outcome.SUCCESS) for it in leases]))
-    looks: list[bytes] = []
-
-    def counted(data: bytes) -> tuple[int, int]:
-        looks.append(data)
-        return state_and_line(data)
-
-    monkeypatch.setattr("tidemill.brokers.lmdb.put.workflows.state_and_line", counted)
-    moved_clock.advance(100)
-    broker.tick()
-    assert len(looks) == 1
-    assert broker.get(names[0]) is not None
-
-
-# -- long falls ----------------------------------------------------------------------------------
 
 
 def chain_of(broker: LmdbBroker, count: int, queue: str = "default") -> list[str]:
@@ -163,9 +111,3 @@ def test_a_job_made_ready_in_the_middle_of_its_fall_takes_all_with_it(
         broker.exchange(Step("w", [Verdict(leases[0].token, Outcome.SUCCESS)]))
     assert ran == ["hook", *names]  # it had been called for the first end
     assert states(broker, names) == {State.SUCCEEDED}
-
-
-def test_a_purged_chain_is_not_cancelled_job_by_job(broker: LmdbBroker) -> None:
-    chain_of(broker, 30, queue="q")
-    assert delete_waiting(broker, "q") == 31
-    assert broker.find(Filter()).records == []

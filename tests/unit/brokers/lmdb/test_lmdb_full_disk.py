@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import lmdb
@@ -42,20 +41,6 @@ def test_running_jobs_are_settled_while_another_program_takes_every_byte(small_d
         # then each job can be settled
         for lease in leases:
             assert broker.exchange(Step("o", verdicts=[Verdict(lease.token, 0)])).settled == [True]
-    broker.close()
-
-
-def test_housekeeping_fills_the_holes_of_the_data_file(small_disk: Path) -> None:
-    broker = open_broker(f"lmdb://{small_disk}/store")
-    data = small_disk / "store" / "data.mdb"
-    broker.put([job()])
-    # given a data file with a hole behind its last page
-    size = data.stat().st_size
-    os.truncate(data, size // 2)
-    os.truncate(data, size)
-    assert data.stat().st_blocks * 512 < size
-    broker.tick()
-    assert data.stat().st_blocks * 512 >= size
     broker.close()
 
 

@@ -1,4 +1,4 @@
-"""Limits on LMDB: who is woken, what is handed over, and what a look costs."""
+"""Limits on LMDB: who is woken, and what is handed over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from lmdb_desk import Sleeper, commits, job
-from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
@@ -61,61 +60,6 @@ def test_an_end_wakes_a_sleeper_for_the_place_it_leaves(broker: LmdbBroker, how:
     broker.exchange(Step("busy", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
     assert idle.hinted()
     assert idle.take() == ["1"]
-
-
-@pytest.mark.parametrize("how", ["queue", "lane"])
-def test_a_token_wakes_one_and_a_look_before_its_time_writes_nothing(
-    broker: LmdbBroker, moved_clock: MovedClock, how: str
-) -> None:
-    # law 9: no polling; a look costs no disk
-    terms = LimitSettings(rate=(1, 1000), burst=1)
-    if how == "queue":
-        broker.set_limit("default", terms, queue=True)
-    one, two = Sleeper(broker, "one"), Sleeper(broker, "two")
-    broker.put(jobs(9, terms if how == "lane" else None))
-    assert one.take() == ["0"]
-    two.sleep()
-    before = commits(broker)
-    reply = broker.exchange(Step("one", want=Want(4)))
-    assert 900 < reply.next_due <= 1000
-    assert commits(broker) == before
-    one.hinted()  # of before
-    two.hinted()
-    moved_clock.advance(1000)
-    assert one.take() == ["1"]
-    assert not one.hinted()
-    assert not two.hinted()
-
-
-def test_an_owner_that_leaves_limited_jobs_makes_a_sleeper_keep_the_time(
-    broker: LmdbBroker,
-) -> None:
-    # law 9: whoever is full may not come back in time
-    broker.set_limit("default", LimitSettings(rate=(1, 10), burst=1), queue=True)
-    full, idle = Sleeper(broker, "full"), Sleeper(broker, "idle")
-    idle.sleep(queues=["other"])
-    idle.hinted()
-    broker.put(jobs(3))
-    assert full.take(1) == ["0"]
-    assert idle.hinted()
-
-
-def test_nothing_is_left_of_lanes_that_nobody_uses(
-    broker: LmdbBroker, moved_clock: MovedClock
-) -> None:
-    # law 15
-    worker = Sleeper(broker)
-    for n in range(50):
-        broker.put(jobs(2, LimitSettings(rate=(1, 10), burst=1), f"user{n}"))
-    while broker.limits()[0].keys:
-        leases = worker.exchange(want=Want(500))
-        broker.exchange(Step("w", verdicts=[Verdict(x.token, Outcome.SUCCESS) for x in leases]))
-        moved_clock.advance(11)
-        broker.tick()
-    with broker._store.env.begin() as txn:
-        tables = broker._store.tables
-        for table in (tables.partition, tables.park, tables.due, tables.ready):
-            assert txn.stat(table)["entries"] == 0
 
 
 def test_a_change_reaches_all_keys_in_one_commit(broker: LmdbBroker) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from lmdb_desk import Process
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.lmdb.broker import LmdbBroker
@@ -18,12 +16,8 @@ from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
-
-IDS = ["zebra", "17", "apple", "b", "Z", "0"]
 
 
 def listed(
@@ -103,87 +97,3 @@ def test_a_list_is_that_of_the_memory_broker_whatever_the_ids(
 
 def rng_queue(job_id: str) -> str:
     return "ab"[sum(job_id.encode()) % 2]
-
-
-def test_nothing_is_left_of_jobs_that_are_gone(url: str) -> None:
-    broker = open_broker(f"{url}?keep_count=3&keep=0&keep_failed=0")
-    assert isinstance(broker, LmdbBroker)
-    broker.attach(Owner(id="o", name="w"))
-    for turn in range(5):
-        same = [f"own{turn}", made_at(1e9, turn), new_id(), *IDS]
-        broker.put([Envelope(id=each, task="t") for each in same])
-        leases = broker.exchange(Step("o", want=Want(99))).leases
-        broker.exchange(Step("o", verdicts=[Verdict(v.token, Outcome.SUCCESS) for v in leases]))
-        assert walked(broker) == by_number(broker)
-        broker.delete(IDS)
-        assert walked(broker) == by_number(broker)
-    broker.close()
-
-
-def test_jobs_of_processes_that_put_at_once_are_listed_in_the_order_of_acceptance(
-    broker: LmdbBroker, url: str
-) -> None:
-    code = """
-    ids = [[new_id() for _ in range(5)] for _ in range(60)]
-    say("ready")
-    sys.stdin.readline()
-    for some in ids:
-        broker.put([Envelope(id=i) for i in some] + [Envelope(id=new_id()) for _ in range(5)])
-    say("done")
-    """
-    with Process(url, code) as one, Process(url, code) as two:
-        for process in (one, two):
-            process.expect("ready")
-        for process in (one, two):
-            process.tell()
-        for process in (one, two):
-            process.expect("done")
-    every = by_number(broker)
-    assert len(every) == 1200
-    assert every != sorted(every, reverse=True)
-    assert listed(broker, limit=100) == every
-    assert walked(broker) == every
-
-
-def test_a_page_looks_at_few_jobs_whatever_the_store_holds(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = [new_id() for _ in range(20)]
-    own = [f"{each}{n}" for n in range(1000) for each in ("0", "1z", "zz")]
-    broker.put([Envelope(id=each) for each in [*own, *ours]])
-    broker.put([Envelope(id=each) for each in ("new", "17", "x0")])
-    looked: list[int] = []
-    monkeypatch.setattr(search, "number_in", lambda data: looked.append(1) or number_in(data))
-    page = broker.find(Filter(), 10)
-    assert [r.envelope.id for r in page.records] == ["x0", "17", "new", *ours[:-8:-1]]
-    assert listed(broker, page.cursor, limit=200) == [*ours[-8::-1], *own[::-1]]
-    assert len(looked) < 6 * 3100
-    looked.clear()
-    page = broker.find(Filter(), 25)
-    assert [r.envelope.id for r in page.records][-2:] == own[:-3:-1]
-    assert len(looked) < 3 * 40
-
-
-def test_a_list_goes_on_after_what_is_put_meanwhile(broker: LmdbBroker) -> None:
-    broker.put([Envelope(id=each) for each in IDS])
-    page = broker.find(Filter(), 2)
-    broker.delete(["17"])
-    broker.put([Envelope(id="17"), Envelope(id=new_id())])
-    assert listed(broker, page.cursor) == ["b", "apple", "zebra"]
-
-
-@pytest.fixture
-def prefixed(broker: LmdbBroker) -> list[str]:
-    rng = random.Random(2)
-    ids = [f"{rng.choice('abc')}{rng.randrange(10**6)}" for _ in range(50)]
-    broker.put([Envelope(id=each) for each in dict.fromkeys(ids)])
-    return list(dict.fromkeys(ids))
-
-
-@pytest.mark.parametrize("look", [20_000, 5])
-def test_ids_with_a_prefix_are_newest_first(
-    broker: LmdbBroker, prefixed: list[str], look: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "_LOOK", look)
-    some = [each for each in prefixed[::-1] if each.startswith("b")]
-    assert listed(broker, what=Filter(id_prefix="b")) == some

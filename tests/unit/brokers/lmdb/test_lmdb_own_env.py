@@ -64,16 +64,6 @@ def test_an_environment_that_nobody_gave_us_is_an_error_that_says_so(
         open_broker(guest.url)
 
 
-def test_an_environment_opened_again_is_another(tmp_path: Path) -> None:
-    for n in range(2):
-        with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26, lib_version=0) as env:
-            broker = LmdbBroker.around(env, "tm-")  # and never closed
-            broker.put([job(id=f"j{n}")])
-    url = broker.url
-    with contextlib.closing(open_broker(url)) as again:
-        assert ids(again) == {"j0", "j1"}
-
-
 def test_prefixes_keep_stores_in_one_directory_apart(tmp_path: Path) -> None:
     # case Q5
     url = f"lmdb://{tmp_path}/store"

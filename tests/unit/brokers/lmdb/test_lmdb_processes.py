@@ -16,7 +16,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.files import Folder
+from tidemill.core.errors import TidemillError
 from tidemill.core.job import State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
@@ -188,27 +188,6 @@ def test_a_result_wakes_who_waits_in_another_process(url: str, broker: LmdbBroke
         assert time.monotonic() - start < 15
 
 
-def test_a_sleeper_that_dies_leaves_its_place_and_its_hint(url: str, broker: LmdbBroker) -> None:
-    # law 5: the place of a dead process is taken over, and its death wakes who watches
-    code = """
-        broker.attach(Owner(id="o", name="w"))
-        take("o")
-        say("sleeping")
-        time.sleep(60)
-    """
-    broker.attach(Owner(id="me", name="m"))
-    with Process(url, code) as process:
-        process.expect("sleeping")
-        process.kill()
-    broker.put([job(id="a")])  # its hint goes to nobody
-    broker.exchange(Step("me", want=Want(0)))
-    slots = broker._store.wakeups
-    broker.tick()
-    taken = broker._commit(lambda commit: slots.take())
-    assert taken.slot == 2
-    broker._commit(lambda commit: slots.give_up(taken))
-
-
 def test_a_producer_with_sigpipe_at_its_default_survives_a_dead_sleeper(url: str) -> None:
     sleeper = """
         broker.attach(Owner(id="dead", name="w"))
@@ -291,20 +270,3 @@ def test_accepted_jobs_survive_a_kill(url: str, broker: LmdbBroker) -> None:
     assert [r.envelope.id for r in broker.find(Filter()).records] == [
         f"j{n:02}" for n in reversed(range(50))
     ]
-
-
-def test_queues_whose_names_collide_do_not_take_each_others_hints(tmp_path: Path) -> None:
-    # law 9: "orders" and "q40" share a bit of the 64
-    from tidemill.brokers.lmdb.engine.wakeup import MESSAGES, WakeUps, bloom, digest
-
-    assert bloom(["orders"]) == bloom(["q40"])
-    wakeups = WakeUps(Folder(str(tmp_path)))
-    wrong, right = wakeups.take(), wakeups.take()
-    wakeups.mark(wrong, MESSAGES, bloom(["q40"]), only=digest("q40"))
-    wakeups.mark(right, MESSAGES, bloom(["orders"]), only=digest("orders"))
-    assert wakeups.ring(MESSAGES, bloom(["orders"]), 1, digest("orders")) == 1
-    assert right.wait(0) == []
-    assert wakeups.ring(MESSAGES, bloom(["orders"]), 1, digest("orders")) == 0  # nobody is left
-    for sleeper in (wrong, right):
-        wakeups.give_up(sleeper)
-    wakeups.close()

@@ -1,4 +1,4 @@
-"""Remote owners on an LMDB store: their server is killed, or they are given up."""
+"""Remote owners on an LMDB store: their server is killed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from lmdb_desk import Process, Sleeper, job
 from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.parked_waits import sleep
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import store
-from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, State, Verdict
@@ -149,48 +147,3 @@ def test_no_word_is_lost_to_a_machine_that_boots(
     again = after.exchange(Step("g", serial=1, want=Want(1)))
     assert [one.token for one in again.leases] == [lease.token]
     after.close()
-
-
-def test_answers_to_old_puts_are_forgotten(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, moved_clock: MovedClock
-) -> None:
-    # law 15: in pieces, the oldest first
-    monkeypatch.setattr(put, "_SWEEP_MOST", 3)
-    for number in range(10):
-        broker.put([job()], nonce=f"old{number}")
-    moved_clock.advance(3000)
-    broker.put([job()], nonce="new")
-    broker.tick()
-    with broker._store.env.begin() as txn:
-        keys = [bytes(key) for key, _ in txn.cursor(broker._store.tables.said)]
-    assert [key[5:] for key in keys] == [b"new"]
-
-
-# -- owners that were given up ------------------------------------------------------------------
-
-
-def test_a_sleeping_owner_is_woken_before_it_is_forgotten(broker: LmdbBroker) -> None:
-    broker.attach(Owner(id="a", name="a", lease=3600.0))
-    broker.exchange(Step("a", serial=1, want=Want(1)))
-    other = open_broker(broker.url)
-    member = broker._owners["a"]
-    with member.asleep.inside():  # a thread that the bell has not woken yet
-        other.release("a", None)
-        other.close()
-        member.sleeper.drain()
-        broker.count_silence()
-        assert broker._owners.find("a") is member
-        assert member.sleeper.wait(60.0) == []  # woken
-    broker.count_silence()
-    assert broker._owners.find("a") is None
-    assert sleep(broker._owners.parked(member, 60.0, [])) == []  # it looked it up before
-
-
-def test_a_server_hears_that_its_own_desk_was_given_up(broker: LmdbBroker) -> None:
-    broker.attach(Owner(id="desk", kind="consumer", name="desk", lease=3600.0))
-    broker.exchange(Step("desk"))
-    other = open_broker(broker.url)
-    other.release("desk", None)
-    other.close()
-    broker.count_silence()
-    assert broker.exchange(Step("desk")).commands == [Command("lost")]

@@ -13,8 +13,6 @@ from lmdb_desk import Process
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.owner import Owner
-from tidemill.core.scoreboard import Scoreboard
-from tidemill.errors import StoreGone
 
 pytestmark = pytest.mark.everyday
 
@@ -115,17 +113,3 @@ def test_a_board_is_found_when_the_store_is_mounted_elsewhere(tmp_path: Path) ->
     assert [(r.attempt, r.losses) for r in (ran, held)] == [(1, 0), (0, 0)]
     assert not (tmp_path / "there" / "store" / "boards" / "o").exists()
     broker.close()
-
-
-def test_a_board_that_is_a_link_or_a_fifo_is_no_witness(tmp_path: Path) -> None:
-    from tidemill.core.scoreboard import read_scoreboard
-    from tidemill.errors import BrokerUnavailable
-
-    board = Scoreboard(str(tmp_path / "board"), 1)
-    board.claim("o")
-    (tmp_path / "link").symlink_to(tmp_path / "board")
-    os.mkfifo(tmp_path / "fifo")
-    for name in ("link", "fifo"):
-        assert read_scoreboard(str(tmp_path / name), "o") is None
-        with pytest.raises(BrokerUnavailable, match="is not a regular file"):
-            Scoreboard(str(tmp_path / name), 1)

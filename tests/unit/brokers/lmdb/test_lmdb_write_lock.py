@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 
 import pytest
 from harness import eventually
@@ -23,13 +23,10 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import group_commit
-from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.registry import open_broker
 from tidemill.client import messages
-from tidemill.core.job import State
+from tidemill.core.errors import BrokerUnavailable, StoreBusy
 from tidemill.core.owner import Owner
-from tidemill.doctor.examine import examine
-from tidemill.errors import BrokerUnavailable, StoreBusy
 
 pytestmark = pytest.mark.everyday
 
@@ -155,13 +152,6 @@ def test_a_fork_does_not_wait_for_the_holder(broker: LmdbBroker, holder: Process
     join(threads)
 
 
-def test_a_wait_for_results_keeps_its_own_time(broker: LmdbBroker, holder: Process) -> None:
-    broker._store.commits.patience = 3600
-    (record,) = broker.wait_for(["before"], 0.1)
-    assert record is not None
-    assert record.state is State.READY
-
-
 def test_a_get_of_messages_keeps_its_own_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # case M13
     with Tidemill(url.replace("=60", "=3600")) as mill:
@@ -208,58 +198,6 @@ def reaped(broker: LmdbBroker) -> int:
     return 0
 
 
-def test_reaping_waits_no_longer_than_a_step_and_is_made_again(broker: LmdbBroker) -> None:
-    broker.attach(Owner(id="o", name="w"))
-    broker._store.commits.patience = 3600
-    attach = 'broker.attach(Owner(id="dead", name="d")); say("in"); sys.stdin.readline()'
-    # given: an owner that is watched, and dies while another process writes
-    with Process(broker.url, attach) as dead:
-        dead.expect("in")
-        broker.wait("o", 0)
-    with Process(broker.url, IN_A_COMMIT) as holder:
-        holder.expect("inside")
-        # when
-        with pytest.raises(BrokerUnavailable, match="1 s"):
-            broker.reap()
-        assert broker.wait("o", 0) == []
-        go_on(holder)
-    # then
-    eventually(lambda: broker.wait("o", 0) == [] and len(broker.owners()) == 1, "it is reaped")
-    assert [owner.id for owner in broker.owners()] == ["o"]
-    assert broker.reap() == 0
-
-
-def test_where_no_thread_can_be_started_the_caller_waits_itself(
-    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Process(broker.url, IN_A_COMMIT) as holder:
-        holder.expect("inside")
-        monkeypatch.setattr(threading.Thread, "start", _refuse)
-        holder.tell()
-        broker.put([job(id="after")])
-        holder.expect("done")
-    assert ids(broker) == {"before", "after"}
-
-
-def _refuse(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_call_into_c_that_delays_the_end_of_a_commit_is_said(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # case M13
-    # given a commit in C that has to wait for the interpreter lock
-    monkeypatch.setattr("tidemill.brokers.lmdb.engine.transactions.SLOW", 0.01)
-    txn = SimpleNamespace(commit=lambda: time.sleep(0.02))
-    env = SimpleNamespace(begin=lambda write: txn)
-    with Writing(env, " in /store"):  # type: ignore[arg-type]
-        assert not caplog.text
-    assert "held the write lock of the store in /store" in caplog.text
-    assert f"process {os.getpid()} (" in caplog.text
-    assert "interpreter lock" in caplog.text
-
-
 def test_a_long_wait_names_the_holder_once(
     broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,24 +221,6 @@ def test_opening_a_store_ends_with_a_sentence_when_the_lock_is_held(tmp_path: Pa
         go_on(holder)
 
 
-def test_an_app_closes_all_it_has_though_the_lock_is_held(url: str) -> None:
-    # Writer threads of stores that earlier tests closed may still be ending: so threads are named.
-    descriptors, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
-    # given: an app with an owner, a place to wait, and another process inside a commit
-    with Tidemill(url) as mill:
-        kept = mill.queue("a").put(1)
-        assert mill.broker.wait_for([kept.id], 0.01)
-        assert mill.queue("b").get(timeout=0) is None
-        with Process(url, IN_A_COMMIT) as holder:
-            holder.expect("inside")
-            # when
-            mill.close()
-            go_on(holder)
-    # then
-    eventually(lambda: set(threading.enumerate()) <= threads, "the end of all its threads")
-    assert len(os.listdir("/proc/self/fd")) <= descriptors  # those threads may have had some
-
-
 def test_the_doctor_names_a_stopped_process_that_keeps_others_from_writing(
     broker: LmdbBroker, holder: Process
 ) -> None:
@@ -312,21 +232,3 @@ def test_the_doctor_names_a_stopped_process_that_keeps_others_from_writing(
     assert check["status"] == "fail"
     assert f"process {holder.popen.pid} " in check["message"]
     assert f"kill -CONT {holder.popen.pid}" in check["message"]
-
-
-def test_the_doctor_takes_a_writer_that_commits_for_healthy(
-    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Process(url, IN_A_COMMIT * 2) as holder, Tidemill(url) as mill:
-        holder.expect("inside")
-        assert "held" in broker.info()["write_lock"]
-
-        def commit_meanwhile(_: float) -> None:
-            go_on(holder)
-            holder.expect("inside")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(time, "sleep", commit_meanwhile)
-            writable = [f for f in examine(mill) if f.check == "writable"]
-        go_on(holder)
-    assert [finding.status for finding in writable] == ["ok"]
