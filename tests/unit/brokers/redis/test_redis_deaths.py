@@ -19,7 +19,7 @@ from servers import redis_url
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.brokers.shared.owners import Row, folder_here
+from tidemill.brokers.shared.owners import Row
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
@@ -228,18 +228,3 @@ def test_an_owner_that_attached_again_is_not_buried(broker: RedisBroker) -> None
     broker._owners._bury(Row(Owner(id="me", host=HERE), number, -1.0))
     assert [owner.id for owner in broker.owners()] == ["me"]
     assert [get(broker, i).state for i in ("one", "two")] == [State.RUNNING] * 2
-
-
-def test_nothing_is_left_behind(broker: RedisBroker, mortal: Callable[..., Mortal]) -> None:
-    me(broker)
-    store = Path(folder_here("redis")) / broker._owners._store
-    assert len(list(store.iterdir())) == 1
-    dying = mortal()
-    dying.hear()
-    assert len(list(store.iterdir())) == 2
-    dying.kill()
-    os.mkfifo(store / "999999.fifo")  # of one that was killed before it was on the list
-    broker._owners.reap()
-    assert len(list(store.iterdir())) == 1
-    broker.detach("me")
-    assert list(store.iterdir()) == []

@@ -101,17 +101,6 @@ def test_a_long_fall_is_gone_on_with_by_whoever_comes_next(open_one: Open) -> No
     assert counts(broker) == (0, MANY - 1)
 
 
-def test_a_step_counts_down_behind_all_that_it_ends(broker: RedisBroker) -> None:
-    # law 3: however many those are
-    members = [name(n) for n in range(MANY)]
-    broker.put([job("all", waits="barrier"), *[job(i, "all") for i in members]])
-    broker.attach(Owner(id="w", name="w"))
-    leases = broker.exchange(Step("w", want=Want(MANY))).leases
-    reply = broker.exchange(Step("w", [Verdict(it.token, Outcome.SUCCESS) for it in leases]))
-    assert reply.next_due > 0
-    assert get(broker, "all").state is State.SUCCEEDED
-
-
 def test_a_server_killed_in_a_long_fall_goes_on_with_it(stack: contextlib.ExitStack) -> None:
     # laws 1, 3
     server = Redis(durable=True)
@@ -145,17 +134,6 @@ def test_what_is_made_ready_again_in_the_middle_of_its_fall_is_counted_in_order(
     # and when it is cancelled, all of it is in the call
     assert broker.cancel([name(0)]) == [True]
     assert counts(broker)[0] == 0
-
-
-def test_a_job_deleted_in_the_middle_of_its_fall_is_counted_down(broker: RedisBroker) -> None:
-    behind = [name(n) for n in range(1, MANY)]
-    broker.put([*[job(i, waits="any") for i in behind], job(name(0), *behind)])
-    settle(broker, Outcome.FAIL)
-    assert counts(broker)[0] > 0
-    assert broker.delete([name(0)]) == [True]
-    broker.tick()
-    [row] = broker.stats()
-    assert (row.waiting, row.ready) == (0, MANY - 1)
 
 
 def test_a_store_is_sealed_when_nothing_is_left_to_count_down(broker: RedisBroker) -> None:

@@ -12,7 +12,7 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, Verdict
+from tidemill.core.job import Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
 
@@ -81,18 +81,6 @@ def test_a_change_has_reached_all_keys_when_it_returns(broker: RedisBroker) -> N
     assert take(broker) == []
 
 
-def test_a_put_that_changes_a_limit_reaches_all_keys_soon(broker: RedisBroker) -> None:
-    # law 13
-    put(broker, SLOTS[1], jobs=2)
-    assert len(take(broker)) == KEYS
-    put(broker, SLOTS[2], keys=1, tag="new")
-    started = 0
-    for _ in range(10):  # what is left of the change is the next task of whoever comes
-        started += len(take(broker))
-    assert started == KEYS
-    assert [row.terms for row in broker.limits()] == [SLOTS[2]]
-
-
 def test_a_change_that_was_cut_short_is_finished_by_another(
     broker: RedisBroker, open_one: Callable[[], RedisBroker]
 ) -> None:
@@ -121,31 +109,3 @@ def test_keys_that_a_change_has_not_reached_keep_the_old_terms(broker: RedisBrok
     jobs = [(name + tag, claim) for name, claim in claims for tag in "abc"]
     broker.put([Envelope(id=name, task="t", limit=claim) for name, claim in jobs])
     assert len(take(broker)) == 3 + 1
-
-
-@pytest.mark.parametrize("last", [1, 3])
-def test_a_limit_may_change_while_a_change_is_under_way(broker: RedisBroker, last: int) -> None:
-    # law 13
-    put(broker, SLOTS[1], jobs=4)
-    take(broker)
-    one_piece(broker, SLOTS[100])
-    one_piece(broker, SLOTS[2])
-    one_piece(broker, SLOTS[100])
-    broker.set_limit("api", SLOTS[last])
-    assert broker._lines.ask(b"EXISTS", broker._lines.key + b":walk") == 0
-    assert len(take(broker)) == (last - 1) * KEYS
-
-
-def test_tokens_stay_as_far_as_they_fit_in_all_keys(broker: RedisBroker) -> None:
-    # law 13: one token of two is spent, and the new bucket holds three
-    hourly = LimitSettings(rate=(1, 3600.0), burst=2)
-    put(broker, hourly, jobs=6)
-    tokens = take(broker)
-    assert len(tokens) == 2 * KEYS
-    put(broker, hourly, keys=1, tag="again")
-    broker.set_limit("api", LimitSettings(rate=(1, 1800.0), burst=3))
-    assert take(broker, *(Verdict(token, Outcome.SUCCESS) for token in tokens)) == []
-    broker.set_limit("api", LimitSettings(rate=(1, 3600.0), burst=1))
-    assert take(broker) == []
-    broker.set_limit("api", LimitSettings(concurrency=1))
-    assert len(take(broker)) == KEYS

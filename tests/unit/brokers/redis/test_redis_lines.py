@@ -15,10 +15,12 @@ from servers import Redis, language, redis_url
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.generic.purges import delete_waiting
+from tidemill.brokers.redis import record
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
+from tidemill.core.errors import BrokerUnavailable, DuplicateJob, InvalidOption
 from tidemill.core.job import Note, Outcome, Placed, State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.errors import BrokerUnavailable, DuplicateJob
@@ -254,3 +256,13 @@ def test_a_store_of_another_format_is_refused() -> None:
     with pytest.raises(BrokerUnavailable, match="format 3"):
         open_broker(server.url)
     server.close()
+
+
+def test_a_batch_larger_than_one_step_may_be_is_refused(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "PUT_MOST", 10)
+    broker.put([job() for _ in range(10)])
+    with pytest.raises(InvalidOption, match="at most 10 jobs in one put, not 11; put them in"):
+        broker.put([job() for _ in range(11)])
+    assert broker.info()["jobs"] == 10

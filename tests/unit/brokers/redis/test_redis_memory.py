@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from moved_clock import MovedClock
 from servers import Redis
 
 from tidemill import Tidemill
@@ -121,20 +120,6 @@ def test_a_full_server_keeps_neither_tracebacks_nor_lines_of_logs(broker: RedisB
     assert (a.state, a.attempts[0].traceback) == (State.FAILED, "")
     assert a.error == a.attempts[0].error == "w" + "é" * 249
     assert (b.progress, b.log) == ((1, 2), [])
-
-
-def test_puts_are_taken_again_once_history_has_made_room(
-    broker: RedisBroker, moved_clock: MovedClock
-) -> None:
-    # law 16
-    jobs = fill(broker)
-    for _ in range(0, jobs - 100, 100):
-        settle(broker, take(broker, 100), b"")
-    with pytest.raises(StoreFull):
-        broker.put([Envelope(id="new", task="t")])
-    moved_clock.advance(3700.0)  # jobs are kept for an hour
-    broker.tick()
-    broker.put([Envelope(id="new", task="t")])
 
 
 def test_a_purge_of_a_full_server_deletes_what_it_cannot_keep(server: Redis) -> None:

@@ -1,4 +1,4 @@
-"""Schedules on Redis: replies that are lost, a server that is full, sleepers that need not wake."""
+"""Schedules on Redis: replies that are lost, and a server that is full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moved_clock import MovedClock
 from servers import Redis
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
@@ -86,31 +86,3 @@ def test_a_full_server_fires_nothing_and_lets_schedules_be_paused(
     [paused] = broker.change_schedules([Change("s", made.version, 0.0, b"paused")])
     assert paused.done
     assert broker.exchange(Step("w", fires=5)).next_due == float("inf")
-
-
-def test_a_later_time_wakes_no_owner(open_on: Callable[[Redis], Broker]) -> None:
-    # law 9
-    server = Redis()
-    broker = open_on(server)
-    broker.attach(Owner(id="without", name="without"))
-    broker.exchange(Step("without", want=Want(1)))  # it sees to none
-    soon = clock.wall() + 60
-    many = [Change(f"s{n:04}", 0, soon + n) for n in range(1000)]
-    first = broker.change_schedules(many)
-    broker.exchange(Step("w", want=Want(1), fires=5))
-    assert hints(server) == 0
-    broker.change_schedules(
-        [Change(c.name, f.version, c.due + 60) for c, f in zip(many, first, strict=True)]
-    )
-    broker.change_schedules([Change("late", 0, soon + 5), Change("never", 0)])
-    assert hints(server) == 0
-    broker.change_schedules([Change("sooner", 0, soon - 5), Change("soonest", 0, soon - 6)])
-    assert hints(server) == 1
-
-
-def hints(server: Redis) -> int:
-    """How many were ever given."""
-    for line in server.run("INFO", "commandstats").splitlines():
-        if line.startswith("cmdstat_publish:"):
-            return int(line.partition("calls=")[2].partition(",")[0])
-    return 0
