@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from http_desk import HttpOwner, Lossy, job
 from servers import Proxy, forget_served, served
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
-from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.contract.rpc import CALLS, Refusal
+from tidemill.brokers.contract.rpc import Refusal
 from tidemill.brokers.http import connections, errors, owners
 from tidemill.brokers.http.address import check_url
-from tidemill.brokers.http.broker import HttpBroker
-from tidemill.brokers.http.connections import Server, ServerConnection
-from tidemill.brokers.lmdb import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.config import parse_url
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
-    FeatureMissing,
     InvalidOption,
     JobNotFound,
     QueueFull,
 )
+from tidemill.core.job import Outcome, State, Verdict
 
 pytestmark = pytest.mark.everyday
 
@@ -109,36 +102,6 @@ def test_a_worker_leaves_a_server_that_speaks_another_version_now(
     with pytest.raises(BrokerUnavailable, match="speaks version 1"):
         consumer.exchange(want=Want(1))
     monkeypatch.undo()
-    broker.close()
-
-
-def test_a_worker_whose_server_speaks_another_version_can_be_woken_and_may_come_back(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = open_broker(store)
-    assert isinstance(broker, HttpBroker)
-    worker, consumer = HttpOwner(broker), HttpOwner(broker, kind="consumer")
-    consumer.wait(0.0)  # its long poll stays open
-    with monkeypatch.context() as patch:
-        patch.setattr(connections, "VERSION", "0")
-        patch.setattr(errors, "VERSION", "0")
-        worker.exchange()
-        # when it is woken: its sleep ends
-        broker.wake(worker.owner.id)
-        began = time.monotonic()
-        assert worker.wait(20.0) == []
-        assert time.monotonic() - began < 10.0
-        # and a refused consumer closes its long poll
-        with pytest.raises(BrokerUnavailable):
-            consumer.exchange()
-        assert broker._owners[consumer.owner.id]._wakeup._response is None
-    # when the server is replaced by one of this version: the worker gets hints again
-    broker._owners[worker.owner.id]._connection.close()
-    worker.exchange(want=Want(1))
-    broker.put([job()])
-    began = time.monotonic()
-    worker.wait(20.0)
-    assert time.monotonic() - began < 10.0
     broker.close()
 
 
@@ -300,111 +263,6 @@ def test_a_hint_between_two_sleeps_is_not_lost(broker: Broker) -> None:
         hand.exchange(verdicts=[Verdict(leases[0].token, Outcome.SUCCESS)])
 
 
-def test_a_hint_whose_reply_was_lost_counts_as_one(broker: Broker, lossy: Lossy) -> None:
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    lossy.lose = "wait"
-    hand.wait(0)
-    broker.put([job()])
-    before = time.monotonic()
-    hand.wait(20)
-    assert lossy.lost == 1
-    assert time.monotonic() - before < 10
-    assert len(hand.exchange(want=Want(1)).leases) == 1
-
-
-def test_a_second_wait_request_of_an_owner_ends_the_first(broker: Broker, store: str) -> None:
-    # given: a line that still asks although its owner has made another
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    address = check_url(parse_url(store))
-    old = ServerConnection(Server(address), 30.0)
-    server_name = broker._owners[hand.owner.id]._connection.server_name  # type: ignore[attr-defined]
-    question = {"owner_id": hand.owner.id, "timeout": 20.0, "server": server_name}
-    old.send("wait", CALLS["wait"].write(question))
-    hand.wait(0.2)
-    # then: the hint comes to who asks now
-    threading.Timer(0.2, broker.put, ([job()],)).start()
-    before = time.monotonic()
-    until = before + 20
-    while not hand.exchange(want=Want(1)).leases:
-        hand.wait(max(0.0, until - time.monotonic()))
-        assert time.monotonic() < until
-    assert time.monotonic() - before < 10
-    old.close()
-
-
-@pytest.mark.full
-def test_a_hint_on_an_unread_connection_counts_until_the_next_exchange(store: str) -> None:
-    # given: a question whose line was cut silently, and a hint that answers it
-    broker = open_broker(f"{store}?owner_lease=3600")
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    cut = ServerConnection(Server(check_url(parse_url(store))), 30.0)
-    server_name = broker._owners[hand.owner.id]._connection.server_name  # type: ignore[attr-defined]
-    question = {"owner_id": hand.owner.id, "timeout": 20.0, "server": server_name}
-    for _ in range(2):  # who is new is told to look, at first
-        cut.send("wait", CALLS["wait"].write(question))
-        broker.put([job()])
-        assert select.select([cut], [], [], 30)[0]
-        # then
-        before = time.monotonic()
-        hand.wait(20)
-        assert time.monotonic() - before < 10
-        assert hand.exchange(want=Want(1)).leases
-        cut.close()
-    cut.close()
-    broker.close()
-
-
-def test_an_owner_that_changes_servers_exchanges_first(broker: Broker) -> None:
-    # as when the server was started again between an exchange and a wait
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    broker._owners[hand.owner.id]._connection.server_name = "another"  # type: ignore[attr-defined]
-    before = time.monotonic()
-    hand.wait(20)
-    assert 0.1 < time.monotonic() - before < 10
-
-
-def test_a_descriptor_or_a_wake_ends_a_sleep(broker: Broker) -> None:
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    read, write = os.pipe()
-    os.write(write, b"x")
-    assert hand.wait(20, (read,)) == [read]
-    os.read(read, 1)
-    threading.Timer(0.1, broker.wake, (hand.owner.id,)).start()
-    before = time.monotonic()
-    assert hand.wait(20, (read,)) == []
-    assert time.monotonic() - before < 10
-    os.close(read)
-    os.close(write)
-
-
-def test_an_idle_owner_sends_few_requests(broker: Broker, lossy: Lossy) -> None:
-    hand = HttpOwner(broker)
-    hand.exchange(want=Want(1))
-    hand.wait(0.1)
-    made, cpu = lossy.made, time.thread_time()
-    for _ in range(50):
-        hand.wait(0.01)
-    assert lossy.made == made  # one question, on one line
-    assert time.thread_time() - cpu < 0.5
-
-
-@pytest.mark.full
-def test_a_wait_ends_in_time_to_renew_the_lease(store: str) -> None:
-    broker = open_broker(f"{store}?owner_lease=9")
-    hand = HttpOwner(broker)
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        assert hand.exchange(want=Want(1)).commands == []
-        hand.wait(20)
-    assert [owner.id for owner in broker.owners()] == [hand.owner.id]
-    broker.close()
-
-
 # -- who is silent ------------------------------------------------------------------------------
 
 
@@ -471,39 +329,6 @@ def test_names_and_numbers_that_a_store_cannot_keep_are_refused(broker: Broker) 
             broker.put([bad])
 
 
-def test_history_that_a_store_cannot_keep_is_refused(broker: Broker) -> None:
-    good = HistoryRow("task", "a", 60, 120, (1,), b"s")
-    for what, bad in (
-        *[("kind", {"kind": kind}) for kind in ("", "x" * 41, "a\0b", "ä")],
-        *[("name", {"name": name}) for name in ("ä" * 501, "a\0b")],
-        *[("span", {"span": span}) for span in (-60, 1, 86400)],
-        *[("time", {"at": at}) for at in (-60, 1 << 40)],
-        *[("counts", {"counts": counts}) for counts in ((1 << 53,), (-(1 << 53),), (0,) * 1001)],
-        ("sample", {"sample": b"x" * (256 * 1024 + 1)}),
-    ):
-        row = msgspec.structs.replace(good, **bad)
-        with pytest.raises(InvalidOption, match=f"{what}.* of a row of history|a row.*{what}"):
-            with_history(broker, "history").keep_history([row])
-        with pytest.raises(InvalidOption, match="history"):
-            HttpOwner(broker).exchange(history=[row])
-    with_history(broker, "history").keep_history([good])
-    assert with_history(broker, "history").history("task", 60) == [good]
-
-
-@pytest.mark.parametrize("seconds", [1e300, 3.2e9, float("inf"), float("nan"), -1.0])
-def test_times_that_a_store_cannot_keep_are_refused(broker: Broker, seconds: float) -> None:
-    hand = HttpOwner(broker)
-    broker.put([job()])
-    (lease,) = hand.exchange(want=Want(1)).leases
-    with pytest.raises(InvalidOption, match="the time of a touch must be 0 to"):
-        hand.exchange(touch=[(lease.token, seconds)])
-    for outcome in (Outcome.RELEASE, Outcome.RETRY, Outcome.SNOOZE):
-        with pytest.raises(InvalidOption, match="the delay of a verdict must be 0 to"):
-            hand.exchange(verdicts=[Verdict(lease.token, outcome, delay=seconds)])
-    # and nothing was changed
-    assert hand.exchange(verdicts=[Verdict(lease.token, Outcome.SUCCESS)]).settled == [True]
-
-
 def test_another_version_of_the_protocol_is_refused(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,25 +338,6 @@ def test_another_version_of_the_protocol_is_refused(
     monkeypatch.setattr(errors, "VERSION", "7")
     with pytest.raises(BrokerUnavailable, match=r"version 1 of the protocol.*speaks version 7"):
         open_broker(f"{store}?patience=0")
-
-
-def test_a_store_without_remote_owners_is_not_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LmdbBroker, "features", LmdbBroker.features - {Feature.REMOTE_OWNERS})
-    with pytest.raises(FeatureMissing, match=r"needs the feature elsewhere, which lmdb://"):
-        open_broker(f"{served(f'lmdb://{tmp_path}/store')}?patience=0")
-    forget_served(tmp_path)
-
-
-def test_arguments_that_cannot_be_read_are_refused(store: str) -> None:
-    connection = ServerConnection(Server(check_url(parse_url(store))), 30.0)
-    for name in ("put", "wait", "exchange", "find"):
-        with pytest.raises(InvalidOption, match="cannot be read"):
-            connection.call(name, b"\x93\x01\x02")
-    with pytest.raises(InvalidOption, match="lease of a remote owner"):
-        connection.call("attach", CALLS["attach"].write({"owner": {"id": "x"}}))
-    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -581,22 +387,3 @@ def test_a_token_comes_from_a_file_or_the_environment(
     file.write_text("no token at all\n")
     with pytest.raises(BrokerUnavailable, match="characters"):
         address.token()
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"id": "x" * 201}, "the id of an owner has 201 bytes; 200 is the most"),
-        ({"name": "x" * 1000}, "the name of an owner has 1000 bytes; 200 is the most"),
-        ({"host": "a\nb"}, "the host of an owner 'a\\nb' contains a control"),
-        ({"queues": ("q" * 300,)}, "a queue of an owner has 300 bytes"),
-        ({"queues": ("q",) * 10_001}, "an owner has 10,000 queues at most, not 10001"),
-    ],
-)
-def test_an_owner_has_names_of_a_bounded_length(
-    broker: Broker, fields: dict[str, object], why: str
-) -> None:
-    owner = Owner(**{"id": new_id(), "kind": "consumer", "name": "c", **fields})  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match=re.escape(why)):
-        broker.attach(owner)
-    assert broker.owners() == []

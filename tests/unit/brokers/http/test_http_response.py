@@ -35,22 +35,11 @@ def test_an_answer_is_the_same_however_it_is_cut(step: int) -> None:
     assert (response.status, response.body) == (503, b"abc0123456789")
 
 
-def test_chunks_without_a_trailer() -> None:
-    response = read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", 1)
-    assert response.whole
-    assert response.body == b"x"
-
-
 def test_a_response_without_a_length_ends_with_the_connection() -> None:
     response = read(b"HTTP/1.0 404 Nothing\r\n\r\nall of it", 4)
     assert not response.whole
     assert response.feed(b"")
     assert (response.status, response.body, response.keeps) == (404, b"all of it", False)
-
-
-def test_a_large_answer_may_come_at_once() -> None:
-    data = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
-    assert read(data, len(data)).body == b"x" * 200_000
 
 
 def test_a_response_tells_that_its_connection_closes() -> None:
