@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ from servers import postgres_url
 from servers.base import await_stop
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.postgres.broker import PostgresBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.job import State
@@ -117,18 +115,6 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
     assert [owner.id for owner in broker.owners()] == ["me"]
 
 
-def test_an_owner_holds_its_fifo_before_it_is_listed(
-    broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # law 5: else a neighbour could look before there is a FIFO to watch
-    listed: list[list[str]] = []
-    monkeypatch.setattr(
-        broker._owners._liveness, "hold", lambda _: listed.append([o.id for o in broker.owners()])
-    )
-    broker.attach(Owner(id="new", name="new", host="here"))
-    assert listed == [[]]
-
-
 def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_path: Path) -> None:
     # laws 5, 6: a machine that vanished leaves no witness
     broker.put([job(id="one"), job(id="two")])
@@ -199,23 +185,6 @@ def test_a_server_that_was_silent_leaves_owners_a_lease_to_come_back(
         mortal.close()
 
 
-def test_the_server_that_makes_a_remote_owners_step_gets_its_hints(
-    broker: PostgresBroker, url: str
-) -> None:
-    # law 9
-    broker.attach(Owner(id="far", name="far", lease=60.0))
-    broker.exchange(Step("far", serial=1, want=Want(1)))
-    with contextlib.closing(open_broker(url)) as other:
-        assert isinstance(other, PostgresBroker)
-        # when
-        other.exchange(Step("far", serial=2, want=Want(1)))
-        # then
-        session = other._session
-        text = f'SELECT channel FROM "{session.address.schema}".owner'
-        assert session.query(text) == [(session.listen(),)]
-        assert session.listen() != broker._session.listen()
-
-
 def test_a_forked_child_keeps_nobody_alive(broker: Broker, url: str) -> None:
     # law 5, case T12: a child of a consumer's outlives it
     process = start(
@@ -262,11 +231,3 @@ def test_a_forked_child_may_go_on_with_connections_of_its_own(broker: Broker) ->
     assert os.waitpid(pid, 0)[1] == 0
     assert broker.exchange(Step("me", touch=[(lease.token, 0.0)])).touched == [True]
     assert broker.get("child") is not None
-
-
-def test_a_broker_that_is_closed_says_so(url: str) -> None:
-    broker = open_broker(url)
-    broker.close()
-    with pytest.raises(Exception, match="closed") as caught:
-        broker.put([job()])
-    assert not isinstance(caught.value, BrokerUnavailable)

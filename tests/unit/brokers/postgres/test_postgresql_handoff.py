@@ -158,19 +158,6 @@ def test_a_step_in_the_air_brings_what_was_handed_before_it(
     assert worker.take() == []
 
 
-def test_after_the_first_hand_off_all_waits_for_the_sleeper_to_look(broker: PostgresBroker) -> None:
-    # law 10
-    worker = Sleeper(broker)
-    worker.sleep(2)
-    broker.put([named("one")])
-    broker.put([named("two")])
-    broker.put([named("three", priority=5)])
-    assert states(broker, "one", "two", "three") == [RUNNING, READY, READY]
-    worker.hear()
-    assert worker.take(2) == ["one"]
-    assert worker.take(2) == ["three", "two"]
-
-
 def test_nothing_is_handed_over_past_a_job_that_is_ready(broker: PostgresBroker) -> None:
     # law 10
     worker = Sleeper(broker)
@@ -206,18 +193,6 @@ def test_jobs_with_conditions_are_not_handed_over(
     assert states(broker, "one") != [RUNNING]
 
 
-def test_owners_that_do_not_sleep_for_tasks_are_handed_none(broker: PostgresBroker) -> None:
-    """Who does not wait between its steps, who takes messages, who said that it does not sleep."""
-    awake, consumer, busy = (
-        Sleeper(broker, "a"), Sleeper(broker, "c", "consumer"), Sleeper(broker, "b"),
-    )  # fmt: skip
-    assert awake.take() == []
-    consumer.sleep(messages=True)
-    busy.sleep(0)
-    broker.put([named("one")])
-    assert states(broker, "one") == [READY]
-
-
 def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) -> None:
     worker = Sleeper(broker)
     worker.sleep()
@@ -228,14 +203,6 @@ def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) 
     assert record is not None
     assert (record.state, record.attempt) == (READY, 0)
     assert worker.take(1) == ["one"]
-
-
-def test_a_handed_over_job_waits_for_a_step_that_wants_jobs(broker: PostgresBroker) -> None:
-    worker = Sleeper(broker)
-    worker.sleep()
-    broker.put([named("one")])
-    assert worker.exchange() == []
-    assert worker.take() == ["one"]
 
 
 def test_cancelled_before_the_worker_heard(broker: PostgresBroker) -> None:
@@ -259,19 +226,6 @@ def test_a_worker_that_dies_before_it_looked_used_no_attempt(broker: PostgresBro
     record = broker.get("one")
     assert record is not None
     assert (record.state, record.attempt, record.losses) == (READY, 0, 0)
-
-
-def test_a_put_that_is_refused_leaves_the_sleeper_asleep(broker: PostgresBroker) -> None:
-    worker = Sleeper(broker)
-    broker.put([named("one")])
-    assert worker.take() == ["one"]
-    worker.sleep()
-    with pytest.raises(DuplicateJob):
-        broker.put([named("one")])
-    broker.put([named("two")])
-    assert states(broker, "two") == [RUNNING]
-    worker.hear()
-    assert worker.take() == ["two"]
 
 
 def test_a_put_whose_reply_was_lost_is_told_again(

@@ -1,4 +1,4 @@
-"""History on PostgreSQL: steps insert rows, and the housekeeping sums them."""
+"""History on PostgreSQL: rows that change while the housekeeping sums them."""
 
 from __future__ import annotations
 
@@ -48,23 +48,6 @@ def stored(conn: psycopg.Connection[Any]) -> tuple[list[str], int]:
     return [name for (name,) in sums], len(added)
 
 
-def test_added_rows_are_folded_into_one_row_for_each_key(
-    broker: PostgresBroker, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folded_history, "FOLD_MOST", 2)
-    broker.keep_history([row(100), row(5, name="kept")])
-    for n in range(5):
-        broker.exchange(Step("w", history=[row(1, n, sample=b"%d" % n), row(n, name="b")]))
-    assert stored(conn) == (["a", "kept"], 5)
-    before = broker.history("task", MINUTE)
-
-    broker.tick()
-
-    assert stored(conn) == (["a", "b", "kept"], 0)
-    assert broker.history("task", MINUTE) == before
-    assert before[0] == row(105, 10, sample=b"4")
-
-
 def test_rows_that_were_replaced_meanwhile_are_not_folded(
     broker: PostgresBroker, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,14 +65,3 @@ def test_rows_that_were_replaced_meanwhile_are_not_folded(
 
     assert broker.history("task", MINUTE) == [row(57), row(9, name="b")]
     assert stored(conn) == (["a", "b"], 0)
-
-
-def test_steps_add_to_one_row_without_waiting(
-    broker: PostgresBroker, conn: psycopg.Connection[Any]
-) -> None:
-    broker.exchange(Step("w", history=[row(1)]))
-    with conn.transaction():
-        conn.execute("UPDATE history_changes SET count = count + 1")
-        conn.execute("SELECT FROM history_added FOR UPDATE")
-        broker.exchange(Step("w", history=[row(1)]))
-        assert broker.history("task", MINUTE) == [row(2)]

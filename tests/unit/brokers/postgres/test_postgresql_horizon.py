@@ -13,7 +13,7 @@ from servers import Postgres
 
 from tidemill.app import Tidemill
 from tidemill.brokers.postgres import vacuum_horizon
-from tidemill.brokers.registry import grants_of, migrate_store
+from tidemill.brokers.registry import migrate_store
 from tidemill.core.clock import new_id
 from tidemill.doctor.examine import examine
 
@@ -75,44 +75,6 @@ def test_the_oldest_transaction_is_named(url: str) -> None:
         assert first.endswith(" s, idle in transaction")
         assert second.startswith(f"pid {writer.info.backend_pid} of user tidemill has had a ")
     until_nothing(url)
-
-
-def test_a_young_transaction_is_not_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacuum_horizon, "_OLD", 60.0)
-    with connect(url) as writer:
-        writer.execute("CREATE TEMPORARY TABLE x ()")
-        assert found(url) == NOTHING
-
-
-def test_a_prepared_transaction_is_named(url: str, server: Postgres) -> None:
-    with connect(url) as conn:
-        conn.execute("CREATE TABLE forgotten ()")
-        conn.execute("PREPARE TRANSACTION 'lost'")
-    try:
-        [(status, said)] = found(url)
-        assert status == "warn"
-        assert said.startswith("prepared transaction 'lost' of user tidemill is ")
-    finally:
-        server.run("ROLLBACK PREPARED 'lost'")
-    until_nothing(url)
-
-
-def test_a_user_who_may_not_see_others_still_learns_the_process(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a user who is not told how old the transactions of others are
-    monkeypatch.setattr(vacuum_horizon, "_FAR", -1)
-    schema = url.partition("schema=")[2]
-    with connect(url, autocommit=True) as conn:
-        for statement in grants_of(url, "app") or ():
-            conn.execute(statement.encode())
-        conn.execute(f"REVOKE ALL ON SCHEMA {schema} FROM PUBLIC".encode())
-    with connect(url, application_name="report") as writer:
-        writer.execute("CREATE TEMPORARY TABLE x ()")
-        [(status, said)] = found(url.replace("tidemill@", "app@"))
-        assert status == "warn"
-        assert said.startswith(f"pid {writer.info.backend_pid} of user tidemill (report) has had a")
-        assert said.endswith(" transactions")
 
 
 def test_a_standby_and_a_slot_that_hold_back_the_primary_are_named(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from postgres_desk import connect, job, take
@@ -73,12 +72,6 @@ def test_migrations_run_once_each_and_in_order(name: str, url: str) -> None:
     both = rf"version {len(steps)}, .* version {len(steps) - 2}; upgrade tidemill here"
     with pytest.raises(BrokerUnavailable, match=both):
         open_broker(url)
-
-
-def test_each_migration_has_its_own_number() -> None:
-    folder = Path(schema.__file__).parent / "sql" / "migrations"
-    names = sorted(file.name for file in folder.iterdir())
-    assert [int(name[:4]) for name in names] == list(range(1, schema.VERSION + 1))
 
 
 def test_a_migration_that_fails_leaves_all_as_it_was(name: str, url: str) -> None:

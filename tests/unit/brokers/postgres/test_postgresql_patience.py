@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from harness import eventually
 from postgres_desk import connect, ids, job, take, until_blocked
-from servers import PgBouncer, Postgres
+from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
@@ -32,12 +32,6 @@ def server() -> Iterator[Postgres]:
     options = ("fsync=off", "synchronous_commit=local", "synchronous_standby_names=nowhere")
     with contextlib.closing(Postgres(*options)) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def pooler(server: Postgres) -> Iterator[PgBouncer]:
-    with contextlib.closing(PgBouncer(server)) as pooler:
-        yield pooler
 
 
 @pytest.fixture
@@ -129,23 +123,6 @@ def test_a_put_ends_within_patience_while_somebody_holds_its_locks(
     broker.put([job(id="a")])
 
 
-def test_a_put_ends_within_patience_behind_a_pooler(
-    server: Postgres, pooler: PgBouncer, url: str, schema: str
-) -> None:
-    broker = open_broker(f"{pooler.url()}?schema={schema}&patience=2")
-    try:
-        with locked(url, f"{schema}.job") as holder, connect(url) as looker:
-            given_up(lambda: broker.put([job(id="a")]))
-            query = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
-            until = time.monotonic() + SLACK
-            while looker.execute(query, [holder.info.backend_pid]).fetchone() != (0,):
-                assert time.monotonic() < until, "the server still waits for the lock"
-                time.sleep(0.02)
-        assert ids(broker) == set()
-    finally:
-        broker.close()
-
-
 def test_a_wait_for_a_connection_of_the_pool_ends_within_patience(url: str, schema: str) -> None:
     broker = open_broker(f"{url}&pool=2")
     try:
@@ -192,11 +169,3 @@ def test_a_put_that_may_have_been_accepted_says_so_and_which_id(url: str) -> Non
         eventually(lambda: ids(broker) == accepted, "the commits")
         with pytest.raises(DuplicateJob):
             broker.put([job(id="one")])
-
-
-def test_a_put_that_was_surely_not_accepted_does_not_say_so(url: str) -> None:
-    broker = open_broker(f"{url}&options=-cdefault_transaction_read_only%3Don")
-    with pytest.raises(BrokerUnavailable, match="read-only") as caught:
-        broker.put([job()])
-    assert "may have been" not in str(caught.value)
-    broker.close()

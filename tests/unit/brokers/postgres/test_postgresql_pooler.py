@@ -17,7 +17,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Links
 from tidemill.core.job import State, Verdict
 from tidemill.core.owner import Owner
 
@@ -95,26 +94,3 @@ def test_with_a_direct_url_sleepers_hear(url: str, server: Postgres) -> None:
     finally:
         broker.close()
         other.close()
-
-
-def test_a_flow_behind_the_pooler_and_a_job_handed_over_to_who_hears(
-    url: str, server: Postgres
-) -> None:
-    # cases C1, C2
-    broker = open_broker(url + "&direct=" + urllib.parse.quote(server.url(), safe=""))
-    try:
-        broker.attach(Owner(id="o", name="w"))
-        members = [job(id=f"m{n}", links=Links(next=("all",))) for n in range(4)]
-        whole = job(id="all", links=Links(next=("last",), waits="barrier"))
-        last = job(id="last", links=Links(waits="success", inputs=("m0",)))
-        broker.put([last, whole, *members])
-        assert sorted(work_off(broker, "o", 5)) == ["last", "m0", "m1", "m2", "m3"]
-        broker.wait("o", 0.0)
-        assert take(broker, "o") == []
-        broker.put([job(id="alone")])
-        record = broker.get("alone")
-        assert record is not None
-        assert record.state is State.RUNNING
-        assert work_off(broker, "o", 1) == ["alone"]
-    finally:
-        broker.close()

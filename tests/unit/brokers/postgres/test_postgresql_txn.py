@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from moved_clock import MovedClock
 from postgres_desk import connect, ids, job, take, until_blocked
 from psycopg.rows import class_row, dict_row, scalar_row
 
@@ -47,25 +46,6 @@ def test_a_put_in_a_transaction_appears_with_its_commit(
     assert ids(broker) == {"one", "two", "three"}
     assert {(r.name, r.size) for r in broker.stats()} == {("q", 2), ("queue2", 1)}
     assert {lease.open().id for lease in take(broker, "o", 9)} == {"one", "two"}
-
-
-def test_a_due_job_that_an_open_transaction_holds_makes_nobody_step_again_and_again(
-    broker: Broker, conn: psycopg.Connection, moved_clock: MovedClock
-) -> None:
-    # given a delayed job that an open transaction replaces
-    broker.put([job(id="late", key="k", delay=60)])
-    broker.put([job(id="new", key="k", on_conflict="replace", delay=600)], txn=conn)
-    broker.attach(Owner(id="o", name="w"))
-    # when it comes due
-    moved_clock.advance(61.0)
-    # then an owner looks again after a moment, and not at once
-    reply = broker.exchange(Step("o", want=Want(1)))
-    assert reply.leases == []
-    assert 0.05 < reply.next_due < 1
-    broker.tick()  # ends
-    # and the job runs when the transaction gives it back
-    conn.rollback()
-    assert [lease.open().id for lease in take(broker, "o", 1)] == ["late"]
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
