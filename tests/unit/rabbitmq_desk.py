@@ -30,8 +30,6 @@ __all__ = [
     "held",
     "ids_of",
     "job",
-    "leaderless",
-    "led_by_a_lost_node",
     "message",
     "open_rabbit",
     "put_until",
@@ -65,39 +63,6 @@ def suspended(server: RabbitMQ, name: str) -> Iterator[None]:
         yield
     finally:
         server.eval(f"sys:resume({process})")
-
-
-@contextlib.contextmanager
-def leaderless(server: RabbitMQ, name: str) -> Iterator[None]:
-    """A quorum queue that nobody leads, as one whose server was killed while it was made.
-
-    It says that it is there, and empty, at once; all that was in it is gone.
-    """
-    ra = f"Ra = {{'%2F_{name}', node()}}"
-    server.eval(
-        ra,
-        f'Queue = rabbit_misc:r(<<"/">>, queue, <<"{name}">>)',
-        f"Does = {{module, rabbit_fifo, #{{name => '%2F_{name}', queue_resource => Queue}}}}",
-        "ok = ra:force_delete_server(quorum_queues, Ra)",
-        "ok = ra:start_server(quorum_queues, element(1, Ra), Ra, Does, [Ra])",
-    )
-    try:
-        yield
-    finally:
-        server.eval(ra, "ok = ra:trigger_election(Ra)")
-
-
-@contextlib.contextmanager
-def led_by_a_lost_node(server: RabbitMQ, name: str) -> Iterator[None]:
-    """A quorum queue whose leader was on a node that is gone; the election takes this block."""
-    resource = f'rabbit_misc:r(<<"/">>, queue, <<"{name}">>)'
-    known = f"[Q] = mnesia:dirty_read(rabbit_queue, {resource})"
-    write = "mnesia:dirty_write(rabbit_queue, amqqueue:set_pid(Q, {element(1, amqqueue:get_pid(Q)),"
-    server.eval(known, f"ok = {write} gone@localhost}}))")
-    try:
-        yield
-    finally:
-        server.eval(known, f"ok = {write} node()}}))")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -115,36 +114,6 @@ def test_a_retry_given_while_the_server_is_away_is_stored_when_it_is_back(
     eventually(lambda: held(server, prefix) == 0, "the end")
 
 
-def test_going_and_coming_are_told_once_and_cost_nothing(
-    server: RabbitMQ, open_one: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    # case Q3
-    caplog.set_level(logging.INFO, "tidemill")
-    broker = open_one(patience=5)
-    worker = LiveOwner(broker)
-    put_until(broker, [job()])
-    worker.await_all(1)
-    worker.take()
-    server.sync()
-    # when
-    server.kill()
-    began, cpu = time.monotonic(), time.process_time()
-    with pytest.raises(BrokerUnavailable, match="rabbitmq"):
-        broker.put([job()])
-    assert time.monotonic() - began < 5 + SLACK
-    time.sleep(2)
-    assert time.process_time() - cpu < 1
-    server.start()
-    back = time.monotonic()
-    put_until(broker, [job()])
-    worker.await_all(1)
-    # then: a second between two tries, and what a busy machine needs
-    assert time.monotonic() - back < 30
-    told = [record.message for record in caplog.records if record.name == "tidemill.rabbitmq"]
-    assert [line.endswith("; trying again") for line in told].count(True) == 1, told
-    assert [line.endswith(" is back") for line in told].count(True) == 1, told
-
-
 def test_a_queue_that_somebody_deletes_is_made_again(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
@@ -243,19 +212,6 @@ def test_a_link_that_is_cut_silently_is_given_up(server: RabbitMQ, open_one: Ope
         assert "later" in {lease.open().queue for lease in worker.await_all(1, queues=("later",))}
     finally:
         proxy.close()
-
-
-def test_a_bug_in_a_callback_does_not_take_the_line_down_for_good(
-    open_one: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker = open_one()
-    worker = LiveOwner(broker)
-    worker.take()
-    for line in (broker._in, broker._out, broker._names_thread):
-        line.do(lambda: 1 // 0)
-    eventually(lambda: caplog.text.count("ZeroDivisionError") == 3, "the bugs")
-    put_until(broker, [job("new")])
-    worker.await_all(1)
 
 
 def test_a_server_that_takes_back_what_runs_for_too_long_is_told_of(

@@ -12,7 +12,6 @@ import pytest
 from pika.frame import Body, Frame, Header, Method
 from pika.spec import Basic
 
-from tidemill.brokers.rabbitmq.amqp import connection
 from tidemill.brokers.rabbitmq.amqp.connection import (
     Connection,
     Delivery,
@@ -127,14 +126,6 @@ def test_a_channel_that_took_the_number_of_another_is_not_told_what_that_was() -
     assert heard.told == ["Method", "Header", "Body"]
 
 
-def test_a_frame_that_does_not_end_as_it_should_is_an_error() -> None:
-    heard = Heard()
-    deliver = Basic.Deliver("c", 1, False, "", "q")
-    sent = wire_of(frames_of(deliver, PLAIN, b"x", 10, CHANNEL))
-    with pytest.raises(pika.exceptions.InvalidFrameError):
-        heard._on_data_available(sent[:-1] + b"\0")
-
-
 @pytest.mark.parametrize("size", [0, 1, 100, 101, 1000])
 def test_a_publication_is_what_pika_would_send(size: int) -> None:
     body = random.Random(size).randbytes(size)
@@ -155,8 +146,3 @@ def test_a_message_with_a_history_is_not_taken_for_a_plain_one() -> None:
     for more in ({"headers": {"attempt": 1}}, {"priority": 3}, {"content_type": "text/plain"}):
         properties = pika.BasicProperties(**(vars(PLAIN) | more))
         assert plain_run(encoded(properties)) == ""
-
-
-def test_more_is_read_at_a_time_of_a_line_that_brings_much() -> None:
-    heard = Heard()
-    assert heard._transport._MAX_RECV_BYTES == connection._RECEIVE > 4096

@@ -11,23 +11,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from harness import SLACK, eventually
-from pika.channel import Channel
 from rabbitmq_desk import (
     LiveOwner,
     away,
     ids_of,
     job,
-    led_by_a_lost_node,
     open_rabbit,
     suspended,
 )
-from servers import Proxy, RabbitMQ
+from servers import RabbitMQ
 
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.rabbitmq import RabbitBroker, dead_letter, queue_registry
-from tidemill.brokers.rabbitmq import put as put_module
-from tidemill.brokers.rabbitmq.amqp import connection_thread
-from tidemill.brokers.rabbitmq.put import REFUSED
+from tidemill.brokers.rabbitmq import RabbitBroker, queue_registry
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, State
 from tidemill.core.owner import Owner
@@ -107,55 +102,6 @@ def test_a_queue_that_is_down_holds_up_nothing_that_goes_elsewhere(
     assert late.end() == ""
 
 
-def test_a_queue_that_goes_down_under_a_crowd_holds_up_nothing_for_long(
-    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The server reads nothing more of a line with some hundred messages that no queue takes.
-    monkeypatch.setattr(connection_thread, "_EVERY", 0.3)
-    broker = open_one(patience=60)
-    broker.put([job("down"), job("other")])
-    over, crowd = threading.Event(), [job("down") for _ in range(20_000)]
-    late = Put(broker, crowd, until=over.is_set)
-    down = broker._publisher._places[place(prefix, "down")]
-    eventually(lambda: len(down.sent) > 800, "a crowd under way")
-    with suspended(server, place(prefix, "down")):
-        # when
-        broker.put([job("other") for _ in range(50)])
-        # then
-        assert not late.is_over
-        over.set()
-    assert late.end() == ""
-
-
-def test_more_places_than_channels_take_turns(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(put_module, "_CHANNELS", 5)
-    broker = open_one()
-    broker.put([job(f"q{n}") for n in range(30)])
-    broker.put([job(f"q{n}") for n in range(30)])
-    eventually(lambda: ready(broker) == {f"q{n}": 2 for n in range(30)}, "all of them")
-    places = broker._publisher._places.values()
-    assert sum(place.is_open for place in places) <= 5
-
-
-def test_a_put_that_meets_an_election_is_stored_when_that_is_over(
-    server: RabbitMQ, open_one: Open, prefix: str
-) -> None:
-    broker, other = open_one(), open_one(patience=60)
-    broker.put([job("led")])
-    eventually(lambda: ready(broker) == {"led": 1}, "the first")
-    with led_by_a_lost_node(server, place(prefix, "led")):
-        # when
-        late = Put(other, [job("led")])  # over a new channel
-        places, led = other._publisher._places, place(prefix, "led")
-        eventually(lambda: led in places and places[led].why == REFUSED, "a refusal")
-        # then
-        assert not late.is_over
-    assert late.end() == ""
-    eventually(lambda: ready(broker) == {"led": 2}, "both")
-
-
 def test_how_much_of_a_batch_was_stored_is_said(
     server: RabbitMQ, open_one: Open, prefix: str
 ) -> None:
@@ -199,57 +145,6 @@ def test_a_confirmed_message_is_not_sent_again(
     assert ready(broker) == {"free": 1 + 2, "full": 2 + 1}
 
 
-def test_a_channel_that_ends_before_it_confirms_anything_is_opened_again(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[Channel] = []
-    confirm = Channel.confirm_delivery
-
-    def refuse(channel: Channel, *args: object, **options: object) -> None:
-        if len(refused) < 2:
-            refused.append(channel)
-            channel.queue_declare("nowhere", passive=True)  # which ends the channel
-        confirm(channel, *args, **options)
-
-    monkeypatch.setattr(Channel, "confirm_delivery", refuse)
-    open_one().put([job()])
-    assert len(refused) == 2
-
-
-def test_a_line_that_owes_answers_is_given_up_before_its_heartbeats_are_missed(
-    server: RabbitMQ,
-    open_one: Open,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(connection_thread, "_EVERY", 0.3)
-    proxy = Proxy(server.port)
-    try:
-        far = open_one(server.url.replace(f":{server.port}/", f":{proxy.port}/"), patience=60)
-        far.put([job()])
-        proxy.cut()
-        late = Put(far, [job()])
-        eventually(lambda: "nothing was heard for" in caplog.text, "that")
-        assert not late.is_over
-        proxy.mend()
-        assert late.end() == ""
-    finally:
-        proxy.close()
-
-
-def test_a_line_that_answers_is_not_given_up_for_a_queue_that_does_not(
-    server: RabbitMQ, open_one: Open, prefix: str
-) -> None:
-    broker = open_one(patience=60)
-    broker.put([job("down")])
-    with suspended(server, place(prefix, "down")):
-        late = Put(broker, [job("down")])
-        time.sleep(1.5 * connection_thread.DEAD * connection_thread._EVERY)
-        assert broker._out.connects == 1
-    assert late.end() == ""
-    assert ready(broker) == {"down": 2}
-
-
 def test_names_are_written_again_as_long_as_they_are_used(
     server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,33 +184,6 @@ def test_a_retried_job_goes_to_a_queue_that_workers_find(
     assert ready(open_one()) == {"default": 1}
 
 
-@pytest.mark.parametrize("most", ["PIECE_COUNT", "PIECE_BYTES"])
-def test_an_act_on_what_failed_has_little_of_it_in_memory(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch, most: str
-) -> None:
-    # law 15
-    monkeypatch.setattr(dead_letter, most, {"PIECE_COUNT": 3, "PIECE_BYTES": 2500}[most])
-    broker = open_one()
-    jobs = [job(retries=0, body=b"x" * 1000) for _ in range(10)]
-    fail(broker, jobs)
-    pieces: list[int] = []
-    publish = broker._failed._publish
-
-    def counted(items: list[object]) -> None:
-        pieces.append(len(items))
-        publish(items)
-
-    monkeypatch.setattr(broker._failed, "_publish", counted)
-    wanted = [*ids_of(jobs[:5]), "unknown", *ids_of(jobs[5:9])]
-    assert broker.retry(wanted) == [one != "unknown" for one in wanted]
-    assert pieces == [3, 3, 3]
-    assert broker.delete(ids_of(jobs)) == [*[False] * 9, True]
-    worker = LiveOwner(broker)
-    taken = worker.await_all(9, queues=("default",))
-    assert [lease.open().id for lease in taken] == ids_of(jobs[:9])
-    assert broker.info()["failed"] == 0
-
-
 def test_pages_of_failed_jobs_skip_no_job_when_jobs_are_retried(open_one: Open) -> None:
     # given six failed jobs, which are read two at a time
     broker = open_one()
@@ -334,43 +202,6 @@ def test_pages_of_failed_jobs_skip_no_job_when_jobs_are_retried(open_one: Open) 
             break
     # then every job was shown once
     assert found == ids_of(jobs)[::-1]
-
-
-def test_a_reader_of_failed_jobs_keeps_its_order_beside_other_readers(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given four failed jobs, and a reader who has seen two of them
-    broker = open_one()
-    jobs = [job(retries=0) for _ in range(4)]
-    fail(broker, jobs)
-    what = Filter(states=frozenset({State.FAILED}))
-    first = broker.find(what, 2, "")
-    # when other readers see the jobs in another order, as after a connection that gave them back
-    look = broker._failed._look
-    monkeypatch.setattr(broker._failed, "_look", lambda: [*(found := look())[2:], *found[:2]])
-    for _ in range(3):
-        other = broker.find(what, 3, "")
-        assert ids_of(jobs)[1::-1] == [record.envelope.id for record in other.records[:2]]
-    # then the reader sees the other two jobs
-    second = broker.find(what, 2, first.cursor)
-    shown = [record.envelope.id for record in [*first.records, *second.records]]
-    assert shown == ids_of(jobs)[::-1]
-    assert not second.cursor
-
-
-def test_a_look_at_a_queue_that_does_not_answer_ends(
-    server: RabbitMQ, open_one: Open, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = open_one()
-    broker.put([job("down")])
-    with monkeypatch.context() as patch:
-        patch.setattr("tidemill.brokers.rabbitmq.amqp.short_connection.ANSWER_WITHIN", 1.0)
-        with (
-            suspended(server, place(prefix, "down")),
-            pytest.raises(BrokerUnavailable, match=f"the queue {place(prefix, 'down')} does not"),
-        ):
-            broker.purge("down")
-    broker.purge("down")
 
 
 def test_a_name_that_cannot_be_stops_nobody_who_serves_all_queues(open_one: Open) -> None:

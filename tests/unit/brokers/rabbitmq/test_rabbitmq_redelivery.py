@@ -11,14 +11,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.backoff import ENDLESS, MESSAGE, RetryPolicy
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.backoff import MESSAGE, RetryPolicy
+from tidemill.core.job import Record, State
 
 sys.path.append(str(Path(__file__).parents[3] / "conformance"))
 
 from broker_driver import LiveOwner, message
-
-SMALL = RetryPolicy(3, delay=0.02, factor=1, jitter=False)
 
 
 @pytest.fixture
@@ -48,33 +46,6 @@ def test_the_first_death_returns_a_message_to_its_place(
     assert [lease.open().id for lease in consumer.await_all(2)] == ["poison", "good"]
 
 
-def test_the_second_death_delays_a_message_behind_the_others(
-    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
-) -> None:
-    broker.put([message(id="poison", retries=MESSAGE), message(id="good", retries=MESSAGE)])
-
-    for _ in range(2):
-        die_of_it(channel, prefix)
-
-    good, poison = consumer.await_all(2)
-    assert (good.open().id, good.attempt) == ("good", 1)
-    assert (poison.open().id, poison.attempt) == ("poison", 3)
-
-
-def test_a_message_that_its_consumers_die_of_ends_as_failed(
-    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
-) -> None:
-    broker.put([message(id="poison", retries=SMALL)])
-    die_of_it(channel, prefix)
-    for attempt in (2, 3, 4):
-        (lease,) = consumer.await_all(1)
-        assert lease.attempt == attempt
-        consumer.settle(lease, Outcome.RETRY, error="ValueError: bad")
-
-    (record,) = eventually(lambda: failed(broker))
-    assert (record.envelope.id, record.error) == ("poison", "ValueError: bad")
-
-
 def test_deaths_alone_end_a_message(
     broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
 ) -> None:
@@ -88,15 +59,3 @@ def test_deaths_alone_end_a_message(
 
     (record,) = eventually(lambda: failed(broker))
     assert (record.attempt, record.error) == (3, "its consumer died")
-
-
-def test_a_message_without_an_end_is_handed_out_again_at_once(
-    broker: Broker, consumer: LiveOwner, channel: BlockingChannel, prefix: str
-) -> None:
-    broker.put([message(id="beanstalk", retries=ENDLESS)])
-
-    for _ in range(25):
-        die_of_it(channel, prefix)
-
-    (lease,) = consumer.await_all(1)
-    assert lease.open().id == "beanstalk"

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from tidemill.brokers.rabbitmq import settings
-from tidemill.brokers.rabbitmq.amqp import connection_thread
 from tidemill.brokers.registry import open_broker
 from tidemill.errors import BrokerUnavailable
 
@@ -71,11 +70,3 @@ def test_a_server_that_is_no_rabbitmq_is_one_sentence(
     assert "\n" not in str(refusal.value)
     assert caplog.text == ""
     assert [str(one.message) for one in seen if one.category is ResourceWarning] == []
-
-
-def test_a_connection_without_a_greeting_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_thread, "_GOODBYE", 1e9)
-    with stranger(b"", hangs_up=False) as url:
-        with pytest.raises(BrokerUnavailable, match="does not answer"):
-            open_broker(f"{url}?patience=0.3")
-        assert [t.name for t in threading.enumerate() if t.name.startswith("tidemill-")] == []

@@ -11,7 +11,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.rabbitmq.settle import SUSPECT
-from tidemill.core.job import Outcome
 
 sys.path.append(str(Path(__file__).parents[3] / "conformance"))
 
@@ -87,46 +86,3 @@ def test_a_suspect_that_its_workers_die_of_again_fails(
     )
     assert properties.message_id == culprit.id
     assert "its worker died 3 times while it had nothing else to run" in properties.headers["error"]
-
-
-def test_a_suspect_is_found_though_it_goes_back_in_between(
-    broker: Broker, prefix: str, channel: BlockingChannel
-) -> None:
-    # law 6: what goes back is a new message, of which the server has counted nothing
-    culprit = job()
-    broker.put([culprit])
-    for _ in range(4):
-        worker = LiveOwner(broker)
-        (lease,) = worker.await_all(1)
-        if lease.losses:
-            break
-        broker.detach(worker.id)
-        die_of(channel, f"{prefix}.tasks.normal.default", 5)
-    else:
-        worker = LiveOwner(broker)
-        (lease,) = worker.await_all(1)
-    assert (lease.open().id, lease.losses) == (culprit.id, 1)
-
-
-def test_a_job_that_returns_now_and_then_is_no_suspect(broker: Broker) -> None:
-    # law 6
-    broker.put([job()])
-    for _ in range(SUSPECT + 2):
-        worker = LiveOwner(broker)
-        (lease,) = worker.await_all(1)
-        assert lease.losses == 0
-        broker.detach(worker.id)
-
-
-def test_a_job_that_ended_is_no_suspect_any_more(
-    broker: Broker, prefix: str, channel: BlockingChannel
-) -> None:
-    # law 6
-    suspect = job(retries=2)
-    broker.put([suspect])
-    die_of(channel, f"{prefix}.tasks.normal.default", SUSPECT)
-    worker = LiveOwner(broker)
-    (lease,) = worker.await_all(1)
-    assert worker.settle(lease, Outcome.RETRY, error="ValueError")
-    (lease,) = worker.await_all(1)
-    assert (lease.losses, lease.attempt) == (0, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,21 +10,12 @@ from typing import Any
 import pika
 import pytest
 from harness import eventually
-from hypothesis import given
-from hypothesis import strategies as st
-from rabbitmq_desk import LiveOwner, ids_of, job, message, open_rabbit
+from rabbitmq_desk import LiveOwner, job, open_rabbit
 from servers import Proxy, rabbitmq_url
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, timekeeper
 from tidemill.brokers.rabbitmq import message as rabbitmq_message
-from tidemill.brokers.rabbitmq.layout import (
-    LEVELS,
-    LONGEST,
-    least,
-    level_of,
-    most,
-)
 from tidemill.core.envelope import encode_envelope
 from tidemill.core.job import Outcome, State
 
@@ -69,23 +59,6 @@ def put(broker: RabbitBroker, delay: float) -> tuple[str, float]:
     delayed, due = job(delay=delay), time.monotonic() + delay
     broker.put([delayed])
     return delayed.id, due
-
-
-# -- arithmetic -----------------------------------------------------------------------------------
-
-
-@given(st.floats(0.0, LONGEST, exclude_max=True))
-def test_a_delay_lies_in_the_range_of_its_queue(seconds: float) -> None:
-    level = level_of(seconds)
-    assert 0 <= level < LEVELS
-    assert least(level) <= seconds < most(level)
-
-
-def test_there_are_few_queues_and_each_begins_where_another_ends() -> None:
-    # law 15
-    assert LEVELS <= 24
-    assert math.isclose(LONGEST, most(LEVELS - 1))
-    assert all(most(level) == least(level + 1) for level in range(LEVELS - 1))
 
 
 # -- on time --------------------------------------------------------------------------------------
@@ -137,33 +110,6 @@ def test_a_retry_waits_and_keeps_what_is_known_of_its_job(open_one: Open) -> Non
     assert (lease.open().id, lease.attempt) == (given_job.id, 2)
 
 
-def test_consumers_keep_the_time_of_delayed_messages(open_one: Open) -> None:
-    broker = open_one()
-    consumer = LiveOwner(broker, kind="consumer")
-    given_message = message(delay=0.3)
-    began = time.monotonic()
-    broker.put([given_message])
-    (lease,) = consumer.await_all(1)
-    assert time.monotonic() - began >= 0.3
-    assert lease.open().id == given_message.id
-
-
-def test_a_job_behind_a_full_window_is_on_time(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given: one window full of jobs that wait longer than the next one in the same queue
-    monkeypatch.setattr(timekeeper, "_WINDOW", 4)
-    producer, worker = open_one(), LiveOwner(open_one())
-    worker.take()
-    due = dict(put(producer, 15.9) for _ in range(9))
-    job_id, soon = put(producer, 8.1)
-    # when
-    late = lateness(worker, {**due, job_id: soon})
-    # then
-    assert min(late.values()) >= 0
-    assert late[job_id] < 7  # the others are due after 7.8 s
-
-
 def test_a_delayed_job_held_for_long_comes_again_and_runs_once(
     open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,43 +127,6 @@ def test_a_delayed_job_held_for_long_comes_again_and_runs_once(
         assert worker.settle(lease)
     assert min(late.values()) >= 0
     assert worker.take() == []
-
-
-def test_many_that_are_due_at_one_instant_begin_within_seconds(open_one: Open) -> None:
-    # given
-    producer, worker = open_one(), LiveOwner(open_one())
-    worker.take()
-    jobs = [job(delay=2.5) for _ in range(2000)]
-    due = time.monotonic() + 2.5
-    producer.put(jobs)
-    # when
-    leases = worker.await_all(len(jobs))
-    # then
-    assert 0 <= time.monotonic() - due < LATE
-    assert sorted(lease.open().id for lease in leases) == sorted(ids_of(jobs))
-
-
-def test_large_bodies_do_not_fill_the_memory_of_a_worker(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given: a worker that may hold three of them
-    monkeypatch.setattr(timekeeper, "_BYTES", 300_000)
-    producer, broker = open_one(), open_one()
-    worker = LiveOwner(broker)
-    worker.take()
-    due = {}
-    for _ in range(20):
-        large = job(delay=8.0, body=b"x" * 100_000)
-        due[large.id] = time.monotonic() + 8.0
-        producer.put([large])
-    # when
-    keeper = eventually(lambda: broker._keeper, "a timekeeper")
-    eventually(lambda: keeper._bytes >= 100_000, "a job that it holds")
-    time.sleep(1.0)  # more would come
-    held = keeper._bytes
-    # then
-    assert 100_000 <= held <= 500_000
-    assert len(lateness(worker, due)) == 20
 
 
 # -- when something breaks ------------------------------------------------------------------------
@@ -257,14 +166,3 @@ def test_an_unreadable_delayed_message_is_kept_with_the_failed_jobs(
     what = Filter(states=frozenset({State.FAILED}))
     (record,) = eventually(lambda: broker.find(what).records, "it is put aside")
     assert "does not say when it is due" in record.error
-
-
-def test_a_worker_that_leaves_gives_back_what_it_holds(open_one: Open) -> None:
-    producer, broker = open_one(), open_one()
-    worker = LiveOwner(broker)
-    worker.take()
-    due = dict([put(producer, 12.0)])
-    eventually(lambda: producer.info()["delayed"] == 0, "the worker holds it")
-    broker.close()
-    eventually(lambda: producer.info()["delayed"] == 1, "the server has it again")
-    assert min(lateness(LiveOwner(open_one()), due).values()) >= 0
