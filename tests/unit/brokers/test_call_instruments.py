@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import lmdb
-
-from tidemill import Tidemill
 from tidemill.brokers.registry import instrument_calls, open_broker
 from tidemill.core.envelope import Envelope
 
@@ -40,18 +36,3 @@ def test_an_instrument_sees_each_call_of_a_broker_by_name() -> None:
         one.put([Envelope(id="a")])
     assert broker.get("a") is not None
     assert seen == ["put", "get"]
-
-
-def test_an_instrument_sees_the_calls_of_a_store_in_the_apps_own_environment(
-    tmp_path: Path,
-) -> None:
-    seen: list[str] = []
-    env = lmdb.open(str(tmp_path), max_dbs=40)
-    undo = instrument_calls(counter(seen))
-    try:
-        with Tidemill(env=env) as mill:
-            mill.broker.put([Envelope(id="a")])
-    finally:
-        undo()
-        env.close()
-    assert seen[0] == "put"

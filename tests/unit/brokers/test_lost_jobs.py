@@ -14,12 +14,10 @@ from broker_driver import LiveOwner, job
 from harness import eventually
 from servers import postgres_store, redis_url
 
-from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.client.log_attributes import mark_records
 from tidemill.core.clock import new_id
 from tidemill.core.job import State
-from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday("redis", "postgresql")
 
@@ -107,20 +105,3 @@ def test_the_lines_of_a_killed_worker_are_bounded(
         )
         assert text.partition("[")[2].partition("]")[0] in ids
     assert shown[20] == "5 more jobs failed: lost with their worker"
-
-
-def test_a_silent_worker_on_another_machine_leaves_a_line(
-    broker: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = job(retries=0)
-    broker.put([given])
-    broker.attach(Owner(id="far", kind="worker", name="far", lease=1.0))
-    assert len(broker.exchange(Step("far", want=Want(1), serial=1)).leases) == 1
-
-    def has_failed() -> bool:
-        broker.count_silence()
-        return broker.get(given.id).state is State.FAILED
-
-    eventually(has_failed)
-    [record] = lines(caplog)
-    assert record.getMessage().startswith(f"app.work[{given.id}] failed (queue default): lost with")

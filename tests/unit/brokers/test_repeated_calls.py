@@ -77,22 +77,6 @@ def test_a_step_whose_reply_was_lost_is_done_once(fault: str) -> None:
     assert talk.exchange(step(1)).settled == [False]
 
 
-def test_replies_lost_one_after_the_other_lose_nothing() -> None:
-    # law 4
-    far = Far()
-    talk = RepeatedCalls(far.send)
-    far.faults = ["reply", "request", "reply", "", "reply"]
-    for tokens in ((1,), (1, 2), (1, 2)):
-        with pytest.raises(BrokerUnavailable):
-            talk.exchange(step(*tokens, want=3))
-    with pytest.raises(BrokerUnavailable):  # the first is answered now, the rest is lost again
-        talk.exchange(step(1, 2, 3, want=3))
-    reply = talk.exchange(step(1, 2, 3, 4, want=3))
-    assert reply.settled == [True, True, True, True]
-    assert far.settled == [1, 2, 3, 4]
-    assert [lease.token for lease in reply.leases] == [1, 2, 3]
-
-
 def rows(*numbers: int) -> Step:
     return Step("w", history=[HistoryRow("task", "a", MINUTE, 60, (n,), b"s") for n in numbers])
 
@@ -118,18 +102,6 @@ def test_history_whose_reply_was_lost_is_added_once(faults: list[str]) -> None:
     assert far.history.counts == (1121,)
 
 
-def test_a_step_that_was_refused_is_not_sent_again() -> None:
-    far = Far()
-    talk = RepeatedCalls(far.send)
-    far.faults = ["full"]
-    with pytest.raises(StoreFull):
-        talk.exchange(step(1, want=1))
-    assert far.serial == 0
-    far.serial = 1  # the refused step's serial is not used twice
-    reply = talk.exchange(step(1, want=1))
-    assert (reply.settled, far.settled) == ([True], [1])
-
-
 def test_a_held_verdict_does_not_answer_for_the_one_that_follows() -> None:
     # laws 4 and 8
     far = Far()
@@ -140,18 +112,6 @@ def test_a_held_verdict_does_not_answer_for_the_one_that_follows() -> None:
         talk.exchange(Step("w", [held]))
     talk.exchange(Step("w", [held, Verdict(1, Outcome.RELEASE)]))
     assert far.settled == [1, 1]
-
-
-@pytest.mark.parametrize("fault", ["reply", "request"])
-def test_the_reply_after_a_broken_step_says_that_the_store_may_be_behind(fault: str) -> None:
-    far = Far()
-    talk = RepeatedCalls(far.send)
-    assert not talk.exchange(step()).behind
-    far.faults = [fault]
-    with pytest.raises(BrokerUnavailable):
-        talk.exchange(step())
-    assert talk.exchange(step()).behind
-    assert not talk.exchange(step()).behind
 
 
 def test_leases_on_their_way_are_among_those_the_owner_holds() -> None:
