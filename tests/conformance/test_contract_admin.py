@@ -11,7 +11,6 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.job import NOT_STARTED, Outcome, State
 from tidemill.core.owner import Command
@@ -351,20 +350,6 @@ def test_lost_tasks_are_leased_one_at_a_time(broker: Broker) -> None:
     broker.retry([lost[0].id])
     [fresh] = worker.exchange(want=Want(5, alone=False)).leases
     assert fresh.losses == 0
-
-
-@pytest.mark.needs("a witness")
-def test_lost_tasks_can_be_purged_and_cancelled(broker: Broker) -> None:
-    # law 6
-    jobs = [job() for _ in range(3)]
-    broker.put(jobs)
-    gone = LiveOwner(broker, "gone")
-    gone.take(3)
-    broker.release(gone.id, None)
-    assert state(broker, jobs[0].id) is State.READY
-    assert broker.cancel([jobs[0].id]) == [True]
-    assert delete_waiting(broker, "default") == 2
-    assert everything(broker, Filter(states=frozenset([State.READY]))) == []
 
 
 @pytest.mark.parametrize("causes", [{}, None])

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_driver import LiveOwner, ids_of, job, message, state
+from broker_driver import LiveOwner, ids_of, job, state
 from kinds import Clock
 from test_contract_admin import in_every_state
 
@@ -16,7 +16,6 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
-from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
 from tidemill.core.job import Outcome, Record, State
@@ -162,16 +161,6 @@ def test_a_job_that_waits_for_others_needs_no_room(broker: Broker, worker: LiveO
     assert len(worker.take_ids(9, ["small"])) == 2
 
 
-def test_a_paused_queue_holds_what_comes(broker: Broker, worker: LiveOwner) -> None:
-    broker.set_queue("paused", paused=True)
-    given = job("a")
-    broker.put([given])
-    assert broker.alter([given.id], queue="paused") == [True]
-    assert worker.take_ids() == []
-    assert broker.alter([given.id], queue="a") == [True]
-    assert worker.take_ids() == [given.id]
-
-
 def test_a_scheduled_job_keeps_its_time_and_its_expiry(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
@@ -202,13 +191,6 @@ def test_a_successor_stays_behind_its_key(broker: Broker, worker: LiveOwner) -> 
     broker.put([job("a", id="third", key="l")])
     assert broker.alter(["third"], queue="b") == [True]
     assert broker.put([job("a", key="l")])[0].id == "third"
-
-
-def test_messages_move_as_tasks_do(broker: Broker, consumer: LiveOwner) -> None:
-    first, second = message("a"), message("b")
-    broker.put([first, second])
-    assert broker.alter([second.id], rank=URGENT, queue="a") == [True]
-    assert consumer.take_ids(9, ["a"]) == [second.id, first.id]
 
 
 @pytest.mark.needs("a witness")
@@ -246,15 +228,6 @@ def test_limits_hold_in_the_new_queue(broker: Broker) -> None:
     assert worker.take_ids(9, ["a"]) == ["j2"]
     assert broker.alter(["j1"], queue="a") == [True]
     assert worker.take_ids(9, ["a"]) == []
-
-
-def test_a_purge_finds_what_has_come(broker: Broker, worker: LiveOwner) -> None:
-    ready, late, low = job("a"), job("a", delay=1000), job("a", priority=-3)
-    broker.put([ready, late, low])
-    assert broker.alter(ids_of([ready, late, low]), queue="b") == [True] * 3
-    assert delete_waiting(broker, "a") == 0
-    assert delete_waiting(broker, "b") == 3
-    assert worker.take_ids() == []
 
 
 @pytest.mark.needs("commands")

@@ -9,7 +9,7 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.backoff import RetryPolicy
+from tidemill.core.errors import TidemillError
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.errors import TidemillError
 
@@ -280,20 +280,6 @@ def test_a_task_with_a_worker_has_no_ttr(broker: Broker, worker: LiveOwner, cloc
     broker.tick()
     assert worker.touch(lease)
     assert worker.settle(lease)
-
-
-def test_a_message_can_have_a_limit_of_attempts(
-    broker: Broker, consumer: LiveOwner, clock: Clock
-) -> None:
-    given = message(ttr=1, retries=RetryPolicy(1, delay=0))
-    broker.put([given])
-    for _ in range(2):
-        consumer.take()
-        clock.advance(1.1)
-    broker.tick()
-    record = broker.get(given.id)
-    assert record is not None
-    assert (record.state, record.error) == (State.FAILED, "ttr passed without an ack")
 
 
 def test_strict_empties_the_first_queue_first(broker: Broker, worker: LiveOwner) -> None:

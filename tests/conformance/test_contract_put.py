@@ -9,7 +9,6 @@ from broker_driver import LiveOwner, check_counts, everything, ids_of, job, mess
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import Outcome, Placed, State
 from tidemill.errors import DuplicateJob, QueueFull
@@ -288,9 +287,3 @@ def test_setting_the_wall_clock_moves_nothing_but_at(
         assert len(broker.owners()) == 2
         assert worker.take_ids() == ids_of([older, newer])
     assert consumer.settle(lease)
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-def test_a_want_of_nothing_takes_nothing(broker: Broker, worker: LiveOwner, mode: Mode) -> None:
-    broker.put([job()])
-    assert worker.take(0, mode=mode) == []

@@ -73,22 +73,6 @@ def test_from_the_second_failed_hand_out_on_others_go_first(
     assert (again.open().id, again.attempt) == (poison.id, 3)
 
 
-@pytest.mark.still_clock
-def test_a_message_that_backs_off_is_scheduled_and_keeps_its_sequence(
-    broker: Broker, consumer: LiveOwner
-) -> None:
-    poison = message(retries=MESSAGE)
-    broker.put([poison])
-    before = shown(broker, poison.id).seq
-
-    for _ in range(2):
-        fail(consumer, take_one(consumer))
-
-    record = shown(broker, poison.id)
-    assert (record.state, record.seq, record.attempt) == (State.SCHEDULED, before, 2)
-    assert [attempt.error for attempt in record.attempts] == ["ValueError: bad"] * 2
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_broker_computes_the_delays_of_the_policy(
     broker: Broker, consumer: LiveOwner, clock: Clock, policy: RetryPolicy
@@ -210,22 +194,6 @@ def test_a_ttr_that_runs_out_is_a_failed_hand_out(
 
 
 @pytest.mark.still_clock
-def test_a_ttr_that_runs_out_twice_delays_the_message(
-    broker: Broker, consumer: LiveOwner, clock: Clock, need: Callable[[Feature], None]
-) -> None:
-    need(Feature.INSPECT)
-    poison = message(ttr=20, retries=MESSAGE)
-    broker.put([poison])
-
-    for _ in range(2):
-        take_one(consumer)
-        clock.advance(20.3)
-        consumer.exchange()
-
-    assert state(broker, poison.id) is State.SCHEDULED
-
-
-@pytest.mark.still_clock
 def test_a_consumer_that_dies_fails_its_hand_out(
     broker: Broker, need: Callable[[Feature], None]
 ) -> None:
@@ -271,19 +239,6 @@ def test_a_release_neither_counts_nor_backs_off(
         assert consumer.settle(lease, Outcome.RELEASE)
 
     assert take_one(consumer).attempt == 1
-
-
-def test_a_release_with_a_delay_does_not_count(
-    broker: Broker, consumer: LiveOwner, clock: Clock
-) -> None:
-    broker.put([message(id="m", retries=MESSAGE)])
-    for _ in range(3):
-        (lease,) = consumer.await_all(1, queues=("default",))
-        consumer.settle(lease, Outcome.RELEASE, delay=0.1)
-        clock.advance(0.15)
-
-    (lease,) = consumer.await_all(1, queues=("default",))
-    assert lease.attempt == 1
 
 
 def test_a_failure_with_a_delay_of_its_own_takes_that(

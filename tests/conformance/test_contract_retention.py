@@ -187,17 +187,6 @@ def test_bad_options_of_retention_are_named(kind: Kind, tmp_path: Path, options:
         open_broker(kind.store_url(tmp_path, options))
 
 
-def test_find_shows_each_once_newest_first_on_every_page_size(
-    broker: Broker, worker: LiveOwner
-) -> None:
-    jobs = [job() for _ in range(12)]
-    broker.put(jobs)
-    newest_first = ids_of(reversed(jobs))
-    for limit in (1, 3, 4, 5, 12, 13, 100):
-        found = [r.envelope.id for r in everything(broker, limit=limit)]
-        assert found == newest_first, limit
-
-
 def test_find_shows_the_newest_first_whatever_the_ids(broker: Broker) -> None:
     # given ids of the user's own among ours
     jobs = [job(id=own) if own else job() for own in ("zebra", "", "17", "apple", "", "Z", "0")]

@@ -46,16 +46,7 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
 
 
 @pytest.mark.needs(Feature.INSPECT)
-def test_a_retry_of_scheduled_jobs_leaves_a_cancelled_job_as_it_is(broker: Broker) -> None:
-    # law 14
-    broker.put([job(id="a", delay=1000.0), job(id="b", delay=1000.0)])
-    broker.cancel(["b"])
-    assert broker.retry(["a", "b", "c"], only_scheduled=True) == [True, False, False]
-    assert (state(broker, "a"), state(broker, "b")) == (State.READY, State.CANCELLED)
-
-
-@pytest.mark.needs(Feature.INSPECT)
-def test_a_retry_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
+def test_a_kick_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
     # law 7
     broker.put([job(id="b", task="b.work")])
     give_back(worker, *worker.await_all(1))
@@ -103,12 +94,3 @@ def test_a_job_cancelled_while_it_was_leased_is_not_tried_again(
     broker.cancel(["b"])
     give_back(worker, lease)
     assert state(broker, "b") is State.CANCELLED
-
-
-@pytest.mark.needs(Feature.KEYS)
-def test_a_merge_makes_the_job_ready(broker: Broker, worker: LiveOwner) -> None:
-    broker.put([job(id="b", task="b.work", key="k")])
-    give_back(worker, *worker.await_all(1))
-    [merged] = broker.put([job(id="c", task="b.work", key="k", on_conflict="merge")])
-    assert merged.id == "b"
-    assert state(broker, "b") is State.READY
