@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Place, eventually
-from servers import Postgres, Redis, postgres_store, redis_url
-from servers.http import JobServer
+from harness import Place
+from servers import postgres_store, redis_url
 
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow
-from tidemill.brokers.registry import migrate_store, open_broker
+from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
+from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED
 
 STORES: dict[str, Callable[[Path], str]] = {
     "lmdb": lambda folder: f"lmdb://{folder}/store",
@@ -29,8 +26,6 @@ STORES: dict[str, Callable[[Path], str]] = {
 }
 """Stores on servers that no test kills."""
 
-KILLS = 4
-STEP_MOST = 150
 """Jobs that one step of a worker settles at most here."""
 
 WORKER = """
@@ -123,77 +118,6 @@ def test_kills_of_clients_at_any_time(tmp_path: Path, store: str) -> None:
 
 
 # -- workers and servers --------------------------------------------------------------------------
-
-
-class Mortal:
-    """A store on a server that a test kills; an LMDB store has none."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.server: Redis | Postgres | JobServer | None = None
-        if kind == "redis":
-            self.server = redis = Redis(durable=True)
-            self.url = f"{redis.url}?owner_lease=3&patience=60"
-        elif kind == "postgresql":
-            self.server = postgres = Postgres()
-            self.url = f"{postgres.url()}?owner_lease=3&patience=60"
-            migrate_store(self.url)
-        elif kind == "http":
-            self.server = server = JobServer("--quiet")
-            self.url = f"{server.url}?owner_lease=3&patience=60"
-        else:
-            self.url = f"lmdb://{folder}/store"
-
-    def fall(self) -> None:
-        """Kill the server, and start it again."""
-        if self.server is not None:
-            self.server.kill()
-            self.server.start()
-
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
-
-
-@pytest.fixture(params=["lmdb", "redis", "postgresql", "http"])
-def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mortal]:
-    with contextlib.closing(Mortal(request.param, tmp_path)) as mortal:
-        yield mortal
-
-
-def test_kills_of_workers_and_of_their_server(mortal: Mortal, tmp_path: Path) -> None:
-    # case Q20
-    jobs = 1500
-    with contextlib.closing(Place(tmp_path, mortal.url)) as place:
-        # given a worker that runs many jobs
-        place.write("@mill.task(retries=50)\ndef short():\n    time.sleep(0.004)\n")
-        place.enqueue_many("short", [()] * jobs)
-        worker = place.worker()
-        # when workers and the server are killed in turn, in the middle
-        for n in range(1, KILLS + 1):
-            enough = functools.partial(have_succeeded, place, n * jobs // 6)
-            eventually(enough, f"jobs before kill {n}", limit=180)
-            if n % 2 or mortal.server is None:
-                worker.kill_everything()
-                worker = place.worker()
-            else:
-                mortal.fall()
-        eventually(lambda: place.unfinished() == 0, "all jobs have ended", limit=180)
-        assert worker.stop() == 0
-        # then queues count all jobs, and the rows of tasks lack at most a step for each kill
-        assert succeeded(place) == jobs
-        history = with_history(place.mill.broker, "history")
-        for span in (MINUTE, HOUR, ALWAYS):
-            rows = [row.counts for row in history.history("task", span)]
-            counted = sum(row[SUCCEEDED] for row in rows)
-            assert jobs - KILLS * STEP_MOST <= counted <= jobs
-            assert sum(row[FAILED] for row in rows) == 0
-            assert sum(sum(row[RUNS]) for row in rows) == counted
-        (_, queue) = place.mill.history.queues(3600)
-        assert (queue.total("accepted"), queue.total("succeeded")) == (jobs, jobs)
-
-
-def have_succeeded(place: Place, count: int) -> bool:
-    return succeeded(place) >= count
 
 
 def succeeded(place: Place) -> int:
