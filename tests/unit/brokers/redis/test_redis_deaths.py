@@ -18,7 +18,6 @@ from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.owners import Row
 from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
@@ -54,14 +53,6 @@ sys.stdin.readline()
 @pytest.fixture
 def url() -> str:
     return f"{redis_url()}?prefix=t{new_id()}&owner_lease=3600"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[RedisBroker]:
-    broker = open_broker(url)
-    assert isinstance(broker, RedisBroker)
-    yield broker
-    broker.close()
 
 
 class Mortal:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from moved_clock import MovedClock
-from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 
 MANY = 1250  # more than two calls move
 LATER = 60.0
-
-
-@pytest.fixture
-def broker() -> Iterator[RedisBroker]:
-    broker = open_broker(f"{redis_url()}?prefix=t{new_id()}")
-    assert isinstance(broker, RedisBroker)
-    yield broker
-    broker.close()
 
 
 def job(job_id: str, **fields: object) -> Envelope:

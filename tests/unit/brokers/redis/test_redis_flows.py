@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-from servers import Redis, redis_url
+from servers import Redis
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.owner import Owner
 
 MANY = 2500  # more than two calls follow
-Open = Callable[[], RedisBroker]
-
-
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
-def opener(stack: contextlib.ExitStack, url: str) -> Open:
-    def open_one() -> RedisBroker:
-        broker = open_broker(url)
-        stack.callback(broker.close)
-        assert isinstance(broker, RedisBroker)
-        return broker
-
-    return open_one
-
-
-@pytest.fixture
-def open_one(stack: contextlib.ExitStack) -> Open:
-    return opener(stack, f"{redis_url()}?prefix=t{new_id()}")
-
-
-@pytest.fixture
-def broker(open_one: Open) -> RedisBroker:
-    return open_one()
+Open = Callable[..., RedisBroker]
 
 
 def job(job_id: str, *behind: str, waits: str = "", **fields: Any) -> Envelope:
@@ -101,17 +71,15 @@ def test_a_long_fall_is_gone_on_with_by_whoever_comes_next(open_one: Open) -> No
     assert counts(broker) == (0, MANY - 1)
 
 
-def test_a_server_killed_in_a_long_fall_goes_on_with_it(stack: contextlib.ExitStack) -> None:
+def test_a_server_killed_in_a_long_fall_goes_on_with_it(durable: Redis, open_one: Open) -> None:
     # laws 1, 3
-    server = Redis(durable=True)
-    stack.callback(server.close)
-    broker = opener(stack, server.url)()
+    broker = open_one(durable.url)
     put_chain(broker)
     settle(broker, Outcome.FAIL)
     before = counts(broker)
     assert before[0] > 0
-    server.kill()
-    server.start()
+    durable.kill()
+    durable.start()
     assert counts(broker) == before
     broker.tick()
     assert counts(broker) == (0, MANY - 1)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
-from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared import folded_history
-from tidemill.core.clock import clock, new_id
-from tidemill.core.owner import Owner
+from tidemill.core.clock import clock
 
+pytestmark = pytest.mark.usefixtures("worker")
 NOW = int(clock.wall()) // HOUR * HOUR
-
-
-@pytest.fixture
-def broker() -> Iterator[RedisBroker]:
-    broker = open_broker(f"{redis_url()}?prefix=t{new_id()}")
-    assert isinstance(broker, RedisBroker)
-    broker.attach(Owner(id="w", kind="worker"))
-    yield broker
-    broker.close()
 
 
 def row(*counts: int, name: str = "a", at: int = NOW, sample: bytes = b"") -> HistoryRow:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from servers import redis_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Owner
 
+pytestmark = pytest.mark.usefixtures("worker")
 KEYS = 350  # more than three calls reach
 SLOTS = {count: LimitSettings(concurrency=count) for count in (1, 2, 3, 100)}
-
-
-@pytest.fixture
-def open_one() -> Iterator[Callable[[], RedisBroker]]:
-    opened: list[RedisBroker] = []
-    url = f"{redis_url()}?prefix=t{new_id()}"
-
-    def open_one() -> RedisBroker:
-        broker = open_broker(url)
-        assert isinstance(broker, RedisBroker)
-        opened.append(broker)
-        return broker
-
-    yield open_one
-    for broker in opened:
-        broker.close()
-
-
-@pytest.fixture
-def broker(open_one: Callable[[], RedisBroker]) -> RedisBroker:
-    broker = open_one()
-    broker.attach(Owner(id="w", name="w"))
-    return broker
 
 
 def put(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,29 +10,10 @@ from servers import Redis
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.owner import Owner
-
-Opened = tuple[Redis, RedisBroker]
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Opened]]:
-    with contextlib.ExitStack() as stack:
-
-        def start_one(*, durable: bool = False) -> Opened:
-            server = Redis(durable=durable)
-            stack.callback(server.close)
-            broker = open_broker(server.url)
-            stack.callback(broker.close)
-            assert isinstance(broker, RedisBroker)
-            broker.attach(Owner(id="w", name="w"))
-            return server, broker
-
-        yield start_one
 
 
 def put(broker: RedisBroker, count: int, prefix: str = "j", **fields: Any) -> None:
@@ -45,27 +25,30 @@ def take(broker: RedisBroker, count: int, *verdicts: Verdict) -> list[int]:
     return [lease.token for lease in broker.exchange(Step("w", verdicts, Want(count))).leases]
 
 
-def test_a_server_that_was_killed_knows_its_limits(start: Callable[..., Opened]) -> None:
+def test_a_server_that_was_killed_knows_its_limits(
+    durable: Redis, open_one: Callable[..., RedisBroker]
+) -> None:
     # laws 1, 13
-    server, broker = start(durable=True)
+    broker = open_one(durable.url)
+    broker.attach(Owner(id="w", name="w"))
     broker.set_limit("a", LimitSettings(rate=(1, 3600), burst=2), queue=True)
     put(broker, 5, queue="a")
     put(broker, 5, "lane", queue="b", limit=JobLimit("api", "k", 1.0, LimitSettings(concurrency=1)))
     first = take(broker, 10)
     assert len(first) == 3
-    server.kill()
-    server.start()
+    durable.kill()
+    durable.start()
     assert take(broker, 10) == []
     assert [row.running for row in broker.limits()] == [2, 1]
     verdicts = [Verdict(token, Outcome.SUCCESS) for token in first]
     assert len(take(broker, 10, *verdicts)) == 1
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
-    start: Callable[..., Opened], lose_replies: Callable[[int], None]
+    broker: RedisBroker, lose_replies: Callable[[int], None]
 ) -> None:
     # laws 4, 13
-    _, broker = start()
     broker.set_limit("a", LimitSettings(rate=(1, 3600), burst=3), queue=True)
     put(broker, 5, queue="a")
     take(broker, 0)  # its line is open
@@ -75,10 +58,9 @@ def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
 
 
 def test_a_limit_whose_change_was_lost_on_the_way_back_is_changed_once(
-    start: Callable[..., Opened], lose_replies: Callable[[int], None]
+    broker: RedisBroker, lose_replies: Callable[[int], None]
 ) -> None:
     # law 4
-    _, broker = start()
     lose_replies(1)
     broker.set_limit("api", LimitSettings(rate=(2, 7), window=(3, 5.5), breaker=(4, 1.5)))
     [row] = broker.limits()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import ConnectionError as RedisConnectionError
-from servers import Redis, language, redis_url
+from servers import Redis, language
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Step, Want
@@ -24,25 +24,6 @@ from tidemill.core.errors import BrokerUnavailable, DuplicateJob, InvalidOption
 from tidemill.core.job import Note, Outcome, Placed, State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.errors import BrokerUnavailable, DuplicateJob
-
-
-@pytest.fixture
-def open_one() -> Iterator[Callable[[], Broker]]:
-    url = f"{redis_url()}?prefix=t{new_id()}"
-    opened: list[Broker] = []
-
-    def open_again() -> Broker:
-        opened.append(open_broker(url))
-        return opened[-1]
-
-    yield open_again
-    for broker in opened:
-        broker.close()
-
-
-@pytest.fixture
-def broker(open_one: Callable[[], Broker]) -> Broker:
-    return open_one()
 
 
 class Faults:

@@ -12,11 +12,8 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.redis import out_of_memory
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope
 from tidemill.core.job import Note, Outcome, State, Verdict
-from tidemill.core.owner import Owner
-from tidemill.errors import StoreFull
 
 MB = 1 << 20
 LIMIT = 12 * MB
@@ -29,12 +26,8 @@ def server() -> Iterator[Redis]:
 
 
 @pytest.fixture
-def broker(server: Redis) -> Iterator[RedisBroker]:
-    broker = open_broker(f"{server.url}?patience=0")
-    assert isinstance(broker, RedisBroker)
-    broker.attach(Owner(id="w", name="w"))
-    yield broker
-    broker.close()
+def url(server: Redis) -> str:
+    return f"{server.url}?patience=0"
 
 
 def fill(broker: RedisBroker, size: int = 1000, prefix: str = "j") -> int:
@@ -78,6 +71,7 @@ def test_a_process_that_opens_a_store_whose_server_evicts_keys_warns_once(
     assert "maxmemory-policy is allkeys-lru; set maxmemory-policy noeviction" in warning
 
 
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("size", [400, 10_000])
 def test_draining_a_full_server_stays_near_its_limit(
     broker: RedisBroker,
@@ -105,6 +99,7 @@ def test_draining_a_full_server_stays_near_its_limit(
     assert len([r for r in caplog.records if "results are not kept" in r.message]) == 1
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_full_server_keeps_neither_tracebacks_nor_lines_of_logs(broker: RedisBroker) -> None:
     # laws 15, 16
     broker.put([Envelope(id="a", task="t"), Envelope(id="b", task="t")])

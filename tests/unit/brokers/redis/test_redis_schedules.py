@@ -10,10 +10,9 @@ import pytest
 from moved_clock import MovedClock
 from servers import Redis
 
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change
-from tidemill.brokers.registry import open_broker
+from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.owner import Owner
@@ -21,28 +20,20 @@ from tidemill.errors import BrokerUnavailable, StoreFull
 
 
 @pytest.fixture
-def open_on() -> Iterator[Callable[[Redis], Broker]]:
-    with contextlib.ExitStack() as stack:
-
-        def open_one(server: Redis) -> Broker:
-            stack.callback(server.close)
-            broker = open_broker(f"{server.url}?patience=0")
-            stack.callback(broker.close)
-            broker.attach(Owner(id="w", name="w"))
-            return broker
-
-        yield open_one
+def server() -> Iterator[Redis]:
+    with contextlib.closing(Redis()) as server:
+        yield server
 
 
 def job(**fields: Any) -> Envelope:
     return Envelope(**{"id": "j", "task": "t", **fields})
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_change_whose_reply_was_lost_is_made_once(
-    open_on: Callable[[Redis], Broker], lose_replies: Callable[[int], None]
+    broker: RedisBroker, lose_replies: Callable[[int], None]
 ) -> None:
     # law 4, case C7
-    broker = open_on(Redis())
     [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lose_replies(1)
     [fired] = broker.change_schedules([Change("s", made.version, 0.0, b"", jobs=(job(),))])
@@ -53,11 +44,11 @@ def test_a_change_whose_reply_was_lost_is_made_once(
     assert broker.stats()[0].accepted == 1
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_schedule_handed_out_with_a_lost_reply_comes_again(
-    open_on: Callable[[Redis], Broker], lose_replies: Callable[[int], None], moved_clock: MovedClock
+    broker: RedisBroker, lose_replies: Callable[[int], None], moved_clock: MovedClock
 ) -> None:
     # case C7: when its claim is over
-    broker = open_on(Redis())
     broker.exchange(Step("w"))  # its line is open
     broker.change_schedules([Change("s", 0, clock.wall() - 1)])
     lose_replies(2)  # it is tried twice before it is given up for now
@@ -72,11 +63,11 @@ def test_a_schedule_handed_out_with_a_lost_reply_comes_again(
 
 
 def test_a_full_server_fires_nothing_and_lets_schedules_be_paused(
-    open_on: Callable[[Redis], Broker],
+    server: Redis, open_one: Callable[..., RedisBroker]
 ) -> None:
     # law 16
-    server = Redis()
-    broker = open_on(server)
+    broker = open_one(f"{server.url}?patience=0")
+    broker.attach(Owner(id="w", name="w"))
     [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1, b"rule")])
     server.run("CONFIG", "SET", "maxmemory", "1mb")
     with pytest.raises(StoreFull):
