@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from harness import eventually
+from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
@@ -62,6 +63,13 @@ def until_blocked(looker: psycopg.Connection, holder: psycopg.Connection) -> Non
         return row is not None and row[0] > 0
 
     eventually(is_blocked, "somebody waits", pause=0.001)
+
+
+def deadlocks(server: Postgres) -> str:
+    """What the server's log says of any, also of those that were broken and made good again."""
+    log = server.log.read_text(errors="replace")
+    at = log.find("deadlock detected")
+    return "" if at < 0 else log[at : at + 3000]
 
 
 def start(

@@ -1,15 +1,24 @@
-"""Fixtures of the tests of PostgreSQL: a store of its own on the shared server for each test."""
+"""Fixtures of the tests of PostgreSQL: a store for each test, servers to kill, an owner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from servers import postgres_url
+from servers import Postgres, postgres_url
 
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.owner import Owner
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """A server for one module, which notices deadlocks at once."""
+    server = Postgres("deadlock_timeout=20ms")
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -29,3 +38,11 @@ def broker(url: str) -> Iterator[PostgresBroker]:
     assert isinstance(broker, PostgresBroker)
     yield broker
     broker.close()
+
+
+@pytest.fixture
+def worker(broker: PostgresBroker) -> Owner:
+    """An owner "w" of the broker."""
+    owner = Owner(id="w", name="w")
+    broker.attach(owner)
+    return owner

@@ -12,21 +12,11 @@ from postgres_desk import connect
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.postgres.broker import PostgresBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared import folded_history
 from tidemill.core.clock import clock
-from tidemill.core.owner import Owner
 
+pytestmark = pytest.mark.usefixtures("worker")
 NOW = int(clock.wall()) // HOUR * HOUR
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[PostgresBroker]:
-    broker = open_broker(url)
-    assert isinstance(broker, PostgresBroker)
-    broker.attach(Owner(id="w", kind="worker"))
-    yield broker
-    broker.close()
 
 
 @pytest.fixture

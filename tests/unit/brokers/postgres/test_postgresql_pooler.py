@@ -24,13 +24,6 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def pooler(server: Postgres) -> Iterator[PgBouncer]:
     pooler = PgBouncer(server)
     yield pooler

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from moved_clock import MovedClock
-from postgres_desk import connect, take, until_blocked
+from postgres_desk import connect, deadlocks, take, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
@@ -20,22 +20,12 @@ from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Conflict, Outcome, State, Verdict
 from tidemill.core.owner import Owner
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres("deadlock_timeout=20ms")
-    yield server
-    server.close()
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @pytest.fixture
 def url(server: Postgres, schema: str) -> str:
     return f"{server.url()}?schema={schema}&migrate=1"
-
-
-@pytest.fixture(autouse=True)
-def worker(broker: Broker) -> None:
-    broker.attach(Owner(id="w", name="w"))
 
 
 def job(job_id: str, *behind: str, waits: str = "", **fields: Any) -> Envelope:
@@ -178,6 +168,4 @@ def test_puts_that_replace_and_steps_that_settle_never_wait_in_a_circle(
     for thread in workers:
         thread.join(60)
     assert errors == []
-    log = server.log.read_text(errors="replace")
-    at = log.find("deadlock detected")
-    assert at < 0, log[at : at + 3000]
+    assert deadlocks(server) == ""

@@ -13,7 +13,6 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.postgres.timed_connection import Connection
-from tidemill.brokers.registry import open_broker
 from tidemill.core.owner import Owner
 
 pytestmark = pytest.mark.everyday
@@ -37,14 +36,6 @@ def url() -> Iterator[str]:
         server.run(f"ALTER ROLE tidemill SET {name} = '{value}'")
     yield f"{server.url()}?schema=tidemill&migrate=1"
     server.close()
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[PostgresBroker]:
-    broker = open_broker(url)
-    assert isinstance(broker, PostgresBroker)
-    yield broker
-    broker.close()
 
 
 def test_each_session_has_the_settings_that_it_needs(broker: PostgresBroker) -> None:

@@ -13,12 +13,8 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import CLAIM, Change, Changed
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
-from tidemill.core.owner import Owner
 
-
-@pytest.fixture(autouse=True)
-def worker(broker: Broker) -> None:
-    broker.attach(Owner(id="w", name="w"))
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def test_a_change_whose_reply_was_lost_is_made_once(

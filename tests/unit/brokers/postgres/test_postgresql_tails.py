@@ -12,13 +12,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
-from tidemill.errors import BrokerUnavailable
 
-
-@pytest.fixture(autouse=True)
-def worker(broker: Broker) -> None:
-    broker.attach(Owner(id="w", name="w"))
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @contextmanager
