@@ -116,10 +116,14 @@ class LiveOwner:
         return [(command.verb, command.token) for command in self.exchange().commands]
 
 
-def state(broker: Broker, job_id: str) -> State:
+def record_of(broker: Broker, job_id: str) -> Record:
     record = broker.get(job_id)
     assert record is not None, f"{job_id} is gone"
-    return record.state
+    return record
+
+
+def state(broker: Broker, job_id: str) -> State:
+    return record_of(broker, job_id).state
 
 
 def everything(broker: Broker, what: Filter | None = None, limit: int = 7) -> list[Record]:

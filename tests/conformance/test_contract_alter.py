@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_driver import LiveOwner, ids_of, job, state
+from broker_driver import LiveOwner, ids_of, job, record_of, state
 from kinds import Clock
 from test_contract_admin import in_every_state
 
@@ -18,7 +18,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.errors import QueueFull, StoreMoved
+from tidemill.core.job import Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.priority import rank_of
 from tidemill.errors import QueueFull, StoreMoved
@@ -27,12 +28,6 @@ WAITS = (State.WAITING, State.SCHEDULED, State.READY)
 URGENT = rank_of(9)
 
 pytestmark = pytest.mark.needs(Feature.ALTER)
-
-
-def shown(broker: Broker, job_id: str) -> Record:
-    record = broker.get(job_id)
-    assert record is not None
-    return record
 
 
 def sizes(broker: Broker) -> dict[str, int]:
@@ -50,10 +45,10 @@ def test_only_a_job_that_waits_is_altered(
 ) -> None:
     # law 3
     ids = in_every_state(broker, worker, clock)
-    before = {s: shown(broker, ids[s]) for s in State}
+    before = {s: record_of(broker, ids[s]) for s in State}
     for s in State:
         assert broker.alter([ids[s]], **change) == [s in WAITS], s
-        record, old = shown(broker, ids[s]), before[s]
+        record, old = record_of(broker, ids[s]), before[s]
         assert record.state is s
         assert record.seq == old.seq  # law 10
         assert record.due == pytest.approx(old.due)
@@ -106,12 +101,12 @@ def test_a_job_leased_meanwhile_is_refused(broker: Broker, worker: LiveOwner) ->
     [lease] = worker.take()
     assert broker.alter([given.id], rank=URGENT, queue="b") == [False]
     assert worker.settle(lease, Outcome.RETRY, delay=0)
-    assert shown(broker, given.id).envelope.queue == "a"
+    assert record_of(broker, given.id).envelope.queue == "a"
     # but between two attempts it waits
     assert broker.alter([given.id], queue="b") == [True]
     [again] = worker.take(1, ["b"])
     assert (again.open().id, again.attempt) == (given.id, 2)
-    assert [a.number for a in shown(broker, given.id).attempts] == [1]
+    assert [a.number for a in record_of(broker, given.id).attempts] == [1]
 
 
 def test_a_change_of_nothing_succeeds_and_leaves_no_trace(broker: Broker) -> None:
@@ -119,9 +114,9 @@ def test_a_change_of_nothing_succeeds_and_leaves_no_trace(broker: Broker) -> Non
     broker.put([given])
     assert broker.alter([given.id, given.id], rank=URGENT) == [True, True]
     assert broker.alter([given.id], rank=URGENT, queue="a") == [True]
-    assert [line for _, line in shown(broker, given.id).log] == ["altered: priority 9"]
+    assert [line for _, line in record_of(broker, given.id).log] == ["altered: priority 9"]
     assert broker.alter([given.id], rank=rank_of(-2.5), queue="b") == [True]
-    assert shown(broker, given.id).log[-1][1] == "altered: queue b, priority -2.5"
+    assert record_of(broker, given.id).log[-1][1] == "altered: queue b, priority -2.5"
 
 
 def test_a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room(
@@ -134,7 +129,7 @@ def test_a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room(
     # when
     assert broker.alter(ids_of(jobs), rank=URGENT, queue="small") == [True, True, False]
     # then the last is unchanged, in both respects
-    record = shown(broker, jobs[2].id)
+    record = record_of(broker, jobs[2].id)
     assert (record.envelope.queue, record.rank) == ("large", jobs[2].rank)
     assert sizes(broker) == {"large": 1, "small": 2}
     assert broker.alter([jobs[0].id], rank=0) == [True]  # within a full queue

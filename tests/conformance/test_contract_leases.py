@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, check_counts, ids_of, job, message, state
+from broker_driver import LiveOwner, check_counts, ids_of, job, message, record_of, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
@@ -19,16 +19,14 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     given = job()
     broker.put([given])
     [lease] = worker.take()
-    running = broker.get(given.id)
-    assert running is not None
+    running = record_of(broker, given.id)
     assert (running.state, running.worker) == (State.RUNNING, "w1")
     assert running.leased > 0
     assert (running.token, running.lease_ends) == (lease.token, 0.0)
     # when
     assert worker.settle(lease, result=b"r", started=10.0, ended=11.0)
     # then
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.raw_result, record.error, record.worker) == (
         State.SUCCEEDED,
         b"r",
@@ -61,8 +59,7 @@ def test_every_outcome_leads_to_its_state(
         Outcome.CANCELLED: (State.CANCELLED, 1, "why"),
         Outcome.EXPIRED: (State.EXPIRED, 1, "why"),
     }[outcome]
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.attempt, record.error if record.state.finished else "") == expected
 
 
@@ -73,8 +70,7 @@ def test_a_held_retry_is_counted_at_once_and_runs_later(broker: Broker, worker: 
     [lease] = worker.take()
     assert worker.settle(lease, Outcome.RETRY, error="stuck", delay=50.0, hold=True)
     # then: written down, and still leased
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.attempt, record.worker) == (State.RUNNING, 1, "w1")
     assert [attempt.error for attempt in record.attempts] == ["stuck"]
     assert broker.retry([given.id]) == [False]
@@ -165,8 +161,7 @@ def test_attempts_are_counted_up_to_the_limit(broker: Broker, worker: LiveOwner)
         [lease] = worker.take()
         assert lease.attempt == number
         worker.settle(lease, Outcome.RETRY, error=f"no {number}", traceback="at line 1")
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.attempt, record.error) == (State.FAILED, 3, "no 3")
     assert [a.error for a in record.attempts] == ["no 1", "no 2", "no 3"]
     assert {a.traceback for a in record.attempts} == {"at line 1"}
@@ -183,8 +178,7 @@ def test_a_retry_of_the_last_attempt_is_shown_as_a_failure(
         for _ in expected:
             [lease] = worker.take()
             worker.settle(lease, Outcome.RETRY, error="why")
-        record = broker.get(given.id)
-        assert record is not None
+        record = record_of(broker, given.id)
         assert [attempt["outcome"] for attempt in record.public()["attempts"]] == expected
 
 
@@ -211,8 +205,7 @@ def test_a_trail_shows_the_latest_attempts(broker: Broker, worker: LiveOwner) ->
     broker.put([given])
     for _ in range(KEEP_ATTEMPTS + 5):
         worker.settle(worker.take()[0], Outcome.RETRY)
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert record.attempt == KEEP_ATTEMPTS + 5
     numbers = [a.number for a in record.attempts]
     assert numbers == list(range(6, KEEP_ATTEMPTS + 6))
@@ -228,8 +221,7 @@ def test_without_an_ack_a_message_comes_back_after_its_ttr(
     [lease] = consumer.take()
     assert (lease.attempt, lease.deadline) == (1, 100.0)
     assert broker.stats()[0].size == 1
-    held = broker.get(given.id)
-    assert held is not None
+    held = record_of(broker, given.id)
     assert held.lease_ends == pytest.approx(held.leased + 100, abs=1)
     other = LiveOwner(broker, "c2", "consumer")
     clock.advance(90)
@@ -414,8 +406,7 @@ def test_progress_and_log_are_shown_while_it_runs_and_after(
     for n in range(150):
         worker.note(again, line=str(n), time=float(n))
     worker.settle(again)
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert str(record.progress) == "(1, 4)"  # whole numbers
     assert record.log == [(float(n), str(n)) for n in range(50, 150)]
     assert broker.delete([given.id]) == [True]
@@ -431,8 +422,7 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
     worker.note(lease, line="begun", time=5.0)
 
     def shown() -> tuple[tuple[int, int] | None, str]:
-        record = broker.get(given.id)
-        assert record is not None
+        record = record_of(broker, given.id)
         return record.progress, record.progress_text
 
     # when it reports progress with a text
@@ -450,8 +440,7 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
     worker.note(lease, done=4.0, total=4.0, text="done")
     worker.settle(lease)
     assert shown() == ((4, 4), "done")
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert [line for _, line in record.log] == ["begun", "half way", "packed"]
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
-from broker_driver import LiveOwner, check_counts, everything, ids_of, job, message, state
+from broker_driver import (
+    LiveOwner,
+    check_counts,
+    everything,
+    ids_of,
+    job,
+    message,
+    record_of,
+    state,
+)
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -41,8 +50,7 @@ def test_an_envelope_comes_back_as_it_was_put(broker: Broker, worker: LiveOwner)
         signature=b"s",
     )
     broker.put([given])
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert record.envelope == given
     [lease] = worker.take()
     assert lease.open() == given
@@ -200,8 +208,7 @@ def test_at_is_wall_time_and_the_past_is_now(
     past, future = job(at=clock.wall() - 5), job(at=clock.wall() + 100)
     broker.put([future, past])
     assert worker.take_ids() == [past.id]
-    record = broker.get(future.id)
-    assert record is not None
+    record = record_of(broker, future.id)
     assert record.due == pytest.approx(future.at, abs=0.01)
     clock.advance(101)
     assert worker.take_ids() == [future.id]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, message, state
+from broker_driver import LiveOwner, message, record_of, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -23,12 +23,6 @@ POLICIES = (
     RetryPolicy(40_000, delay=70_000, factor=1, cap=3e9, jitter=False),
 )
 SMALL = RetryPolicy(3, delay=0.05, factor=2, cap=1, jitter=False)
-
-
-def shown(broker: Broker, job_id: str) -> Record:
-    record = broker.get(job_id)
-    assert record is not None
-    return record
 
 
 def take_one(consumer: LiveOwner, queue: str = "default") -> Lease:
@@ -81,13 +75,13 @@ def test_every_broker_computes_the_delays_of_the_policy(
     broker.put([message(id="m" * 40, body=b"x" * 300, key="k", retries=policy)])
     delays = []
     for attempt in range(1, min(policy.limit, 14) + 1):
-        before = shown(broker, "m" * 40)
+        before = record_of(broker, "m" * 40)
         if before.state is State.SCHEDULED:
             broker.retry([before.envelope.id])
         lease = take_one(consumer)
         now = clock_of(broker, consumer, clock)
         fail(consumer, lease)
-        after = shown(broker, "m" * 40)
+        after = record_of(broker, "m" * 40)
         delays.append(after.due - now if after.due else 0.0)
         assert after.attempt == attempt
 
@@ -103,7 +97,7 @@ def clock_of(broker: Broker, consumer: LiveOwner, clock: Clock) -> float:
     """The wall time of the store, by a message that is put with a delay."""
     probe = message("probe", delay=1000.0)
     broker.put([probe])
-    due = shown(broker, probe.id).due
+    due = record_of(broker, probe.id).due
     broker.delete([probe.id])
     return due - 1000.0
 
@@ -119,7 +113,7 @@ def test_jitter_draws_a_delay_up_to_the_bound(
     for lease in consumer.take(8, ["default"]):
         fail(consumer, lease)
 
-    delays = [shown(broker, each.id).due - now for each in given]
+    delays = [record_of(broker, each.id).due - now for each in given]
     assert all(0 < delay < 1000 + SLACK for delay in delays)
     assert len({round(delay, 3) for delay in delays}) > 4
 
@@ -140,7 +134,7 @@ def test_a_message_fails_for_good_after_twenty_hand_outs(
         assert handed <= 20
 
     assert handed == 20
-    assert shown(broker, poison.id).error == "ValueError: 19"
+    assert record_of(broker, poison.id).error == "ValueError: 19"
     (row,) = [row for row in broker.stats() if row.name == "default"]
     assert (row.failed, row.size) == (1, 0)
 
@@ -206,7 +200,7 @@ def test_a_consumer_that_dies_fails_its_hand_out(
         take_one(dying)
         assert broker.release(dying.id, None) == 1
 
-    record = shown(broker, poison.id)
+    record = record_of(broker, poison.id)
     assert (record.state, record.attempt, record.losses) == (State.SCHEDULED, 2, 0)
     assert [attempt.error for attempt in record.attempts] == ["its consumer died"] * 2
 
@@ -223,7 +217,7 @@ def test_a_message_whose_consumers_die_ends_as_failed(
         broker.release(dying.id, None)
         clock.advance(0.45)
 
-    record = shown(broker, "poison")
+    record = record_of(broker, "poison")
     assert (record.state, record.error) == (State.FAILED, "its consumer died")
 
 
@@ -279,10 +273,10 @@ def test_a_retry_begins_the_backoff_anew(
 
     assert broker.retry(["m"]) == [True]
 
-    record = shown(broker, "m")
+    record = record_of(broker, "m")
     assert (record.run, record.attempt, record.max_attempts) == (2, 0, 3)
     assert failing_delays(broker, consumer, clock, 3) == pytest.approx([100, 1000, 0], abs=SLACK)
-    attempts = [(attempt.run, attempt.number) for attempt in shown(broker, "m").attempts]
+    attempts = [(attempt.run, attempt.number) for attempt in record_of(broker, "m").attempts]
     assert attempts == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
     assert state(broker, "m") is State.FAILED
 
@@ -297,6 +291,6 @@ def failing_delays(broker: Broker, consumer: LiveOwner, clock: Clock, count: int
         assert lease.attempt == attempt
         now = clock_of(broker, consumer, clock)
         fail(consumer, lease)
-        record = shown(broker, "m")
+        record = record_of(broker, "m")
         delays.append(record.due - now if record.state is State.SCHEDULED else 0.0)
     return delays

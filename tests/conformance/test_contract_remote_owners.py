@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_driver import LiveOwner, job, message, state
+from broker_driver import LiveOwner, job, message, record_of, state
 from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -123,8 +123,7 @@ def test_a_repeated_step_is_answered_and_not_done_again(broker: Broker) -> None:
     # then
     assert (again.settled, again.touched) == ([True, False], [True, False])
     assert again.leases == [third, fourth]
-    record = broker.get(jobs[0].id)
-    assert record is not None
+    record = record_of(broker, jobs[0].id)
     assert (record.state, len(record.attempts)) == (State.SUCCEEDED, 1)
     assert [row.running for row in broker.stats()] == [3]
     assert guest.take(9)[-1].open().id == follower.id
@@ -282,8 +281,7 @@ def test_detach_gives_back_uncounted_wherever_it_is_called(
     guest.take()
     server = open_store() if Feature.PROCESSES in broker.features else broker
     server.detach(guest.id)
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 0)
     server.detach(guest.id)
 
@@ -363,8 +361,7 @@ def test_a_silent_remote_owner_is_given_up_with_a_loss(broker: Broker, clock: Cl
         clock.advance(0.9)
     assert [owner.id for owner in broker.owners()] == [other.id]
     # then
-    record = broker.get(given.id)
-    assert record is not None
+    record = record_of(broker, given.id)
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 1)
     reply = guest.say(verdicts=[Verdict(lease.token, Outcome.SUCCESS)], touch=[(lease.token, 0.0)])
     assert (reply.settled, reply.touched) == ([False], [False])

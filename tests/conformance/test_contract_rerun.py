@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, job, state
+from broker_driver import LiveOwner, job, record_of, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -43,12 +43,10 @@ def test_a_forced_retry_runs_a_success_again(
 
     assert broker.retry(["j"], force=True) == [True]
 
-    record = broker.get("j")
-    assert record is not None
+    record = record_of(broker, "j")
     assert (record.state, record.run, record.attempt, record.raw_result) == (State.READY, 2, 0, b"")
     assert run_one(worker, result=b"\x02") == "j"
-    record = broker.get("j")
-    assert record is not None
+    record = record_of(broker, "j")
     assert (record.state, record.raw_result) == (State.SUCCEEDED, b"\x02")
     shown = [(a.run, a.number, a.outcome) for a in record.attempts]
     assert shown == [(1, 1, Outcome.RETRY), (1, 2, Outcome.SUCCESS), (2, 1, Outcome.SUCCESS)]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_driver import LiveOwner, everything, ids_of, job, message, state
+from broker_driver import LiveOwner, everything, ids_of, job, message, record_of, state
 from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -263,8 +263,7 @@ def test_a_list_reads_no_results_bodies_and_logs(
     for records in found:
         assert [r.envelope.id for r in reversed(records)][:3] == ids_of(jobs)
         for record in records:
-            whole = broker.get(record.envelope.id)
-            assert whole is not None
+            whole = record_of(broker, record.envelope.id)
             assert record == whole.for_list()
             assert record.listed
             assert (record.raw_result, record.log, record.envelope.body) == (b"", [], b"")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-from broker_driver import LiveOwner, job, state
+from broker_driver import LiveOwner, job, record_of, state
 from kinds import Clock
 
 from tidemill import Tidemill
@@ -369,8 +369,7 @@ def test_a_job_names_its_schedule(broker: Broker, worker: LiveOwner) -> None:
     add(broker, "s")
     put(broker, "s", job(id="j", planned=Planned("s", 1750000000.5)))
     (lease,) = worker.take()
-    record = broker.get("j")
-    assert record is not None
+    record = record_of(broker, "j")
     assert record.envelope.planned == lease.open().planned == Planned("s", 1750000000.5)
     assert record.public()["schedule"] == "s"
     assert record.public()["planned"] == 1750000000.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, job, state
+from broker_driver import LiveOwner, job, record_of, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -33,8 +33,7 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
     # when
     give_back(worker, lease)
     # then
-    record = broker.get("b")
-    assert record is not None
+    record = record_of(broker, "b")
     assert waits_for_its_task(record)
     assert (record.state, record.error) == (State.SCHEDULED, ERROR)
     assert (record.attempt, record.attempts, record.losses, record.log) == (0, [], 0, [])
