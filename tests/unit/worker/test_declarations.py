@@ -125,28 +125,3 @@ def test_a_full_store_is_tried_again_later(desk: Desk, monkeypatch: pytest.Monke
     desk.clock.advance(WITHOUT_ROOM)
     worker.declare(desk.broker, hello(a=b"1"))
     assert body(desk, "a") == b"1"
-
-
-def test_two_workers_that_start_together_both_succeed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = TaskDeclarations(), TaskDeclarations()
-    change = desk.broker.change_schedules
-
-    def meanwhile(changes: Any) -> Any:
-        monkeypatch.setattr(desk.broker, "change_schedules", change)
-        second.declare(desk.broker, hello(a=b"2", b=b"2"))
-        return change(changes)
-
-    monkeypatch.setattr(desk.broker, "change_schedules", meanwhile)
-    first.declare(desk.broker, hello(a=b"1", b=b"2"))
-    assert (body(desk, "a"), body(desk, "b")) == (b"1", b"2")
-
-
-def test_a_store_that_forgot_is_told_again(desk: Desk) -> None:
-    worker = TaskDeclarations()
-    worker.declare(desk.broker, hello(a=b"1"))
-    desk.calls()
-    worker.forget()
-    worker.declare(desk.broker, hello(a=b"1"))
-    assert desk.calls() == (1, 0)

@@ -71,13 +71,3 @@ def test_memory_of_verdicts_is_bounded(bound: str, monkeypatch: pytest.MonkeyPat
     clock.advance(101 if bound == "KEPT_FOR" else 0)
     leases_held.settled([success(2, b"x" * 100)])
     assert strays(leases_held, 1, 2) == [(2, Outcome.SUCCESS), (1, Outcome.RELEASE)]
-
-
-def test_a_worker_that_was_given_up_remembers_nothing() -> None:
-    leases_held = HeldLeases()
-    leases_held.lend(leases(1))
-    leases_held.settled([success(2)])
-    leases_held.answered(Step("w"), Reply(behind=True))
-    leases_held.forget()
-    assert leases_held.held() is None
-    assert strays(leases_held, 2) == [(2, Outcome.RELEASE)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmdb_desk import Process, job
+from lmdb_desk import job
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
@@ -56,21 +56,3 @@ def test_notes_that_cannot_be_stored_are_logged_and_not_offered_again(
             broker.exchange(Step("o", notes=notes))
         assert refusals.settle(broker, [], notes, refused.value).notes == ()
     assert caplog.text.count("the store refused a step") == 1
-
-
-def test_notes_are_kept_while_another_process_writes(
-    url: str, broker: LmdbBroker, leases: list[Lease]
-) -> None:
-    refusals = RefusedVerdicts("o")
-    notes = [Note(leases[0].token, 1.0, 2.0)]
-    code = """
-        def stay(moves):
-            say("inside")
-            sys.stdin.readline()
-        broker._store.commits.run(broker._transitions, stay)
-    """
-    with Process(url, code) as holder:
-        holder.expect("inside")
-        done = refusals.settle(broker, [], notes, ValueError("refused"))
-    assert done.notes == notes
-    assert done.reply.next_due > 0

@@ -78,14 +78,6 @@ def test_the_trail_says_why_an_error_is_not_retried(mill: Tidemill) -> None:
     ]
 
 
-def test_async_tasks_have_the_same_rules(mill: Tidemill) -> None:
-    @mill.task(retries=Retries(2, delay=0, never=ValueError))
-    async def later() -> None:
-        raise ValueError
-
-    assert runs(mill, later.enqueue()) == 1
-
-
 def test_numbers_of_a_call_keep_the_rule_of_the_task(mill: Tidemill) -> None:
     task = raising(mill, KeyError(), retries=Retries(5, delay=0, on=KeyError))
     assert runs(mill, task.using(retries=1).enqueue()) == 2
@@ -98,15 +90,6 @@ def test_a_rule_of_the_app_holds_for_tasks_without_a_rule_of_their_own() -> None
     assert runs(mill, raising(mill, ValueError(), retries=1).enqueue()) == 1
     own = raising(mill, ValueError(), retries=Retries(1, delay=0, on=ValueError))
     assert runs(mill, own.enqueue()) == 2
-
-
-def test_a_timeout_is_retried_by_the_numbers(mill: Tidemill) -> None:
-    @mill.task(timeout=0.05, retries=Retries(1, delay=0, on=KeyError))
-    def slow() -> None:
-        while True:
-            pass
-
-    assert runs(mill, slow.enqueue()) == 2
 
 
 @pytest.mark.parametrize(
@@ -148,14 +131,6 @@ def test_a_rule_that_cannot_be_used_is_refused_at_the_declaration(
         raising(mill, ValueError(), **options)
 
 
-def test_an_async_when_is_refused(mill: Tidemill) -> None:
-    async def when(error: BaseException) -> bool:
-        return True
-
-    with pytest.raises(InvalidOption, match="when of retries must be a plain function"):
-        raising(mill, ValueError(), retries=Retries(when=when))
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -171,13 +146,6 @@ def test_calls_and_messages_refuse_what_only_a_declaration_can_have(
     for use in put:
         with pytest.raises(InvalidOption, match=sentence):
             use(*(("body",) if use is put[2] else ()), **options)
-
-
-def test_inline_mode_raises_the_error_at_once_whatever_the_rule() -> None:
-    mill = Tidemill(sync=True)
-    for rule in ({"on": KeyError}, {"never": KeyError}, {"when": http_error}):
-        with pytest.raises(KeyError):
-            raising(mill, KeyError("x"), retries=Retries(2, **rule)).enqueue()
 
 
 # -- expected errors -------------------------------------------------------------------------------
@@ -203,22 +171,3 @@ def test_an_expected_error_is_one_line_and_still_a_failure(
     assert last.exc_info is None
     assert last.getMessage().endswith("attempt 2 of 2): TimeoutError: busy; not again")
     assert "raise error" in job.attempts[-1].traceback  # the trail has it
-
-
-def test_other_errors_are_logged_with_their_traceback(
-    mill: Tidemill, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = raising(mill, TimeoutError("busy"), retries=0, expects=KeyError).enqueue()
-    assert runs(mill, job) == 1
-    (record,) = reports(caplog)
-    assert record.levelno == logging.ERROR
-    assert record.exc_info is not None
-    assert record.exc_info[0] is TimeoutError
-
-
-def test_a_name_in_expects_that_names_nothing_is_logged(
-    mill: Tidemill, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = raising(mill, TimeoutError(), retries=0, expects="http.client.Misspelt").enqueue()
-    assert runs(mill, job) == 1
-    assert "expects= of task raising cannot be used: AttributeError" in caplog.text

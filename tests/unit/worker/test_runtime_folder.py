@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tidemill.worker import machine as module
 from tidemill.worker.machine import RuntimeFolder
 
 OTHER = """
@@ -52,21 +50,3 @@ def test_the_next_worker_removes_the_folder_of_a_killed_one(temporary: Path) -> 
     first.remove()
     second.remove()
     assert os.listdir(temporary) == [mine.name]
-
-
-def test_a_folder_swept_before_it_was_locked_is_made_again(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, swept = module._locked, []
-
-    def locked(path: str, how: int) -> int | None:
-        if not swept:
-            swept.append(path)
-            shutil.rmtree(path)
-        return real(path, how)
-
-    monkeypatch.setattr(module, "_locked", locked)
-    folder = RuntimeFolder()
-    assert folder.path != swept[0]
-    assert os.path.isdir(folder.path)
-    folder.remove()

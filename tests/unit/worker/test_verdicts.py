@@ -91,17 +91,6 @@ def test_lines_beyond_the_bound_become_one_a_second(
     assert caplog.messages[-1].startswith("shop.send[j1] succeeded")
 
 
-def test_a_new_second_has_its_own_lines(
-    caplog: pytest.LogCaptureFixture, clock: MovedClock
-) -> None:
-    log = RunLog(1)
-    for _ in range(3):
-        for _ in range(LINES_MOST - 1):
-            log.ended(run(), verdict())
-        clock.advance(1.0)
-    assert len(caplog.records) == 3 * (LINES_MOST - 1)
-
-
 def test_the_end_of_the_process_loses_no_summary(
     caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
@@ -142,12 +131,6 @@ def test_a_failure_is_logged_with_its_exception(
     assert vars(record)["tidemill_job_id"] == "j1"
 
 
-def test_a_huge_exception_is_not_formatted_by_handlers(caplog: pytest.LogCaptureFixture) -> None:
-    verdicts.failure(run(), raised(ValueError("x\n" * 1_000_000)))
-    (record,) = caplog.records
-    assert len(logging.Formatter().format(record)) < 50_000
-
-
 def test_a_retry_that_a_task_asks_for_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     verdicts.failure(run(), raised(Retry("later", delay=3)))
     (record,) = caplog.records
@@ -170,15 +153,6 @@ def test_a_refused_job_is_named(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.message == "shop.send[j1] was refused: bad signature: it has none"
     assert (record.levelname, *attributes(record)) == ("ERROR", "j1", "shop.send", "mail", 2)
-
-
-def test_a_job_whose_bytes_are_broken_is_refused_without_a_name(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    verdict = verdicts.refused(Lease(7, 1, 0, 0, 0, 0.0, 0.0, 0.0, b"\xc1"), "it is broken")
-    assert (verdict.outcome, verdict.error) == (Outcome.FAIL, "it is broken")
-    (record,) = caplog.records
-    assert record.message == "a job was refused: it is broken"
 
 
 def attributes(record: Any) -> tuple[Any, ...]:

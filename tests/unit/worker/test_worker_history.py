@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +15,8 @@ from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, Links, encode_envelope
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, Snooze
@@ -36,7 +35,6 @@ from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.history import FAILURES_MOST, TICK, WorkerHistory
-from tidemill.worker.parts import Snapshots
 
 
 def concluded(
@@ -56,11 +54,6 @@ def concluded(
     lease = Lease(token, attempt, 0, 0, 0, 0.0, 0.0, 0.0, encode_envelope(envelope))
     ended = started + 0.5 if started else 0.0
     return Verdict(token, outcome, error=error, started=started, ended=ended), lease, None
-
-
-def leased(one: Concluded) -> Lease:
-    assert one[1] is not None
-    return one[1]
 
 
 def counts_of(*of: Concluded) -> dict[str, tuple[int, ...]]:
@@ -103,12 +96,6 @@ def test_waits_and_runs_are_in_sums_and_buckets() -> None:
     assert sum(row[WAITS]) == sum(row[RUNS]) == 2
 
 
-def test_many_short_runs_have_a_sum() -> None:
-    verdict, lease, _ = concluded()
-    verdict.ended = verdict.started + 0.0002
-    assert counts_of(*[(verdict, lease, None)] * 50)["task"][RUN_SUM] == 10
-
-
 @pytest.mark.parametrize(
     ("envelope", "wait"),
     [
@@ -121,12 +108,6 @@ def test_a_wait_begins_when_the_job_is_due(envelope: Envelope, wait: int) -> Non
     assert counts_of(concluded(envelope=envelope))["task"][WAIT_SUM] == wait
 
 
-def test_only_first_attempts_of_jobs_that_wait_for_no_job_have_waits() -> None:
-    after = Envelope(id="a", links=Links(waits="success"))
-    for one in (concluded(attempt=2), concluded(envelope=after)):
-        assert sum(counts_of(one)["task"][WAITS]) == 0
-
-
 def test_a_failure_has_a_fingerprint_and_a_sample() -> None:
     counting = Counting("w")
     for outcome, number in ((Outcome.RETRY, 1), (Outcome.FAIL, 2)):
@@ -136,17 +117,6 @@ def test_a_failure_has_a_fingerprint_and_a_sample() -> None:
     sample = msgspec.msgpack.decode(failure.sample, type=FailureSample)
     assert (sample.error, sample.message) == ("ValueError", "no 2")
     assert (sample.job, sample.queue, sample.task, sample.worker) == ("a", "q", "t", "w")
-
-
-def test_the_rows_of_frames_add_up() -> None:
-    frames, whole = Counting("w"), Counting("w")
-    for outcome in (Outcome.SUCCESS, Outcome.RETRY, Outcome.FAIL):
-        one = [concluded(outcome, error="E: x")]
-        part = Counting("w")
-        part.count(one)
-        frames.add(part.take())
-        whole.count(one)
-    assert frames.take() == whole.take()
 
 
 def test_a_frame_counts_what_its_verdicts_count() -> None:
@@ -214,53 +184,11 @@ def test_settled_numbers_go_with_the_next_step_by_minute_by_hour_and_for_ever(
     assert due_in(history) == float("inf")
 
 
-def test_a_step_without_verdicts_has_numbers_only_after_a_tick(
-    history: WorkerHistory, stopped: MovedClock
-) -> None:
-    settle(history, concluded())
-    assert history.rows(settles=False) == []
-    history.settled([], [])  # the step has not taken the numbers with it
-    stopped.advance(TICK)
-    assert due_in(history) == 0.0
-    assert total(history.rows(settles=False), "task", SUCCEEDED) == 1
-    assert due_in(history) == TICK  # a store that is away is asked again after a pause
-
-
-def test_rows_of_a_step_without_an_answer_come_first_in_the_next(history: WorkerHistory) -> None:
-    settle(history, concluded(token=1))
-    history.conclude([concluded(token=2)])
-    rows = history.rows(settles=True)
-    history.rows(settles=True)  # two steps without an answer
-    history.settled([concluded(token=2)[0]], [True])
-    settle(history, concluded(token=3))
-    assert total(rows, "task", SUCCEEDED) == 1
-    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
-
-
 def test_verdicts_that_the_store_did_not_take_do_not_count(history: WorkerHistory) -> None:
     of = [concluded(token=1), concluded(Outcome.FAIL, token=2, error="E: x")]
     settle(history, *of, answers=[True, False])
     assert [row.kind for row in history.rows(settles=True)] == ["task"] * 3
     assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
-
-
-def test_verdicts_that_came_during_a_step_count_after_the_next(history: WorkerHistory) -> None:
-    frame = Counting("w")
-    frame.count([concluded(token=2)])
-    history.conclude([concluded(token=1)])
-    history.rows(settles=True)
-    history.hear([leased(concluded(token=2))], frame.take())
-    history.settled([concluded(token=1)[0]], [True])
-    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
-    history.settled([concluded(token=2)[0]], [True])
-    assert total(history.rows(settles=True), "task", SUCCEEDED) == 1
-
-
-def test_nothing_counts_for_a_worker_that_was_given_up(history: WorkerHistory) -> None:
-    settle(history, concluded(), answers=[False])
-    history.conclude([concluded(token=2)])
-    history.forget()
-    assert history.rows(settles=True) == []
 
 
 def test_a_job_with_a_held_verdict_counts_once(history: WorkerHistory) -> None:
@@ -269,21 +197,6 @@ def test_a_job_with_a_held_verdict_counts_once(history: WorkerHistory) -> None:
     history.rows(settles=True)
     history.settled([held[0], back[0], concluded(token=2)[0]], [True, True, False])
     assert total(history.rows(settles=True), "task", RETRIED) == 1
-
-
-def test_numbers_of_a_refused_step_follow_after_a_pause(
-    history: WorkerHistory, stopped: MovedClock
-) -> None:
-    # given a refused step: the store took one of its verdicts, and had no room for the other
-    of = [concluded(token=1), concluded(token=2)]
-    settle(history, *of, answers=[True, None], refused=True)
-    assert due_in(history) == history.pause
-    # when the next step has the other verdict
-    assert history.rows(settles=True) == []
-    history.settled([of[1][0]], [True])
-    # then
-    stopped.advance(history.pause)
-    assert total(history.rows(settles=True), "task", SUCCEEDED) == 2
 
 
 def test_a_verdict_that_was_replaced_counts_as_what_was_stored(
@@ -415,57 +328,3 @@ def test_numbers_of_steps_that_fail_come_later(
             mill.runtime.job_store.wait_for([job.id for job in mill.jobs()], 60)
     assert failed
     assert in_store(mill, "task", SUCCEEDED) == 20
-
-
-def test_an_idle_worker_wakes_once_for_the_snapshot_of_the_minute_in_which_it_acted(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A minute begins with the worker, and ends 1.5 s after its last act."""
-    minute = int(time.time()) // 60 * 60
-    clock = MovedClock(monkeypatch, wall=minute)
-    acts, kept = list[float](), threading.Event()
-    keep_history = mill.broker.keep_history  # type: ignore[attr-defined]
-
-    def keeps(rows: Sequence[HistoryRow]) -> None:
-        keep_history(rows)
-        if any(row.at == minute for row in rows):
-            kept.set()
-
-    monkeypatch.setattr(mill.broker, "keep_history", keeps)
-
-    @mill.task(name="well")
-    def well() -> None: ...
-
-    with worker(mill) as supervisor:
-        snapshots = supervisor.parts[0]
-        assert isinstance(snapshots, Snapshots)
-        acted = snapshots.queues.acted
-
-        def acts_now() -> None:  # the worker takes the job, and settles the job
-            acted()
-            acts.append(clock.wall())
-            if len(acts) == 2:
-                clock.set_wall(minute + 58.5 - clock.wall())
-
-        monkeypatch.setattr(snapshots.queues, "acted", acts_now)
-        well.enqueue().result(timeout=60)
-        assert kept.wait(60)  # nobody has woken the worker meanwhile
-        (row,) = mill.broker.history("queue", MINUTE, minute, minute + 1, "default")  # type: ignore[attr-defined]
-        assert row.counts[1] == 1  # succeeded
-        eventually(lambda: snapshots.queues.due_in() == float("inf"), "it sleeps again")
-
-
-def test_a_store_without_history_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidemill.brokers.contract.features import Feature
-
-    mill = Tidemill("memory://")
-    monkeypatch.setattr(
-        type(mill.broker), "features", mill.broker.features - {Feature.HISTORY}, raising=False
-    )
-
-    @mill.task(name="well")
-    def well() -> None: ...
-
-    well.enqueue()
-    run_all(mill)
-    assert mill.broker.history("task", HOUR) == []  # type: ignore[attr-defined]
