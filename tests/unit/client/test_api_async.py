@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from harness import LIMIT
 
 from tidemill import ResultTimeout, State, Tidemill
 from tidemill.client.threads import Threads
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put
 from tidemill.testing import worker
 
 
@@ -66,28 +63,6 @@ def test_those_who_wait_starve_nobody(few_threads: Tidemill) -> None:
     asyncio.run(main())
 
 
-def test_more_results_than_threads(few_threads: Tidemill) -> None:
-    mill, go = few_threads, threading.Event()
-
-    @mill.task
-    def slow(n: int) -> int:
-        assert go.wait(60)
-        return n
-
-    async def main() -> None:
-        jobs = [await slow.aenqueue(n) for n in range(12)]
-        waiting = [asyncio.ensure_future(job.aresult()) for job in jobs]
-        await until(lambda: mill.runtime.waiters.is_full)
-        go.set()
-        assert await asyncio.gather(*waiting) == list(range(12))
-        began = time.monotonic()
-        assert await asyncio.gather(*jobs) == list(range(12))
-        assert time.monotonic() - began < 10
-
-    with worker(mill):
-        asyncio.run(main())
-
-
 def test_a_blocking_wait_in_a_loop_is_pointed_out(mill: Tidemill) -> None:
     @mill.task
     def work() -> int:
@@ -130,49 +105,3 @@ def test_a_notebook_may_wait(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) ->
             assert work.enqueue().result(timeout=20) == 1
 
     asyncio.run(main())
-
-
-def test_coroutines_that_put_one_after_the_other_share_each_commit(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None falls behind: a commit waits for the coroutines that the last commit has answered."""
-    real, sizes, others_wait = mill.broker.put, list[int](), threading.Event()
-    batching = mill.runtime.put_batching
-    delay = batching._commit_delay
-    expect = delay.expect
-
-    def first_alone(jobs: list[Envelope]) -> list[Put]:
-        sizes.append(len(jobs))
-        assert others_wait.wait(60)
-        return real(jobs)
-
-    def expect_for_long(answered: int, pending: int, took: float) -> None:
-        expect(answered, pending)  # on a busy machine they take longer than such a commit
-
-    monkeypatch.setattr(mill.broker, "put", first_alone)
-    monkeypatch.setattr(delay, "expect", expect_for_long)
-    monkeypatch.setattr(delay, "_each", 60.0)
-    monkeypatch.setattr(delay, "_most", 60.0)
-
-    @mill.task
-    def work() -> None: ...
-
-    async def put(times: int) -> None:
-        for _ in range(times):
-            await work.aenqueue()
-
-    def has_waited() -> bool:
-        delay.arrived(4)  # ends the wait for the coroutines, which put no more
-        return not batching._busy.locked()
-
-    async def main() -> None:
-        coroutines = [asyncio.ensure_future(put(5))]
-        await until(lambda: sizes)
-        coroutines += [asyncio.ensure_future(put(4)) for _ in range(3)]
-        await until(lambda: len(batching._waiting) == 3)
-        others_wait.set()
-        await asyncio.gather(*coroutines)
-        await until(has_waited)
-
-    asyncio.run(main())
-    assert sizes == [1, 4, 4, 4, 4]

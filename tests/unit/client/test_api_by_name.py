@@ -11,13 +11,19 @@ import pytest
 from moved_clock import MovedClock
 from servers import rabbitmq_url
 
-from tidemill import InvalidOption, Key, Limit, Retries, Tidemill, chain
-from tidemill.brokers.contract.schedules import DECLARATION, Change
+from tidemill import (
+    FeatureMissing,
+    InvalidOption,
+    Limit,
+    Retries,
+    TaskNotFound,
+    Tidemill,
+    chain,
+)
 from tidemill.client import declarations
 from tidemill.core.envelope import Envelope
 from tidemill.errors import BrokerUnavailable, FeatureMissing, TaskNotFound
 from tidemill.testing import run_all
-from tidemill.transfer.store_to_store import move
 
 OPTIONS: dict[str, Any] = {
     "queue": "mail",
@@ -78,14 +84,6 @@ def test_all_declared_options_travel(producer: Tidemill, url: str) -> None:
     assert own.limit.name == "smtp"
 
 
-def test_the_defaults_of_the_workers_app_travel_too(producer: Tidemill, url: str) -> None:
-    with Tidemill(url, retries=9, timeout=5) as mill:
-        mill.task(name="app.send")(send)
-        run_all(mill, queues=["none"])
-    found = envelope(producer, producer.enqueue("app.send", 1))
-    assert (found.retries.limit, found.timeout, found.queue) == (9, 5, "default")
-
-
 def test_options_of_the_call_go_before_declared_ones(producer: Tidemill, url: str) -> None:
     start_worker(url, **OPTIONS)
     call = producer.call("app.send", 1).using(priority=1, delay=60, key="two")
@@ -115,31 +113,6 @@ def test_a_task_that_no_worker_has_declared_is_refused(
     assert envelope(producer, producer.enqueue("app.send", 1)).queue == "mail"
     with pytest.raises(TaskNotFound, match=r"did you mean 'app.send'\?"):
         producer.enqueue("app.sedn", 1)
-
-
-def test_a_refusal_suggests_a_task_that_a_worker_has_declared(
-    producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a declaration, and a schedule with a nearer name
-    start_worker(url)
-    producer.schedules.add("app.sendd", producer.call("app.send", 1), every=60)
-    producer.runtime.declarations = declarations.Declarations(producer.runtime)
-    # when a call names another task, then the refusal names the declared task
-    with pytest.raises(TaskNotFound, match=r"; did you mean 'app.send'\? Else start its worker"):
-        producer.enqueue("app.sendd", 1)
-
-    # also in an event loop
-    with pytest.raises(TaskNotFound, match=r"; did you mean 'app.send'\? Else start its worker"):
-        asyncio.run(producer.aenqueue("app.sendd", 1))
-
-    # and without the right to list, the refusal is the same without a suggestion
-    def refuse(*_: Any) -> Any:
-        raise BrokerUnavailable("no right")
-
-    producer.runtime.declarations = declarations.Declarations(producer.runtime)
-    monkeypatch.setattr(producer.broker, "list_schedules", refuse)
-    with pytest.raises(TaskNotFound, match=r"; start its worker first"):
-        producer.enqueue("app.sendd", 1)
 
 
 def test_an_allowed_path_has_the_defaults_of_the_app_unless_declared(url: str) -> None:
@@ -218,26 +191,6 @@ def test_every_way_to_enqueue_knows_declared_options(producer: Tidemill, url: st
     assert {e.retries.limit for e in found} == {7}
 
 
-def test_an_event_loop_never_reads_declarations_itself(
-    producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_worker(url, queue="mail")
-    read, inside = producer.broker.schedules, []
-
-    def noting(names: Any) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            inside.append(False)
-        else:
-            inside.append(True)
-        return read(names)
-
-    monkeypatch.setattr(producer.broker, "schedules", noting)
-    asyncio.run(producer.aenqueue("app.send", 1))
-    assert inside == [False]
-
-
 def test_in_a_transaction_of_the_caller_declared_options_hold(tmp_path: Path) -> None:
     import lmdb
 
@@ -268,35 +221,9 @@ def test_rabbitmq_alone_keeps_no_declarations() -> None:
         mill.queue("by-name").purge()
 
 
-def test_a_declaration_of_another_version_is_refused_by_name(producer: Tidemill) -> None:
-    producer.broker.change_schedules([Change(f"{DECLARATION}app.send", 0, 0.0, b"\x81\xa1a\x01")])
-    with pytest.raises(InvalidOption, match=r"'app.send' was declared by another version"):
-        producer.enqueue("app.send", 1)
-
-
 def test_declarations_are_no_schedules(producer: Tidemill, url: str) -> None:
     start_worker(url)
     assert [*producer.schedules] == []
     producer.enqueue("app.send", 1)
     producer.schedules.add("s", producer.call("app.send", 1), every=60)
     assert [schedule.name for schedule in producer.schedules] == ["s"]
-
-
-def test_a_move_takes_declarations_along_and_counts_schedules_alone(
-    producer: Tidemill, url: str, tmp_path: Path
-) -> None:
-    # given two stores with one declaration in common, and one of the first alone
-    target = f"lmdb://{tmp_path}/target"
-    start_worker(url, queue="mail")
-    start_worker(target, queue="there")
-    with Tidemill(url) as mill:
-        mill.task(name="app.other", queue="other")(send)
-        run_all(mill, queues=["none"])
-    producer.schedules.add("s", producer.call("app.send", 1), every=60)
-    # when the first moves to the second
-    with Tidemill(target) as mill:
-        moved = move(producer.broker, mill.broker)
-        # then the target has both, its own unchanged
-        assert envelope(mill, mill.enqueue("app.other", 1)).queue == "other"
-        assert envelope(mill, mill.enqueue("app.send", 1)).queue == "there"
-    assert (moved.schedules, moved.stayed_schedules) == (1, [])

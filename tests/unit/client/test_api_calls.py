@@ -22,8 +22,6 @@ from tidemill import (
     Tidemill,
     TidemillError,
 )
-from tidemill.core.job import Record
-from tidemill.errors import JobPruned
 from tidemill.testing import run_all
 
 
@@ -215,33 +213,6 @@ def test_async_twins(mill: Tidemill, double: Task[[int], int]) -> None:
             await job.arefresh()
 
     asyncio.run(main())
-
-
-def test_a_look_that_was_under_way_does_not_undo_a_retry(
-    mill: Tidemill, double: Task[[int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a thread that has read the record of a cancelled job, and comes no further yet
-    job = double.enqueue(1)
-    assert job.cancel()
-    has_read, goes_on, get = threading.Event(), threading.Event(), mill.broker.get
-
-    def slow_get(job_id: str) -> Record | None:
-        record = get(job_id)
-        if threading.current_thread() is looker:
-            has_read.set()
-            assert goes_on.wait(60)
-        return record
-
-    monkeypatch.setattr(mill.broker, "get", slow_get)
-    looker = threading.Thread(target=job.refresh)
-    looker.start()
-    assert has_read.wait(60)
-    # when the job is made ready meanwhile
-    assert job.retry()
-    goes_on.set()
-    looker.join()
-    # then that is what is known of it
-    assert job.state is State.READY
 
 
 def test_a_wait_that_is_given_up_does_not_keep_its_thread(

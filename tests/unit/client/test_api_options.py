@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import msgspec
 import pytest
 
 from tidemill import InvalidOption, Key, Retries, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client import options
 from tidemill.client.task import task_name
-from tidemill.core.backoff import MESSAGE, RetryPolicy
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.job import Conflict
 from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
@@ -135,17 +134,6 @@ def test_a_number_of_retries_keeps_the_other_fields_of_the_policy() -> None:
     assert Tidemill("memory://", retries=7).runtime.defaults.retries == RetryPolicy(7)
 
 
-def test_a_number_of_retries_of_a_schedule_or_a_message_keeps_the_delays(mill: Tidemill) -> None:
-    task = mill.task(retries=Retries(5, delay=60, jitter=False))(work)
-
-    mill.schedules.add("s", task.using(retries=2).call(1), every=60)
-    message = mill.queue("q").put("body", retries=2)
-
-    scheduled = mill.schedules.run("s")
-    assert scheduled.record.envelope.retries == RetryPolicy(2, delay=60, jitter=False)
-    assert message.record.envelope.retries == msgspec.structs.replace(MESSAGE, limit=2)
-
-
 def test_a_name_can_be_taken_once_but_redefined(mill: Tidemill) -> None:
     mill.task(name="job")(work)
 
@@ -186,16 +174,6 @@ def test_things_that_cannot_be_a_task_are_refused(
 ) -> None:
     with pytest.raises(InvalidOption, match=sentence):
         mill.task(thing)
-
-
-def test_an_attribute_of_the_function_does_not_shadow_the_tasks_own(mill: Tidemill) -> None:
-    def marked() -> None: ...
-
-    marked.name = "mine"  # type: ignore[attr-defined]
-    marked.options = None  # type: ignore[attr-defined]
-    task = mill.task(marked)
-    assert task.name.endswith(".marked")
-    task.enqueue()
 
 
 def test_a_task_of_main_gets_the_name_its_module_really_has(
@@ -310,18 +288,6 @@ def test_a_call_by_name_is_the_tasks_own(mill: Tidemill) -> None:
         mill.call("job", 1, "b", 3)
     with pytest.raises(InvalidOption, match=r"'jbo' is no task .*did you mean 'job'"):
         mill.enqueue(mill.call("jbo", 1))
-
-
-def test_surplus_and_missing_arguments_fail_where_they_are_written(mill: Tidemill) -> None:
-    # case T2
-    task = mill.task(work)
-    for args, kwargs in [((), {}), ((1, "a", 3), {}), ((1,), {"nmae": "x"}), ((1,), {"size": 2})]:
-        with pytest.raises(TypeError):
-            task.enqueue(*args, **kwargs)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            mill.enqueue(task.name, *args, **kwargs)
-    for args, kwargs in [((1,), {}), ((1, "a"), {}), ((), {"size": 1}), ((1,), {"name": "b"})]:
-        task.enqueue(*args, **kwargs)  # type: ignore[arg-type]
 
 
 def test_a_dotted_path_needs_leave(mill: Tidemill) -> None:

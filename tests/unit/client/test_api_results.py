@@ -157,25 +157,6 @@ def test_an_importable_callable_runs_once_allowed(make_mill: Any) -> None:
     assert not any(job.attempts for job in sly)
 
 
-def test_a_wait_without_a_worker_on_memory_says_how_to_run_the_jobs() -> None:
-    mill, go = Tidemill("memory://"), threading.Event()
-
-    @mill.task
-    def slow() -> None:
-        go.wait(60)
-
-    job = slow.enqueue()
-    with pytest.raises(ResultTimeout, match=r"after 0 s: no worker serves .*run_all\(mill\)`$"):
-        job.result(timeout=0)
-    with pytest.raises(ResultTimeout, match="no worker serves queue 'default' of memory://"):
-        asyncio.run(job.aresult(timeout=0))
-    with worker(mill):
-        with pytest.raises(ResultTimeout, match=rf"^job {job.id} is still \w+ .* and goes on$"):
-            job.result(timeout=0)
-        go.set()
-        job.wait(60)
-
-
 def test_three_ways_to_have_no_result_are_three_errors(mill: Tidemill) -> None:
     # case T16
     go = threading.Event()
@@ -288,17 +269,6 @@ def test_progress_and_log_are_seen_outside(mill: Tidemill) -> None:
     assert ("log", "a line") in events
     assert events[0][0] == "created"
     assert events[-1][0] == "succeeded"
-
-
-def test_jobs_enqueued_by_jobs_run_in_the_same_burst(mill: Tidemill) -> None:
-    @mill.task
-    def count(down: int) -> None:
-        if down:
-            count.enqueue(down - 1)
-
-    count.enqueue(5)
-    run_all(mill)
-    assert sum(stats.succeeded for stats in mill.queues()) == 6
 
 
 def test_signed_jobs(make_mill: Any) -> None:
@@ -462,30 +432,6 @@ def test_an_error_that_ends_the_worker_is_raised(
         supervisors.close()
     monkeypatch.undo()
     run_all(mill)
-
-
-def test_an_error_of_the_test_itself_comes_through(mill: Tidemill) -> None:
-    with pytest.raises(ZeroDivisionError), worker(mill):
-        _ = 1 / 0
-
-
-class Spot(msgspec.Struct):
-    x: int
-    y: int
-
-
-def test_a_result_is_what_the_annotation_says(mill: Tidemill) -> None:
-    @mill.task
-    def swapped(point: Spot) -> Spot:
-        return Spot(point.y, point.x)
-
-    @mill.task
-    def several(count: int) -> list[Spot]:
-        return [Spot(n, n) for n in range(count)]
-
-    with worker(mill):
-        assert swapped.enqueue(Spot(1, 2)).result(60) == Spot(2, 1)
-        assert several.enqueue(2).result(60) == [Spot(0, 0), Spot(1, 1)]
 
 
 def test_a_record_has_the_decoded_result_and_the_latest_error(mill: Tidemill) -> None:

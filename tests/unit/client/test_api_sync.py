@@ -6,23 +6,19 @@ import asyncio
 import contextvars
 import dataclasses
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tidemill import (
     InvalidOption,
     Job,
-    JobContext,
     JobFailed,
     JobNotFound,
     State,
     Tidemill,
     TidemillError,
-    as_completed,
-    group,
+    current_job,
     this_job,
 )
 from tidemill.client import inline_jobs
@@ -116,27 +112,6 @@ def test_jobs_are_kept_for_the_life_of_the_process(mill: Tidemill, tmp_path: Pat
     assert not (tmp_path / "store").exists()
 
 
-def test_groups_are_kept_too(mill: Tidemill) -> None:
-    @mill.task
-    def halve(number: int) -> int:
-        if number % 2:
-            raise ValueError("odd")
-        return number // 2
-
-    done = mill.enqueue(group(halve.call(n) for n in (2, 4)))
-    again = mill.group(done.id)
-    assert (again.state, again.wait(), again.result()) == (
-        *(State.SUCCEEDED, State.SUCCEEDED, [1, 2]),
-    )
-    assert sorted(job.result() for job in as_completed(again)) == [1, 2]
-    assert len(list(mill.jobs(group=done.id))) == 2
-    with pytest.raises(ValueError, match="odd"):
-        mill.enqueue(group([halve.call(1), halve.call(2)]).using(id="mixed"))
-    mixed = mill.group("mixed")
-    assert (mixed.state, mixed.progress, len(mixed.failures)) == (State.FAILED, (2, 2), 1)
-    assert mixed.refresh().error == "1 of its jobs did not succeed"
-
-
 def test_the_oldest_jobs_go_first(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline_jobs, "KEPT_MOST", 3)
 
@@ -150,24 +125,6 @@ def test_the_oldest_jobs_go_first(mill: Tidemill, monkeypatch: pytest.MonkeyPatc
     last = mill.jobs().page(limit=2, cursor=page.cursor)
     assert ([r.envelope.id for r in last.records], last.cursor) == ([jobs[2].id], "")
     assert jobs[0].state is State.SUCCEEDED  # its handle still has its record
-
-
-def test_large_results_are_bounded_by_their_bytes(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inline_jobs, "KEPT_BYTES", 10_000)
-
-    @mill.task
-    def page(size: int) -> bytes:
-        return b"x" * size
-
-    jobs = [page.enqueue(size) for size in (3000, 3000, 3000, 3000)]
-    assert [job.id for job in mill.jobs()] == [job.id for job in reversed(jobs[1:])]
-    # A job that is too large by itself stays until the next one ends.
-    large = page.enqueue(20_000)
-    assert [job.id for job in mill.jobs()] == [large.id]
-    small = [page.enqueue(1) for _ in range(3)]
-    assert [job.id for job in mill.jobs()] == [job.id for job in reversed(small)]
 
 
 def test_async_tasks_inside_and_outside_of_a_loop(mill: Tidemill) -> None:
@@ -187,37 +144,6 @@ def test_async_tasks_inside_and_outside_of_a_loop(mill: Tidemill) -> None:
 
     job = asyncio.run(main())
     assert job.result() == ("ann", job.id)
-
-
-def test_middleware_sync_and_async(tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    def plain(call_next: Callable[[], Any], context: JobContext) -> Any:
-        calls.append("plain")
-        return call_next()
-
-    async def patient(call_next: Callable[[], Any], context: JobContext) -> Any:
-        calls.append("patient")
-        return await call_next()
-
-    mill = Tidemill("memory://", sync=True, middleware=[plain, patient])
-
-    @mill.task
-    async def work() -> int:
-        return 5
-
-    assert work.enqueue().result() == 5
-    assert calls == ["plain", "patient"]
-
-
-def test_the_codec_is_the_same_as_for_a_worker(mill: Tidemill) -> None:
-    @mill.task
-    def take(value: Any) -> Any:
-        return value
-
-    assert take.enqueue({"a": (1,)}).result() == {"a": (1,)}
-    with pytest.raises(Exception, match="cannot encode"):
-        take.enqueue(object())
 
 
 def test_an_app_is_switched_for_the_length_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from tidemill import Tidemill, chain, map_many
-from tidemill.errors import CodecError
-from tidemill.testing import run_all
+from tidemill import CodecError, Tidemill, chain, map_many
 
 if TYPE_CHECKING:
-    from collections import OrderedDict as Unresolved
+    pass
 
 
 class Color(enum.Enum):
@@ -237,70 +235,12 @@ def test_an_annotation_of_another_type_is_refused(mill: Tidemill) -> None:
             call()
 
 
-def test_a_union_that_cannot_be_told_apart_is_refused(mill: Tidemill) -> None:
-    @mill.task(name="t")
-    def take(value: Point | Loose) -> None: ...
-
-    with pytest.raises(TypeError, match=r"^task t: argument value: .*more than one dataclass"):
-        take.enqueue(Point(1))
-
-
 def test_a_value_that_does_not_fit_its_own_class_is_refused(mill: Tidemill) -> None:
     @mill.task(name="t")
     def take(point: Point) -> None: ...
 
     with pytest.raises(TypeError, match=r"^task t: argument point: Expected `int`.*`\$\.x`"):
         take.enqueue(Point("many"))  # type: ignore[arg-type]
-
-
-def test_annotations_that_cannot_be_read_are_named(mill: Tidemill) -> None:
-    @mill.task(name="t")
-    def take(point: Point, other: Unresolved[str, int] | None = None) -> None: ...
-
-    with pytest.raises(CodecError, match=r"cannot be read \(NameError: name 'Unresolved'"):
-        take.enqueue(Point(1))
-
-
-def test_annotated_arguments_arrive_as_they_were() -> None:
-    mill, got = Tidemill("memory://"), list[Any]()
-
-    @mill.task
-    def take(
-        point: Point | None,
-        boxes: dict[Color, list[Box]],
-        status: str,
-        level: int,
-        *more: tuple[Color, int],
-        colors: frozenset[Color] = frozenset(),
-    ) -> None:
-        got.extend([point, boxes, status, level, *more, colors])
-
-    given: Any = (Dot, {Color.RED: [Box("b", [Point(1)])]}, Status.PAID, Level.HIGH)
-    given = (Point(2), *given[1:], (Color.RED, 1))
-    job = take.enqueue(*given, colors=frozenset({Color.RED}))
-    run_all(mill)
-    assert job.error == ""
-    assert got == [*given, {Color.RED}]
-
-
-@pytest.mark.parametrize("sync", [False, True])
-def test_a_result_before_a_typed_argument_does_not_hide_it(sync: bool) -> None:
-    mill = Tidemill("memory://", sync=sync)
-
-    @mill.task
-    def first() -> int:
-        return 1
-
-    @mill.task
-    def typed(number: int, point: Point) -> Point:
-        return Point(point.x + number)
-
-    steps = mill.enqueue(chain(first, typed.call(Point(1))))
-    if not sync:
-        run_all(mill)
-    assert steps.result() == Point(2)
-    with pytest.raises(CodecError, match=r"argument other .*Point would arrive as a dict"):
-        mill.enqueue(chain(first, mill.task(bare).call(Point(1))))
 
 
 class Paint(typing.TypedDict):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import io
 import os
 import pty
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -237,34 +235,6 @@ def test_nothing_is_shown_where_there_is_no_terminal(
     monkeypatch.setattr(sys, "stdout", written)
     show(handle, how)
     assert written.getvalue() == ""
-
-
-@pytest.mark.parametrize("how", ["result", "as_completed", "aresult"])
-def test_a_bar_in_a_notebook(mill: Tidemill, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    shown: list[str] = []
-
-    class ZMQInteractiveShell:
-        """The name of the shell in the kernel of a notebook."""
-
-    class Output(contextlib.nullcontext[None]):
-        def clear_output(self, *, wait: bool) -> None:
-            assert wait
-
-    def display(what: Any) -> None:
-        if not isinstance(what, Output):
-            shown.append(what._repr_mimebundle_([], [])["text/plain"])
-
-    modules = [types.ModuleType(name) for name in ("IPython", "IPython.display", "ipywidgets")]
-    for module in modules:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(modules[1], "display", display, raising=False)
-    monkeypatch.setattr(modules[2], "Output", Output, raising=False)
-    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
-    boom = mill.task(name="boom", retries=0)(fail_one)
-    handle = mill.enqueue(map_many(boom, range(3)))
-    run_all(mill)
-    show(handle, how)
-    assert any("3 of 3 ended, 1 failed" in text for text in shown)
 
 
 def show(handle: Any, how: str) -> None:

@@ -89,10 +89,6 @@ def mill() -> Iterator[Tidemill]:
         yield mill
 
 
-def bare(value):  # type: ignore[no-untyped-def]
-    return value
-
-
 # -- registered converters ------------------------------------------------------------------------
 
 
@@ -110,12 +106,6 @@ def test_a_registered_type_comes_back_as_the_annotation_names_it(mill: Tidemill)
     assert got == [MONEY, {"a": [MONEY]}, None]
     assert job.result() == MONEY
     assert job.record.result == [decimal.Decimal("5.00"), "EUR"]  # law 18
-
-
-def test_a_registered_type_without_annotation_is_refused(mill: Tidemill) -> None:
-    task = mill.task(name="t")(bare)
-    with pytest.raises(CodecError, match=r"^argument value of task t: .*Money would arrive"):
-        task.enqueue([MONEY])
 
 
 def test_a_converter_that_fails_is_named(mill: Tidemill) -> None:
@@ -172,14 +162,6 @@ def test_plain_data_for_a_model_are_validated(mill: Tidemill) -> None:
     assert (job.error, got) == ("", [Line(price=decimal.Decimal("1.5"))])
     with pytest.raises(JobFailed, match=r"argument line: price: Input should be a valid decimal"):
         bad.result()
-
-
-def test_a_model_without_annotation_is_refused(mill: Tidemill) -> None:
-    task = mill.task(name="t")(bare)
-    with pytest.raises(CodecError, match=r"Order would arrive as a dict; .*value.model_dump\(\)$"):
-        task.enqueue(ORDER)
-    with pytest.raises(CodecError, match=r"^argument 1 of task app.other: .*another app's"):
-        mill.enqueue(mill.call("app.other", ORDER).using(queue="q"))
 
 
 def test_a_model_with_a_field_that_cannot_travel_is_refused(mill: Tidemill) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Tidemill, chain, this_job
+from tidemill import InvalidOption, NewJob, Tidemill, current_job
 from tidemill.testing import run_all
 from tidemill.typing import NewJob
 
@@ -38,25 +38,6 @@ def test_a_handler_adds_headers_to_every_job_of_the_app(mill: Tidemill) -> None:
 
     assert [job.result() for job in jobs] == ["r1 x", "r2 ", "r3 ", "r4 "]
     assert seen[:2] == [("echo", "mail", (1,), {}), ("echo", "mail", (), {"value": 2})]
-
-
-def test_each_step_of_a_chain_is_a_job_of_its_own_for_a_handler(mill: Tidemill) -> None:
-    seen = list[str]()
-    mill.on("enqueue")(lambda job: seen.append(job.task))
-
-    @mill.task(name="one")
-    def one() -> int:
-        return 1
-
-    @mill.task(name="more")
-    def more(value: int) -> int:
-        return value + 1
-
-    steps = mill.enqueue(chain(one.call(), more))
-    run_all(mill)
-
-    assert steps.result() == 2
-    assert sorted(seen) == ["more", "one"]
 
 
 def test_handlers_also_see_jobs_that_run_at_once() -> None:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lmdb
-import psycopg
 import pytest
 from servers import STORES, new_store
 
-from tidemill import JobNotFound, Tidemill, as_completed
-from tidemill.brokers.contract.features import Feature
+from tidemill import JobExpired, JobNotFound, JobPruned, Tidemill, as_completed
 from tidemill.core.job import State
 from tidemill.errors import JobExpired, JobPruned
 from tidemill.testing import run_all
@@ -150,39 +148,7 @@ def test_a_job_of_an_open_transaction_is_not_found(tmp_path: Path) -> None:  # c
     env.close()
 
 
-def test_a_job_of_an_open_transaction_of_postgresql_is_not_found(tmp_path: Path) -> None:
-    # case M7
-    url = new_store("postgresql", tmp_path)
-    with Tidemill(url) as mill, psycopg.connect(url.partition("?")[0]) as connection:
-
-        @mill.task
-        def one() -> int:
-            return 1
-
-        job = one.using(txn=connection).enqueue()
-        with pytest.raises(JobNotFound, match="not been committed"):
-            _ = job.state
-        connection.rollback()
-        with pytest.raises(JobNotFound, match="rolled back") as caught:
-            job.result(timeout=0)
-        assert type(caught.value) is JobNotFound
-
-
 def _raises(kind: type[Exception], look: Callable[[], object]) -> bool:
     with pytest.raises(kind):
         look()
     return True
-
-
-@pytest.mark.parametrize("mill", ["memory"], indirect=True)
-def test_the_end_counts_where_the_broker_cannot_look_into_its_queues(
-    mill: Tidemill, task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = task.enqueue()
-    run_all(mill)
-    job.wait(timeout=60)
-    monkeypatch.setattr("tidemill.client.job_handle.FRESH", 0.0)
-    features = mill.broker.features - {Feature.INSPECT}
-    monkeypatch.setattr(type(mill.broker), "features", features)
-    job.remember(job._record)
-    assert (job.state, job.wait(timeout=0), job.result(timeout=0)) == ("succeeded",) * 2 + (1,)

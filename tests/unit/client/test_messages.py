@@ -69,6 +69,26 @@ def test_a_number_out_of_bounds_is_refused(mill: Tidemill, n: int) -> None:
         mill.queue("q").get_many(n, timeout=0)
 
 
+def test_messages_that_nobody_settles_are_forgotten(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_FEW", 10)
+    held = mill.runtime.consumers.session.held = messages.HeldMessages()
+    queue = mill.queue("q")
+    queue.put_many(range(10), ttr=0.01)
+    lost = queue.get_many(10, timeout=0)
+    until = time.monotonic() + 30
+    while not lost[-1].is_over:
+        assert time.monotonic() < until
+    # when further messages are taken
+    mill.queue("p").put_many(range(5))
+    kept = mill.queue("p").get_many(5, timeout=0)
+    # then
+    assert list(held._by_id) == [message.id for message in kept]
+    with pytest.raises(LeaseLost):
+        queue.ack(lost[0].id)
+
+
 def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:
     mill.queue("q").put("a", ttr=100)
     message = mill.queue("q").get(timeout=0)
@@ -135,20 +155,3 @@ def test_a_message_in_a_lost_reply_goes_back_when_its_call_ends(
     # then no idle consumer holds the message
     assert ready(mill) == 1
     assert taken(mill).body == "a"
-
-
-def test_a_message_in_a_lost_reply_goes_back_with_an_acknowledgement(
-    mill: Tidemill, exchanges: LossyExchanges
-) -> None:
-    # given a consumer with a message, and a second message in a lost reply
-    mill.queue("q").put("a", ttr=3600)
-    first = taken(mill)
-    mill.queue("q").put("b", ttr=3600)
-    exchanges.loses = True
-    with pytest.raises(BrokerUnavailable):
-        mill.queue("q").get(timeout=0)
-    # when the consumer acknowledges the first message
-    first.ack()
-    # then the second message is ready again
-    assert ready(mill) == 1
-    assert taken(mill).body == "b"

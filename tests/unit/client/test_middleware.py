@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, JobContext, Skip, Tidemill
+from tidemill import InvalidOption, JobContext, Tidemill
 
 Seen = list[str]
 
@@ -167,17 +167,6 @@ def test_a_second_yield_is_an_error_that_names_the_middleware(kind: str, value: 
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_generator_may_skip_the_job(kind: str) -> None:
-    def closed(context: JobContext) -> Iterator[Any]:
-        raise Skip("closed")
-        yield
-
-    job = tasks(closed)[kind].enqueue(-1)
-
-    assert job.result() is None
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_context_variable_of_a_middleware_reaches_the_task_and_no_other_job(kind: str) -> None:
     tenant = contextvars.ContextVar("tenant", default="nobody")
 
@@ -202,17 +191,6 @@ def test_a_context_variable_of_a_middleware_reaches_the_task_and_no_other_job(ki
     assert tenant.get() == "nobody"
 
 
-def test_a_stop_iteration_of_the_task_stays_what_it_is() -> None:
-    mill = Tidemill("memory://", sync=True, middleware=[generator(Seen())])
-
-    @mill.task
-    def ends() -> None:
-        raise StopIteration("over")
-
-    with pytest.raises(StopIteration, match="over"):
-        ends.enqueue()
-
-
 @pytest.mark.parametrize("layer", [3, lambda: None, lambda one, two, three: None, object()])
 def test_a_wrong_middleware_is_refused_at_once(layer: Any) -> None:
     with pytest.raises(InvalidOption, match=r"middleware: .*\(call_next, context\)"):
@@ -232,15 +210,3 @@ def test_a_decorated_function_is_judged_by_its_own_parameters() -> None:
         return f"{table} {call_next()}"
 
     assert tasks(logs)["sync"].enqueue(3).result() == "table 3"
-
-
-def test_an_async_generator_leaves_a_stop_async_iteration_of_the_task_as_it_is() -> None:
-    mill = Tidemill("memory://", sync=True, middleware=[async_generator(Seen())])
-
-    @mill.task
-    async def ends() -> None:
-        raise StopAsyncIteration("over")
-
-    with pytest.raises((StopAsyncIteration, RuntimeError)) as caught:
-        ends.enqueue()
-    assert "async generator raised" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, Tidemill, group
+from tidemill import Tidemill
 from tidemill.testing import run_all
 
 BAD = "<b>&"
@@ -36,16 +36,6 @@ def test_a_job_is_a_table_of_its_state(shop: Tidemill) -> None:
     assert "ValueError: &lt;b&gt;&amp;" in bad._repr_html_()
     for text in (shown, bad._repr_html_()):
         assert BAD not in text
-
-
-def test_a_group_shows_how_many_members_have_ended(shop: Tidemill) -> None:
-    calls = [shop.tasks[BAD].call(value) for value in ("yes", "no", "yes")]
-    handle = shop.enqueue(group(calls))
-    assert "0 of 3" in handle._repr_html_()
-    run_all(shop)
-    shown = handle._repr_html_()
-    assert "3 of 3" in shown
-    assert "without success" in shown
 
 
 def test_a_queue_is_a_table_of_numbers(mill: Tidemill) -> None:
@@ -88,11 +78,3 @@ def test_the_chart_of_a_queue_has_its_numbers(
     queue.put_many([1, 2, 3])
     assert queue.plot(ax=axes) is axes
     assert sum(axes.lines["accepted"]) == 3
-
-
-def test_a_chart_without_matplotlib_says_what_to_install(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(InvalidOption, match="pip install matplotlib"):
-        mill.queue("mail").plot()

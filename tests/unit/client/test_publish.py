@@ -12,7 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidemill import InvalidOption, QueueFull, Tidemill, TidemillError
+from tidemill import (
+    FeatureMissing,
+    InvalidOption,
+    Tidemill,
+    TidemillError,
+    Unroutable,
+)
 from tidemill.core.topics import matches
 from tidemill.errors import FeatureMissing, Unroutable
 
@@ -39,15 +45,6 @@ def test_each_bound_queue_gets_a_copy(mill: Tidemill) -> None:
     assert bodies(mill, "eu") == []
 
 
-def test_a_queue_with_two_patterns_that_match_gets_one_copy(mill: Tidemill) -> None:
-    queue = mill.queue("q")
-    assert queue.bind("a.*")
-    assert queue.bind("#")
-    assert not queue.bind("#")
-    assert queue.bindings() == ["#", "a.*"]
-    assert len(mill.publish("a.b", 1)) == 1
-
-
 def test_a_mandatory_publish_that_reaches_nobody_is_refused(mill: Tidemill) -> None:
     with pytest.raises(Unroutable, match=r"no queue is bound to the topic 'orders\.new'"):
         mill.publish("orders.new", 1, mandatory=True)
@@ -56,16 +53,6 @@ def test_a_mandatory_publish_that_reaches_nobody_is_refused(mill: Tidemill) -> N
     mill.queue("q").unbind("orders.new")
     with pytest.raises(Unroutable):
         mill.publish("orders.new", 1, mandatory=True)
-    assert bodies(mill, "q") == [1]
-
-
-def test_an_unbound_queue_gets_nothing_more_and_keeps_its_messages(mill: Tidemill) -> None:
-    queue = mill.queue("q")
-    queue.bind("a")
-    mill.publish("a", 1)
-    assert queue.unbind("a")
-    assert not queue.unbind("a")
-    mill.publish("a", 2)
     assert bodies(mill, "q") == [1]
 
 
@@ -87,15 +74,6 @@ def test_a_deleted_queue_has_no_bindings(mill: Tidemill) -> None:
     assert queue.bindings() == []
     assert mill.publish("a", 1) == []
     assert [row.name for row in mill.queues()] == []
-
-
-def test_bindings_of_another_app_are_honoured_at_once(make_mill: MillMaker, url: str) -> None:
-    with Tidemill(url) as one, Tidemill(url) as other:
-        assert one.publish("a", 1) == []
-        other.queue("q").bind("a")
-        assert len(one.publish("a", 2)) == 1
-        other.queue("q").unbind("a")
-        assert one.publish("a", 3) == []
 
 
 def test_copies_have_the_options_of_the_publish(mill: Tidemill) -> None:
@@ -149,15 +127,6 @@ def test_wrong_topics_and_patterns_are_refused(mill: Tidemill) -> None:
             act("a.b#")
 
 
-def test_one_full_queue_refuses_the_whole_publish(mill: Tidemill) -> None:
-    mill.queue("a").bind("x")
-    mill.queue("b", max_size=1).bind("x")
-    assert len(mill.publish("x", 1)) == 2
-    with pytest.raises(QueueFull):
-        mill.publish("x", 2)
-    assert bodies(mill, "a") == [1]
-
-
 # -- batches and transactions ---------------------------------------------------------------------
 
 
@@ -207,11 +176,6 @@ def test_copies_of_a_transaction_exist_if_it_commits(tmp_path: Path) -> None:
             mill.publish("x", 3, txn=object())
         assert bodies(mill, "a") == [1]
     env.close()
-
-
-def test_a_store_without_transactions_refuses_txn() -> None:
-    with Tidemill("memory://") as mill, pytest.raises(FeatureMissing, match="txn="):
-        mill.publish("a", 1, txn=object())
 
 
 # -- asyncio, signatures, features ----------------------------------------------------------------

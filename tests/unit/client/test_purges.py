@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from typing import Any
@@ -53,11 +52,6 @@ def test_a_purge_now_keeps_nothing(mill: Tidemill) -> None:
     assert list(mill.jobs()) == []
     with pytest.raises(TidemillError, match="no purge of queue 'q' can be restored"):
         orders.restore()
-
-
-def test_a_purge_of_an_empty_queue_is_not_listed(mill: Tidemill) -> None:
-    assert mill.queue("q").purge() == 0
-    assert mill.queue("q").purges() == []
 
 
 def test_purges_belong_to_their_queue(mill: Tidemill) -> None:
@@ -136,25 +130,6 @@ def test_without_room_a_purge_deletes_for_good_and_says_so(
     assert "3 jobs are deleted for good" in caplog.text
     assert mill.queue("q").purges() == []
     assert list(mill.jobs()) == []
-
-
-def test_a_purge_that_finds_no_room_keeps_what_it_has_kept(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(purges, "_PIECE", 2)
-    mill.queue("q").put_many([1, 2, 3, 4, 5])
-    real, calls = mill.broker.cancel, itertools.count()
-
-    def once(ids: list[str], **options: str) -> list[bool]:
-        return full() if next(calls) else real(ids, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mill.broker, "cancel", once)
-        assert mill.queue("q").purge() == 5
-    [purge] = mill.queue("q").purges()
-    assert purge.jobs == 2
-    assert mill.queue("q").restore() == Restored(jobs=2, left=0)
-    assert bodies(mill) == [4, 5]
 
 
 def test_a_purge_now_leaves_a_job_that_starts_meanwhile(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import pytest
 from moved_clock import MovedClock
 
-from tidemill import InvalidOption, Tidemill
+from tidemill import FeatureMissing, InvalidOption, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
 from tidemill.brokers.memory.broker import MemoryBroker
-from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueueSnapshots
+from tidemill.client.history import QueueNumbers, QueueSnapshots
 from tidemill.core.fingerprint import FailureSample
 from tidemill.core.rollup import RUN_SUM, RUNS, SUCCEEDED, WIDTH, bucket_of
 from tidemill.errors import BrokerUnavailable, FeatureMissing
@@ -110,13 +108,6 @@ def test_a_time_ends_where_it_is_told_to(mill: Tidemill) -> None:
         mill.history.tasks(since=600, until=600)
 
 
-def test_times_beyond_a_day_are_read_by_hour(mill: Tidemill) -> None:
-    two_days = 2 * 86_400
-    keep(mill, *ran(two_days, "q", "t", "", succeeded=7)[1:], *ran(30, "q", "t", ""))
-    assert [one.runs for one in mill.history.tasks(since=3 * 86_400)] == [8]
-    assert [one.runs for one in mill.history.tasks(since=86_400)] == [1]
-
-
 def test_a_series_has_a_number_for_every_minute(mill: Tidemill) -> None:
     keep(mill, *ran(30, "q", "t", "", succeeded=2), *ran(150, "q", "t", "", succeeded=3))
     series = mill.history.series(since=240)
@@ -189,56 +180,6 @@ def test_jobs_that_ended_before_the_history_began_add_nothing(  # they were move
     assert numbers(mill.history.queues(since=60)).total("accepted") == 1
 
 
-def test_jobs_that_were_put_before_the_first_worker_count(
-    mill: Tidemill, clock: MovedClock
-) -> None:
-    @mill.task(name="t")
-    def task() -> None: ...
-
-    mill.enqueue_many([task.call() for _ in range(3)])
-    clock.advance(120)
-    run_all(mill)
-    one = numbers(mill.history.queues(since=600))
-    assert (one.total("accepted"), one.total("succeeded")) == (3, 3)
-
-
-@pytest.mark.parametrize("ago", [2 * 3600, 20 * 3600, 20 * 86_400])
-def test_the_time_begins_with_the_last_snapshot_before_it(
-    mill: Tidemill, clock: MovedClock, ago: int
-) -> None:
-    @mill.task(name="t", queue="q")
-    def task() -> None: ...
-
-    def act(accepted: int, succeeded: int) -> None:
-        tasks = [task.call() for _ in range(succeeded)]
-        tasks += [task.using(delay=1e9).call() for _ in range(accepted - succeeded)]
-        mill.enqueue_many(tasks)
-        run_all(mill)
-
-    clock.set_wall(-ago)
-    act(10, 9)
-    clock.set_wall(ago - 60)
-    act(3, 2)
-    clock.advance(60)
-    one = numbers(mill.history.queues(since=300), "q")
-    # the worker found the jobs when it began, so they count in the minute before
-    assert (one.points[-3].accepted, one.points[-2].succeeded) == (3, 2)
-    assert (one.total("accepted"), one.total("succeeded")) == (3, 2)
-    long = numbers(mill.history.queues(since=80 * 86_400), "q")
-    assert (long.total("accepted"), long.total("succeeded")) == (13, 11)
-
-
-def test_a_queue_that_was_made_anew_begins_at_nothing(mill: Tidemill, clock: MovedClock) -> None:
-    def of(ago: int, accepted: int) -> list[HistoryRow]:
-        counts = (accepted, *[0] * 11)
-        at = floor(NOW - ago, 60)
-        return [HistoryRow("queue", "q", MINUTE, at, counts)]
-
-    keep(mill, *of(240, 10), *of(180, 15), *of(120, 2), *of(60, 4))
-    one = numbers(mill.history.queues(since=180), "q")
-    assert [point.accepted for point in one.points] == [5, 0, 2, 0]
-
-
 def test_a_minute_without_a_snapshot_keeps_the_states(mill: Tidemill, clock: MovedClock) -> None:
     at = floor(NOW - 180, 60)
     counts = (5, *[0] * 8, 4, 0, at + 51)  # a job is ready since then
@@ -261,42 +202,6 @@ def put(mill: Tidemill) -> Callable[[], object]:
     return task.enqueue
 
 
-def test_a_process_that_does_nothing_has_no_snapshot_due(mill: Tidemill, clock: MovedClock) -> None:
-    snapshots = QueueSnapshots()
-    snapshots.keep(mill.broker)
-    assert marked(mill) == floor(NOW, 60) - 60
-    assert snapshots.due_in() == float("inf")
-    snapshots.acted()
-    assert 39 < snapshots.due_in() < 41  # soon after the end of the minute
-    clock.advance(41)
-    assert snapshots.due_in() == 0
-    snapshots.keep(mill.broker)
-    assert snapshots.due_in() == float("inf")
-    assert rows(mill) == []  # no queue has changed
-
-
-def test_after_a_failure_the_next_try_comes_a_minute_later(
-    mill: Tidemill, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = QueueSnapshots()
-    snapshots.keep(mill.broker)
-    snapshots.acted()
-    clock.advance(61)
-    with monkeypatch.context() as patch:
-
-        def away() -> list[Any]:
-            raise BrokerUnavailable("away")
-
-        patch.setattr(mill.broker, "stats", away)
-        with pytest.raises(BrokerUnavailable):
-            snapshots.keep(mill.broker)
-        snapshots.keep(mill.broker)  # asks nobody
-        assert 59 < snapshots.due_in() < 61
-    clock.advance(61)
-    snapshots.keep(mill.broker)
-    assert snapshots.due_in() == float("inf")
-
-
 def test_one_of_several_busy_processes_keeps_the_snapshot_of_a_minute(
     mill: Tidemill, clock: MovedClock, put: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,35 +217,6 @@ def test_one_of_several_busy_processes_keeps_the_snapshot_of_a_minute(
     assert [row.at for row in rows(mill)][1:] == [first + 60 * n for n in range(6)]
     assert len(reads) == 6
     assert 0 < processes[0].due_in() <= 60.1
-
-
-def test_a_snapshot_that_comes_late_is_of_the_minute_before(
-    mill: Tidemill, clock: MovedClock, put: Callable[[], object]
-) -> None:
-    snapshots = QueueSnapshots()
-    snapshots.keep(mill.broker)
-    snapshots.acted()
-    put()
-    clock.advance(600)
-    snapshots.keep(mill.broker)
-    assert max(row.at for row in rows(mill)) == floor(clock.wall(), 60) - 60 == marked(mill)
-
-
-def test_the_end_of_a_process_keeps_a_snapshot_of_its_minute(
-    mill: Tidemill, clock: MovedClock, put: Callable[[], object]
-) -> None:
-    ends, stays = QueueSnapshots(), QueueSnapshots()
-    for one in (ends, stays):
-        one.keep(mill.broker)
-        one.acted()
-    put()
-    ends.keep(mill.broker, ending=True)
-    assert max(row.at for row in rows(mill)) == floor(NOW, 60)
-    # when the other process has more jobs in this minute, then the row counts these, too
-    put()
-    clock.advance(60)
-    stays.keep(mill.broker)
-    assert [row.counts[0] for row in rows(mill) if row.at == floor(NOW, 60)] == [2]
 
 
 def test_idle_queues_cost_no_rows(mill: Tidemill, clock: MovedClock) -> None:
@@ -455,13 +331,6 @@ def accepted(mill: Tidemill) -> dict[str, int]:
     return {row.name: row.accepted for row in mill.queues()}
 
 
-def marked(mill: Tidemill) -> int:
-    """The minute of the latest snapshot."""
-    assert isinstance(mill.broker, MemoryBroker)
-    (mark,) = mill.broker.history("queue", ALWAYS, name=ALL_QUEUES)
-    return mark.counts[0]
-
-
 def rows(mill: Tidemill) -> list[HistoryRow]:
     assert isinstance(mill.broker, MemoryBroker)
     return mill.broker.history("queue", MINUTE)
@@ -478,29 +347,6 @@ def test_releases_are_noted_once_by_the_workers_that_run_them(
         monkeypatch.setenv("TIDEMILL_RELEASE", release)
         run_all(mill)
     assert [one.release for one in mill.history.deploys()] == ["1.0", "1.1"]
-
-
-def test_the_async_twins_answer_the_same(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
-    MovedClock(monkeypatch, speed=0.0, wall=NOW)
-    keep(mill, *ran(30, "q", "t", ""), *failed(30, "", "h", 1, 1))
-    history = mill.history
-
-    async def ask() -> list[object]:
-        return [
-            await history.atasks(600, by=("task",)),
-            await history.aseries(600, task="t"),
-            await history.aqueues(600),
-            await history.afailures(600),
-            await history.adeploys(),
-        ]
-
-    assert asyncio.run(ask()) == [
-        history.tasks(600, by=("task",)),
-        history.series(600, task="t"),
-        history.queues(600),
-        history.failures(600),
-        history.deploys(),
-    ]
 
 
 def test_a_broker_without_history_says_so(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> None:
