@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +99,6 @@ def test_bad_priorities_are_refused(value: Any) -> None:
         config.check_priority(value)
 
 
-def test_a_number_too_long_to_print_is_refused_all_the_same() -> None:
-    # case Q17
-    for check in (config.check_priority, config.check_retries, config.check_conflict):
-        with pytest.raises(InvalidOption, match=r"a int"):
-            check(10**5000)
-
-
 def test_priorities_are_ranks_higher_first() -> None:
     ranks = [config.check_priority(p) for p in (100, 0.5, 0, -0.5, -100)]
     assert ranks == sorted(ranks)
@@ -130,21 +122,6 @@ def test_good_retries() -> None:
     assert config.check_retries(0).max_attempts == 1
     assert config.check_retries(Retries(5, delay=0.1)).max_attempts == 6
     assert config.check_retries(2, Retries(5, delay=0.1)) == Retries(2, delay=0.1)
-
-
-def test_conflicts_are_four() -> None:
-    assert [config.check_conflict(c) for c in ("keep", "reject", "replace", "merge")]
-    for wrong in ("Keep", "", None, 3):
-        with pytest.raises(InvalidOption, match=r"keep, reject, replace, merge"):
-            config.check_conflict(wrong)
-
-
-def test_a_misspelt_option_is_told_the_nearest() -> None:
-    config.check_known("a task", ["queue"], {"queue", "retries"})
-    with pytest.raises(InvalidOption, match=r"'retrys' of a task; did you mean 'retries'"):
-        config.check_known("a task", ["retrys"], {"queue", "retries"})
-    with pytest.raises(InvalidOption, match=r"known are queue, retries"):
-        config.check_known("a task", ["zzz"], {"queue", "retries"})
 
 
 def test_a_body_has_a_limit() -> None:
@@ -186,20 +163,6 @@ def test_unknown_schemes_and_missing_drivers_are_named(
         open_broker("memory://")
 
 
-def test_the_default_url_is_beside_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TIDEMILL_URL", raising=False)
-    project = tmp_path / "my 100% project?"
-    deep = project / "a" / "b"
-    deep.mkdir(parents=True)
-    (project / "pyproject.toml").write_text("")
-    monkeypatch.chdir(deep)
-    assert parse_url(config.default_url()).path == str(project / ".tidemill")
-    monkeypatch.setenv("TIDEMILL_URL", "memory://")
-    assert config.default_url() == "memory://"
-
-
 @pytest.mark.parametrize("name", ["a b", "100%41", "#1", "what?x=1", "~", "grün", "a+b&c"])
 def test_odd_folders_survive_the_way_through_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -220,19 +183,6 @@ def test_odd_folders_survive_the_way_through_a_url(
     # then the store is in that folder and nowhere else
     assert (folder / ".tidemill" / "data.mdb").exists()
     assert os.listdir(tmp_path) == [name]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses names that are not UTF-8")
-def test_a_folder_that_lmdb_cannot_open_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TIDEMILL_URL", raising=False)
-    folder = tmp_path / os.fsdecode(b"gr\xfcn")
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    assert parse_url(config.default_url()).path == str(folder / ".tidemill")
-    with pytest.raises(InvalidOption, match=r"gr.udcfcn.* is not UTF-8"):
-        Tidemill().queues()
 
 
 def test_body_headers_and_tags_have_one_bound() -> None:

@@ -1,11 +1,9 @@
-"""Signal handlers that raise at every bytecode of locks, waits, batches, asynchronous puts."""
+"""Signal handlers that raise at every bytecode of locks, waits and batches."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -33,10 +31,9 @@ ROOMS.add(threading.__file__)
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    before, interrupt = signal.signal(SIGNAL, raise_alarm), signal.getsignal(signal.SIGINT)
+    before = signal.signal(SIGNAL, raise_alarm)
     yield
     signal.signal(SIGNAL, before)
-    signal.signal(signal.SIGINT, interrupt)  # asyncio's own, if its runner was interrupted
 
 
 def at_every_step(call: Callable[[], object], check: Callable[[], bool]) -> None:
@@ -97,36 +94,6 @@ def test_an_event_is_set_although_a_waiter_gave_up() -> None:
     assert event.wait()
 
 
-def test_a_notification_of_an_interrupted_waiter_goes_to_another() -> None:
-    main = threading.main_thread().ident or 0
-    for _ in range(50):
-        changed, here, there = Condition(), list[bool](), list[bool]()
-
-        def other(changed: Condition = changed, there: list[bool] = there) -> None:
-            with changed:
-                there.append(changed.wait(10))
-
-        def tell(changed: Condition = changed) -> None:
-            while len(changed._turns) < 2:  # the main thread is the first, or the second
-                os.sched_yield()
-            with changed:
-                changed.notify()
-                signal.pthread_kill(main, SIGNAL)
-
-        threads = [threading.Thread(target=each) for each in (other, tell)]
-        with contextlib.suppress(Alarm), changed:
-            for thread in threads:
-                thread.start()
-            here.append(changed.wait(10))
-        if not here:
-            threads[0].join(20)  # it ends once it was notified, or after 10 s
-        with changed:
-            changed.notify_all()
-        for thread in threads:
-            thread.join(10)
-        assert here == [True] or there == [True]
-
-
 def test_threads_make_every_call_that_was_begun() -> None:
     threads = Threads("test", 2)
 
@@ -137,36 +104,6 @@ def test_threads_make_every_call_that_was_begun() -> None:
 
     at_every_step(lambda: threads.start(lambda: None), check)
     threads.close()
-
-
-@pytest.mark.everyday
-def test_an_asynchronous_put_follows_one_that_was_interrupted() -> None:
-    with Tidemill("memory://") as mill:
-
-        @mill.task
-        def nothing() -> None:
-            """Nothing to do."""
-
-        async def put(seconds: float = 50) -> bool:
-            return bool((await asyncio.wait_for(mill.aenqueue(nothing.call()), seconds)).id)
-
-        loops: list[asyncio.AbstractEventLoop] = []
-
-        def new_loop() -> asyncio.AbstractEventLoop:
-            loops.append(asyncio.new_event_loop())
-            return loops[-1]
-
-        def interrupted() -> None:
-            # an event loop only logs what a handler raises in a callback
-            with contextlib.suppress(TimeoutError), asyncio.Runner(loop_factory=new_loop) as runner:
-                runner.run(put(0.3))
-
-        def follows() -> bool:
-            while loops:  # the interruption may have come before the runner closed its loop
-                loops.pop().close()
-            return asyncio.run(put())
-
-        at_every_step(interrupted, follows)
 
 
 def test_a_batch_whose_start_is_interrupted_takes_nothing_later() -> None:

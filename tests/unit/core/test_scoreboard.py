@@ -55,30 +55,6 @@ def test_another_reader_sees_running_jobs_at_once(path: str) -> None:
     assert read_scoreboard(path, "o") == {}
 
 
-def test_headers_are_no_jobs(path: str) -> None:
-    # given: two processes with three rows each, and one that starts when the board has grown
-    share = 3
-    board = Scoreboard(path, 2 * share)
-    board.claim("o")
-    early = Scoreboard(path, 2 * share)
-    board.sign(0, 100, 1.0)
-    board.sign(share, 200, 2.0)
-    board.start(1, 5, 11, 1.0, 0.0)
-    board.grow(3 * share)
-    late = Scoreboard(path, 3 * share)
-    late.sign(2 * share, 300, 3.0)
-    # when
-    board.beat(share, 7.5)
-    board.set_waiting(0, 100, 2)
-    late.set_waiting(2 * share, 300, 1)
-    # then
-    assert [board.beat_of(n * share) for n in range(3)] == [1.0, 7.5, 3.0]
-    assert [b.waiting(share) for b in (board, early, late)] == [3, 3, 3]
-    assert read_scoreboard(path, "o") == {5: 1.0}
-    board.clear(share, share)
-    assert board.running(0, 3 * share, ALL) == [Running(1, 5, 11, 1.0, 0.0)]
-
-
 def test_a_board_may_grow(path: str) -> None:
     small = Scoreboard(path, 1)
     small.claim("o")

@@ -6,27 +6,21 @@ An interruption that finds a shield up lands when that shield ends.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
 import pytest
 from harness import eventually
-from lmdb_desk import Gate, ids, job
 
-from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.registry import open_broker
 from tidemill.client.context import JobContext
-from tidemill.core import signals
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease
-from tidemill.core.retry import JobTimeout, WorkerStopping
+from tidemill.core.retry import JobTimeout
 from tidemill.core.shield import aim, lower_shield, raise_shield, take_off
 from tidemill.worker import timeouts as module
 from tidemill.worker.execute import Run
@@ -124,27 +118,6 @@ def test_a_step_does_not_begin_between_the_look_and_the_shot(
     assert isinstance(victim.error, JobTimeout)
     assert landed == []
     assert may_interrupt(victim.run.ident)
-
-
-def test_a_thread_goes_on_after_an_aim_is_removed() -> None:
-    ready, idents = threading.Event(), []
-
-    def work() -> None:
-        idents.append(threading.get_ident())
-        ready.set()
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            raise_shield()
-            lower_shield()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    ready.wait()
-    while thread.is_alive():
-        aim(idents[0])
-        take_off(idents[0])
-    thread.join()
-    assert may_interrupt(idents[0])
 
 
 @pytest.fixture
@@ -332,16 +305,6 @@ def test_such_a_job_is_interrupted_in_the_main_thread_too(
     assert timekeeper.stuck == []
 
 
-@pytest.mark.usefixtures("alarm")
-def test_a_long_step_in_the_main_thread_does_not_stop_the_thread_for_good(
-    timekeeper: Timekeeper,
-) -> None:
-    error = run_job(timekeeper, lambda: step_until_stuck(timekeeper), 0.05)
-    assert isinstance(error, JobTimeout)
-    assert len(timekeeper.stuck) == 1
-    shielded_step(0.0)  # hangs while an aim is left on this thread
-
-
 def test_a_step_that_outlasts_the_patience_is_stuck_and_ends_with_its_shield(
     timekeeper: Timekeeper,
 ) -> None:
@@ -359,48 +322,3 @@ def test_a_step_that_outlasts_the_patience_is_stuck_and_ends_with_its_shield(
     assert isinstance(errors[0], JobTimeout)
     assert late == []
     assert timekeeper.looks < 40  # the shield is not polled
-
-
-def test_an_aim_does_not_outlive_its_job(timekeeper: Timekeeper) -> None:
-    def jobs() -> None:
-        for _ in range(300):
-            run_job(timekeeper, lambda: shielded_step(0.001), 0.002)
-        shielded_step(0.0)
-
-    in_thread(jobs)
-    assert aim(0)
-
-
-@pytest.mark.usefixtures("alarm")
-def test_a_notice_during_a_wait_for_a_commit_lands_when_the_commit_is_made(
-    timekeeper: Timekeeper, tmp_path: Path
-) -> None:
-    # given a job in the main thread whose put waits for a leader
-    broker = open_broker(f"lmdb://{tmp_path}/store")
-    assert isinstance(broker, LmdbBroker)
-    gate = Gate(broker._store)
-    steps: list[str] = []
-
-    def put() -> None:
-        broker.put([job()])
-        steps.append("after the put")
-
-    def notify() -> None:
-        while not signals._waiting[0]:
-            os.sched_yield()
-        timekeeper.timeouts.stop_at = time.monotonic()
-        timekeeper.ring()
-        while timekeeper.alarms < 2:
-            os.sched_yield()
-        gate.release_when(1)
-
-    notifier = threading.Thread(target=notify)
-    notifier.start()
-    # when the notice comes in that wait
-    error = run_job(timekeeper, put, 3600)  # hangs while an aim is left on this thread
-    notifier.join(30)
-    # then
-    assert isinstance(error, WorkerStopping)
-    assert steps == []
-    assert len(ids(broker)) == 1
-    broker.close()

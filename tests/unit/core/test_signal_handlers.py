@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from bytecodes import SIGNAL, Alarm, At, raise_alarm
-from lmdb_desk import Gate, Process, ids, in_threads, job, join
+from lmdb_desk import Gate, ids, in_threads, job, join
 
 import tidemill
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core import signals
 from tidemill.core.clock import new_id
 from tidemill.core.owner import Owner
 from tidemill.errors import BrokerUnavailable
@@ -33,7 +31,6 @@ CORE = ("core/signals", "core/shield", "core/commit_delay", "client/consumers")
 ROOMS = {str(ROOT / f"{name}.py") for name in CORE}
 ROOMS |= {str(ROOT / "brokers" / "lmdb" / f"{name}.py") for name in LMDB}
 ROOMS.add(str(ROOT / "brokers" / "shared" / "wait_places.py"))
-OPENING = {str(ROOT / "app.py"), str(ROOT / "brokers" / "lmdb" / "environment.py"), *ROOMS}
 
 
 @pytest.fixture
@@ -186,133 +183,3 @@ def test_a_handler_may_enqueue_while_its_thread_waits_for_a_commit(
     # then
     assert ids(broker) == {"by the thread", "by the handler"}
     broker.close()
-
-
-def test_a_finalizer_that_enqueues_inside_a_commit_fails_at_once(url: str) -> None:
-    broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
-    errors: list[Exception] = []
-
-    class Late:
-        def __del__(self) -> None:
-            try:
-                broker.put([job()])
-            except tidemill.TidemillError as error:
-                errors.append(error)
-
-    kept = [Late()]
-    broker._store.commits.run(broker._transitions, lambda _: kept.clear())
-    assert "wait for itself" in str(errors[0])
-    assert broker.put([job()])
-    broker.close()
-
-
-def test_a_handler_may_enqueue_at_any_step_of_the_put_that_opens_the_broker(
-    tmp_path: Path, handler: list[Callable[[], None]]
-) -> None:
-    stored: list[int] = []
-
-    def put_at(step: int) -> bool:
-        url = f"lmdb://{tmp_path}/{step}?durability=relaxed&patience=10"
-        with Tidemill(url) as mill, Tidemill(url) as another:
-            handler[0] = lambda: [app.queue("q").put(b"by the handler") for app in (mill, another)]
-            at = At(step, OPENING.__contains__)
-            with at:
-                mill.queue("q").put(b"by the thread")
-            stored.append(len(ids(mill.broker)))
-            return at.left <= 0
-
-    step = 1
-    while put_at(step):
-        step += 31
-    assert len(stored) > 40
-    assert set(stored[:-1]) == {3}
-
-
-@pytest.fixture
-def held(url: str) -> Iterator[Process]:
-    """Another process that holds the write lock of the store, before this one has it open."""
-    code = """
-        def stay(moves):
-            say("inside")
-            sys.stdin.readline()
-        broker._store.commits.run(broker._transitions, stay)
-        say("done")
-    """
-    with Process(url, code) as process:
-        process.expect("inside")
-        yield process
-
-
-def free(held: Process) -> None:
-    assert held.popen.stdin is not None
-    held.popen.stdin.write("\n")
-    held.popen.stdin.flush()
-
-
-class Pressed:
-    """Sends the signal to the main thread once that waits to open a store, until ``done``."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self._thread = threading.Thread(target=self._press)
-
-    def _press(self) -> None:
-        while not signals._waiting[0] and not self.done.is_set():
-            os.sched_yield()
-        while not self.done.wait(0.05):
-            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
-
-    def __enter__(self) -> Pressed:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self._thread.join(10)
-
-
-def test_a_handler_may_enqueue_while_its_thread_waits_to_open_the_store(
-    url: str, held: Process, handler: list[Callable[[], None]]
-) -> None:
-    with Tidemill(url) as mill, Tidemill(url) as another, Pressed() as pressed:
-
-        def enqueue() -> None:
-            if not pressed.done.is_set():
-                pressed.done.set()
-                free(held)
-                mill.queue("q").put(b"by the handler")
-                another.queue("q").put(b"by the handler")
-
-        handler[0] = enqueue
-        mill.queue("q").put(b"by the thread")
-        assert pressed.done.is_set()
-        assert len(ids(mill.broker)) == 3
-
-
-def test_a_handler_that_raises_ends_the_wait_to_open_a_store(
-    url: str, held: Process, handler: list[Callable[[], None]]
-) -> None:
-    with Tidemill(url) as mill:
-        with Pressed() as pressed:
-
-            def stop() -> None:
-                if not pressed.done.is_set():
-                    pressed.done.set()
-                    raise Alarm
-
-            handler[0] = stop
-            with pytest.raises(Alarm):
-                mill.queue("q").put(b"refused")
-        free(held)  # only now
-        mill.queue("q").put(b"taken")
-        assert len(ids(mill.broker)) == 1
-
-
-def test_patience_to_open_a_store_ends_though_signals_keep_coming(
-    url: str, held: Process, handler: list[Callable[[], None]]
-) -> None:
-    handler[0] = lambda: None
-    url = url.replace("patience=10", "patience=0.5")
-    with Tidemill(url) as mill, Pressed(), pytest.raises(BrokerUnavailable):
-        mill.queue("q").put(b"refused")

@@ -1,4 +1,4 @@
-"""A thread that cannot be started now: calls fail or wait, later calls are made."""
+"""A thread that cannot be started now: its call fails, and later calls are made."""
 
 from __future__ import annotations
 
@@ -39,25 +39,4 @@ def test_a_call_fails_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPa
         return [await asyncio.wait_for(threads.run(int, text), 60) for text in ("2", "3")]
 
     assert asyncio.run(call()) == [2, 3]
-    threads.close()
-
-
-def test_a_call_waits_for_a_thread_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a pool whose only thread is busy, on a system that has no more to give.
-    refused, threads = Refused(monkeypatch), Threads("test", 4)
-    refused.refuses = False
-    busy, go_on = threading.Event(), threading.Event()
-    threads.start(lambda: (busy.set(), go_on.wait(60)))
-    assert busy.wait(60)
-    refused.refuses = True
-
-    async def call() -> int:
-        # When a call is made; then it waits for the thread, and no place of the pool is lost.
-        waiting = asyncio.create_task(threads.run(int, "1"))
-        await asyncio.sleep(0)
-        assert not threads.is_full
-        go_on.set()
-        return await asyncio.wait_for(waiting, 60)
-
-    assert asyncio.run(call()) == 1
     threads.close()
