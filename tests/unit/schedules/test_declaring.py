@@ -166,19 +166,6 @@ def test_a_declaration_made_meanwhile_is_not_overlooked(desk: Desk) -> None:
     assert fire(desk, other) == ["s"]
 
 
-def test_a_worker_that_was_given_up_declares_anew(desk: Desk) -> None:
-    mine, other = start(desk, "w1", "s"), start(desk, "w2", "other")
-    desk.broker.detach("w1")
-    desk.now += 60
-    other.fire(desk.broker, desk.broker.exchange(Step("w2", fires=500)).schedules)
-    assert desk.mill.schedules.get("s").undeclared
-    desk.broker.attach(Owner(id="w1", name="w1"))
-    desk.again().schedule("s", desk.mill.call("tick"), every=60)
-    mine.forget()
-    desk.declare(mine)
-    assert desk.mill.schedules.get("s").undeclared is None
-
-
 def test_two_different_declarations_of_one_name_are_reported(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,16 +175,6 @@ def test_two_different_declarations_of_one_name_are_reported(
     start(desk, "w3", "s", every=90)
     assert "schedule 's' is declared otherwise by worker w1, and is changed" in caplog.text
     assert desk.mill.schedules.get("s").when == "every 90 s"
-
-
-def test_many_are_declared_in_few_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    change, calls = desk.broker.change_schedules, []
-    monkeypatch.setattr(
-        desk.broker, "change_schedules", lambda made: calls.append(len(made)) or change(made)
-    )
-    start(desk, "w1", *(f"s{n:04}" for n in range(1200)))
-    assert calls == [1000, 200]
-    assert len([*desk.mill.schedules]) == 1200
 
 
 # -- moments that code says anew each time it is loaded ------------------------------------------
@@ -264,13 +241,6 @@ def test_an_interval_goes_on_when_the_clock_was_set_back(desk: Desk, anchored: b
     assert desk.mill.schedules.get("s").fired == 1
 
 
-def test_a_start_that_is_yet_to_come_is_waited_for(desk: Desk) -> None:
-    for _ in range(2):
-        shown = load(desk, every=60, start=NOON + 86_400)
-        assert shown.next is not None
-        assert shown.next.timestamp() == NOON + 86_400
-
-
 def test_without_a_start_intervals_count_from_the_first_storing(desk: Desk) -> None:
     for later in (0, 10, 25):  # a restart, a second worker
         desk.now += later
@@ -291,21 +261,6 @@ def test_an_ended_schedule_of_code_does_not_begin_again(desk: Desk) -> None:  # 
     desk.again().schedule("few", desk.mill.call("tick"), every=60, repeats=3)
     desk.declare()
     assert not desk.mill.schedules.get("few").ended
-
-
-def test_a_change_by_another_meanwhile_is_seen(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
-    change, calls = desk.broker.change_schedules, []
-
-    def late(changes: list[Change]) -> object:
-        calls.append(changes)
-        if len(calls) == 1:
-            change([Change("s", 0, 0.0, changes[0].body)])  # another worker was first
-        return change(changes)
-
-    monkeypatch.setattr(desk.broker, "change_schedules", late)
-    desk.declare()
-    assert desk.mill.schedules.get("s").app == "app"
 
 
 def test_a_schedule_refused_for_room_is_stored_later(

@@ -14,6 +14,7 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
 from tidemill.core.envelope import Planned
+from tidemill.core.errors import BadSignature, StoreFull
 from tidemill.core.job import State
 from tidemill.errors import BadSignature, CodecError, StoreFull
 from tidemill.schedules import record
@@ -119,14 +120,6 @@ def test_a_single_time_ends(desk: Desk) -> None:  # case C7
     desk.fire()
     assert desk.times() == [60]
     assert [*desk.mill.schedules] == []
-
-
-def test_an_end_is_kept(desk: Desk) -> None:
-    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, end=NOON + 130)
-    for _ in range(10):
-        desk.now += 60
-        desk.fire()
-    assert desk.times() == [60, 120]
 
 
 def test_two_workers_with_the_same_schedule_fire_it_once(desk: Desk) -> None:  # case C7
@@ -267,27 +260,6 @@ def test_jitter_moves_the_job_and_not_the_times(desk: Desk) -> None:
     assert len(late) > 10
 
 
-def test_a_full_queue_is_not_filled_further_and_a_warning_is_logged(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.broker.set_queue("default", max_size=2)
-    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
-    for _ in range(4):
-        desk.now += 60
-        desk.fire()
-    assert desk.times() == [60, 120]
-    assert caplog.text.count("schedule 's': a job was left out: its queue is full") == 2
-
-
-def test_a_key_keeps_jobs_from_overlapping(desk: Desk) -> None:
-    call = desk.mill.call("tick").using(key="tick")
-    desk.mill.schedules.add("s", call, every=60)
-    for _ in range(4):
-        desk.now += 60
-        desk.fire()
-    assert desk.times() == [60]
-
-
 def test_a_store_without_room_is_tried_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -307,28 +279,6 @@ def test_a_store_without_room_is_tried_again(
     desk.now += 1
     desk.fire()
     assert desk.times() == [60]
-
-
-def test_an_unreadable_record_is_left_unchanged(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.broker.change_schedules([Change("new", 0, NOON + 60, b"\xc1 of a later version")])
-    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
-    desk.now += 60
-    desk.fire()
-    assert desk.times() == [60]  # the other one
-    assert "schedule 'new' cannot be fired here; the next try is in 60 s" in caplog.text
-    (record,) = desk.broker.schedules(["new"])
-    assert record is not None
-    assert record.body == b"\xc1 of a later version"
-    assert record.due == NOON + 120
-    assert [(s.name, s.task) for s in desk.mill.schedules] == [("new", "?"), ("s", "tick")]
-    with pytest.raises(CodecError, match="another version of tidemill"):
-        desk.mill.schedules.run("new")
-    desk.mill.schedule("new", desk.mill.call("tick"), every=60)
-    desk.declare()
-    assert "schedule 'new' stays as it is" in caplog.text
-    desk.mill.schedules.remove("new")
 
 
 # -- signatures ----------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import sys
-import time
 import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +11,20 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tidemill import Filter, InvalidOption, Schedule, State, Tidemill, When
+from tidemill import (
+    FeatureMissing,
+    InvalidOption,
+    Schedule,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleOver,
+    Tidemill,
+    When,
+)
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock
 from tidemill.errors import FeatureMissing, ScheduleExists, ScheduleNotFound, ScheduleOver
 from tidemill.schedules.parse import ScheduleOptions
-from tidemill.testing import worker
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 
@@ -183,12 +189,6 @@ def test_a_schedule_that_is_not_there_says_so(mill: Tidemill) -> None:
         mill.schedules.get("nihgtly")
 
 
-def test_the_latest_end_there_is_means_none(mill: Tidemill) -> None:
-    for name, end in [("utc", dt.datetime.max.replace(tzinfo=dt.UTC)), ("zone", dt.datetime.max)]:
-        mill.schedules.add(name, mill.call("report"), cron="0 3 * * *", end=end, zone="Asia/Tokyo")
-        assert len(mill.schedules.next_times(name)) == 5
-
-
 def test_a_time_that_is_past_is_refused(mill: Tidemill) -> None:
     for when in (
         {"at": 1000.0},
@@ -199,11 +199,6 @@ def test_a_time_that_is_past_is_refused(mill: Tidemill) -> None:
         with pytest.raises(ScheduleOver, match="would never fire: its time is past"):
             mill.schedules.add("s", mill.call("report"), **when)
     assert names(mill) == []
-
-
-def test_an_unknown_task_says_so(mill: Tidemill) -> None:
-    with pytest.raises(InvalidOption, match=r"'reprot' is no task of this app.* did you mean"):
-        mill.schedules.add("s", mill.call("reprot"), every=60)
 
 
 def test_an_unschedulable_call_is_refused_with_the_reason(mill: Tidemill) -> None:
@@ -327,13 +322,6 @@ def test_code_takes_over_a_schedule_that_a_person_added(mill: Tidemill) -> None:
     assert (shown.code, shown.when) == (True, "every 90 s")
 
 
-def test_a_single_time_that_is_past_is_stored_as_ended(mill: Tidemill) -> None:
-    mill.schedule("s", mill.call("report"), at=1000.0)
-    mill.runtime.code_schedules.store()
-    shown = mill.schedules.get("s")
-    assert (shown.ended, shown.next) == (True, None)
-
-
 def test_a_name_is_declared_once(mill: Tidemill) -> None:
     mill.task(name="other")(nothing)
     mill.schedule("s", mill.call("report", "eu"), every=60)
@@ -349,28 +337,6 @@ def test_a_name_is_declared_once(mill: Tidemill) -> None:
             mill.schedule("s", call, every=every)
     mill.runtime.code_schedules.store()
     assert mill.schedules.get("s").when == "every 60 s"
-
-
-def test_at_a_prompt_the_latest_declaration_holds(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    mill.schedule("s", mill.call("report"), every=60)
-    mill.schedule("s", mill.call("report"), every=90)
-    mill.runtime.code_schedules.store()
-    assert mill.schedules.get("s").when == "every 90 s"
-
-
-def test_a_task_that_is_declared_anew_brings_its_schedule_anew(mill: Tidemill) -> None:
-    for every in (60, 90):  # as in a notebook, or a reload
-
-        @mill.task(name="nightly", schedule=every)
-        def nightly() -> None: ...
-
-    mill.runtime.code_schedules.store()
-    assert mill.schedules.get("nightly").when == "every 90 s"
-    with pytest.raises(InvalidOption, match="'nightly' is declared twice"):
-        mill.schedule("nightly", mill.call("nightly"), every=5)
 
 
 def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:
@@ -389,16 +355,6 @@ def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:
 
         @mill.task(name="bad", schedule=60)
         def bad(what: str) -> None: ...
-
-
-def test_a_worker_in_this_process_fires_them(mill: Tidemill) -> None:
-    mill.schedule("s", mill.call("report", "x"), every=0.05)
-    with worker(mill):
-        until = time.monotonic() + 30
-        while not mill.jobs(Filter(states=frozenset({State.SUCCEEDED}))).page().records:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    assert mill.schedules.get("s").fired >= 1
 
 
 def test_a_broker_without_schedules_says_so(
