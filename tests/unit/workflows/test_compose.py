@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import pickle
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,10 +28,6 @@ from tidemill import (
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.explain import explain_in
-from tidemill.core.codec import pack, unpack
-from tidemill.core.envelope import Ref
-from tidemill.core.job import GROUP
-from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
 from tidemill.workflows.enqueue import JOBS_PER_PUT
 
@@ -132,21 +125,6 @@ def test_a_failed_step_stops_the_chain_and_the_hook_fires_once(tasks: Tasks) -> 
     assert not end.succeeded
 
 
-def test_a_chain_goes_on_when_its_failed_step_is_tried_again(tasks: Tasks) -> None:
-    handle = tasks.run(chain(tasks.boom.call(), tasks.inc, tasks.inc))
-    tasks.boom.function = lambda: 5
-    assert handle.retry()
-    run_all(tasks.mill)
-    assert handle.result(0) == 7
-
-
-def test_hooks_of_a_chain_that_ends_well(both: Tasks) -> None:
-    both.run(both.hooked(chain(both.inc.call(1), both.inc)))
-    assert both.fired == ["again", "complete", "success"]
-    assert {end.result for _, end in both.told} == {3}
-    assert all(end.succeeded and not end.error and not end.failed for _, end in both.told)
-
-
 def test_hooks_of_a_single_call(both: Tasks) -> None:
     handle = both.run(both.hooked(both.inc.call(1)))
     assert handle.result(0) == 2
@@ -162,29 +140,6 @@ def test_a_cancelled_chain_does_nothing_more(tasks: Tasks) -> None:
     with pytest.raises(JobCancelled):
         handle.result(0)
     assert not handle.cancel()
-
-
-def test_annotations_make_of_a_result_what_they_say(mill: Tidemill) -> None:
-    @mill.task
-    def make() -> Point:
-        return Point(1, 2)
-
-    @mill.task
-    def take(point: Point, points: list[Point]) -> int:
-        return point.x + points[0].y
-
-    flow = Flow()
-    point = flow.add(make.call())
-    flow.add(take.call(point, [point]))  # type: ignore[arg-type, list-item]
-    handle = mill.enqueue(flow)
-    run_all(mill)
-    assert handle[1].result(0) == 3
-
-
-@dataclasses.dataclass
-class Point:
-    x: int
-    y: int
 
 
 # -- groups --------------------------------------------------------------------------------------
@@ -237,25 +192,6 @@ def test_a_group_with_a_failing_member(tasks: Tasks) -> None:
     run_all(tasks.mill)
     assert handle.result(0) == [2, 7, [7, 3]]
     assert tasks.fired == ["again", "complete", "failure", "success"]
-
-
-def test_the_members_of_a_group_are_retried_in_pages(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = tasks.run(group(tasks.boom.call() for _ in range(5)))
-    broker, pages = tasks.mill.broker, []
-    retry = broker.retry
-    monkeypatch.setattr(broker, "retry", lambda ids: pages.append(list(ids)) or retry(ids))
-    assert handle.retry() == 5
-    assert pages == [[handle[n].id for n in reversed(range(5))]]
-
-
-def test_steps_after_a_failed_group_are_cancelled(tasks: Tasks) -> None:
-    handle = tasks.run(chain(group([tasks.inc.call(1), tasks.boom.call()]), tasks.total))
-    assert handle.state is CANCELLED
-    assert handle.steps[0][0].state is SUCCEEDED
-    with pytest.raises(JobFailed, match="ValueError: no"):
-        handle.result(0)
 
 
 def test_counts_while_it_runs(tasks: Tasks) -> None:
@@ -336,13 +272,6 @@ def test_an_iterator_that_fails_leaves_nothing_to_run(tasks: Tasks) -> None:
     assert (row.size, row.succeeded) == (0, 0)
 
 
-def test_an_iterator_serves_once(tasks: Tasks) -> None:
-    long = group(tasks.inc.call(n) for n in range(1500))
-    tasks.mill.enqueue(long)
-    with pytest.raises(InvalidOption, match="used up"):
-        tasks.mill.enqueue(long)
-
-
 def test_an_empty_group_has_succeeded(both: Tasks) -> None:
     handle = both.run(both.hooked(group([])))
     assert handle.result(0) == []
@@ -385,29 +314,6 @@ def test_the_end_of_a_group_spares_jobs_with_similar_ids(tasks: Tasks, end: str)
     # then they are still ready
     ready = tasks.mill.broker.find(Filter(states=frozenset({State.READY}))).records
     assert {record.envelope.id for record in ready} == others
-
-
-def test_a_group_whose_id_looks_like_a_hook_is_cancelled(tasks: Tasks) -> None:
-    handle = tasks.mill.enqueue(group([tasks.inc.call(1)]).using(id="alerts.on_call"))
-    assert handle.cancel() == 1
-
-
-def test_members_come_as_they_end(tasks: Tasks) -> None:
-    gate, found = threading.Event(), list[int]()
-
-    @tasks.mill.task(name="last")
-    def last() -> int:
-        assert gate.wait(60)
-        return 2
-
-    with worker(tasks.mill):
-        handle = tasks.mill.enqueue(group([last.call(), tasks.inc.call(2), tasks.inc.call(3)]))
-        for job in handle.as_completed(timeout=60):
-            found.append(job.result(0))
-            if len(found) == 2:
-                gate.set()
-    assert sorted(found[:2]) == [3, 4]
-    assert found[2:] == [2]
 
 
 # -- flows ---------------------------------------------------------------------------------------
@@ -492,13 +398,6 @@ def test_a_hook_that_fails_changes_nothing(make_mill: MillMaker, how: str) -> No
         assert tasks.mill.job(f"{handle.id}.on_complete").state is FAILED
 
 
-def test_hooks_of_many_calls_in_one_put(tasks: Tasks) -> None:
-    jobs = tasks.mill.enqueue_many([tasks.hooked(tasks.inc.call(1)), tasks.inc.call(2)])
-    run_all(tasks.mill)
-    assert [job.result(0) for job in jobs] == [2, 3]
-    assert tasks.fired == ["again", "complete", "success"]
-
-
 def test_steps_and_members_have_hooks_of_their_own(both: Tasks) -> None:
     step = both.inc.call(1).on_success(both.hook.call("step"))
     member = both.inc.call(5).on_complete(both.hook.call("member"))
@@ -555,12 +454,6 @@ def test_a_signed_body_stays_signed(make_mill: MillMaker, serializer: str) -> No
     assert all(record.envelope.signature for record in page.records)
 
 
-def test_a_reference_travels_in_the_body() -> None:
-    for ref in (Ref(("a",)), Ref(("a", "b"), ended=True), Ref(("g",), group=True)):
-        assert unpack(pack([[ref], {"x": ref}])) == [[ref], {"x": ref}]
-        assert pickle.loads(pickle.dumps(ref)) == ref
-
-
 def test_calls_that_cannot_be_a_part_are_refused(tasks: Tasks) -> None:
     keyed, inc_call = tasks.inc.using(key="k"), tasks.inc.call(1)
     behind = chain(tasks.inc.call(1), map_many(tasks.inc, range(10_001)))
@@ -583,18 +476,6 @@ def test_calls_that_cannot_be_a_part_are_refused(tasks: Tasks) -> None:
         with pytest.raises(InvalidOption, match=match):
             attempt()
     assert ids(tasks.mill) == set()
-
-
-def test_arguments_that_do_not_fit_fail_where_they_are_enqueued(both: Tasks) -> None:
-    for wrong in (
-        chain(both.inc.call(), both.inc),
-        chain(both.inc.call(1), both.inc.call(2, 3)),
-        group([both.inc.call()]),
-    ):
-        with pytest.raises(TypeError):
-            both.mill.enqueue(wrong)
-    with pytest.raises(TypeError):
-        both.inc.call(1, 2, 3)
 
 
 def test_a_broker_without_flows_refuses(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,37 +511,6 @@ def test_the_same_from_asyncio(tasks: Tasks) -> None:
 
     with worker(mill):
         asyncio.run(main())
-
-
-# -- keeping -------------------------------------------------------------------------------------
-
-
-def test_members_are_kept_until_what_takes_their_results_has_run() -> None:
-    # law 15; the record of the group hands on what is behind it
-    with Tidemill("memory://?keep=0&keep_count=0") as mill:
-        tasks = Tasks(mill)
-        held = tasks.total.using(queue="later")
-        handle = mill.enqueue(chain(group([tasks.inc.call(1), tasks.inc.call(2)]), held))
-        run_all(mill, queues=["default"])
-        broker: Any = mill.broker
-        for item in list(broker._jobs.items.values()):
-            assert item.record.envelope.task != GROUP or item.record.state is SUCCEEDED
-        from tidemill.brokers.rules.workflows import is_needed
-
-        member = broker._jobs.items[handle.steps[0][0].id]
-        assert is_needed(broker._jobs, member)
-        run_all(mill)
-        assert not is_needed(broker._jobs, member)
-
-
-def test_a_hook_is_told_of_the_step_that_failed_when_an_earlier_one_is_gone(tasks: Tasks) -> None:
-    steps = chain(tasks.inc.call(1), tasks.inc, tasks.boom.using(queue="later"))
-    handle = tasks.mill.enqueue(steps.on_failure(tasks.hook))
-    run_all(tasks.mill, queues=["default"])
-    assert handle.steps[0].delete()  # as if it were pruned: what needed its result, has it
-    run_all(tasks.mill)
-    [(_, end)] = tasks.told
-    assert (end.state, end.failed) == (FAILED, handle.id)
 
 
 # -- looking -------------------------------------------------------------------------------------
