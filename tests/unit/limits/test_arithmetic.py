@@ -160,17 +160,6 @@ def test_a_change_of_rate_keeps_the_tokens_that_are_there(factor: float) -> None
     assert tokens(new, gate, T0 + S // 2) == pytest.approx(5 + 5 * factor)
 
 
-def test_a_smaller_burst_drops_surplus_tokens() -> None:
-    old, new, gate = (
-        LimitSettings(rate=(10, 1), burst=20),
-        LimitSettings(rate=(10, 1), burst=3),
-        Limiter(),
-    )
-    take(old, gate, T0)
-    change(old, new, gate, T0)
-    assert tokens(new, gate, T0) == pytest.approx(3)
-
-
 def test_a_refund_is_taken_from_its_own_slot() -> None:
     terms, gate = LimitSettings(window=(2, 64.0)), Limiter()
     take(terms, gate, T0)

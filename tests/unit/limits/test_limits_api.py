@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +13,6 @@ from tidemill.client.explain import explain_in
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import rate_text, terms_text
-from tidemill.testing import worker
 
 
 @pytest.fixture
@@ -109,19 +106,6 @@ def test_a_task_takes_a_rate_or_a_limit(mill: Tidemill) -> None:
         mill.task(limit=5)(lambda: None)
 
 
-def test_a_message_takes_a_limit(mill: Tidemill) -> None:
-    orders = mill.queue("orders")
-    by_user = Limit(concurrency=1, key=lambda order: order["user"])
-    first = orders.put({"user": "ada"}, limit=by_user)
-    assert claim_of(mill, first.id) == JobLimit("orders", "ada", 1, LimitSettings(concurrency=1))
-    orders.put({"user": "ada"}, limit=by_user)
-    message = orders.get(timeout=0)
-    assert message is not None
-    assert orders.get(timeout=0) is None
-    assert message.ack()
-    assert orders.get(timeout=0) is not None
-
-
 def test_a_queue_is_limited_where_it_is_named_and_at_run_time(mill: Tidemill) -> None:
     minute = dt.timedelta(minutes=1)
     orders = mill.queue("orders", rate="10/s", burst=20, breaker=Breaker(3, minute))
@@ -210,54 +194,6 @@ def test_a_call_in_the_caller_has_no_limit() -> None:
             return 5
 
         assert [work.enqueue().result() for _ in range(3)] == [5, 5, 5]
-
-
-def test_a_worker_in_this_process_keeps_to_limits(mill: Tidemill) -> None:
-    # law 13, on memory:// too
-    running: list[int] = []
-    most: list[int] = []
-    two_run = threading.Event()
-
-    @mill.task(limit=Limit("200/s", burst=5, concurrency=2))
-    def work(n: int) -> None:
-        running.append(n)
-        most.append(len(running))
-        if len(running) > 1:
-            two_run.set()
-        assert two_run.wait(60)  # the first job waits for another
-        time.sleep(0.01)
-        running.remove(n)
-
-    started = time.monotonic()
-    jobs = mill.enqueue_many(work.call(n) for n in range(25))
-    with worker(mill, concurrency=8):
-        for job in jobs:
-            job.wait(timeout=60)
-    assert time.monotonic() - started >= 20 / 200
-    assert max(most) == 2
-
-
-def test_settings_by_hand_stay_until_restored(mill: Tidemill) -> None:
-    @mill.task(name="work", limit="10/s")
-    def work(n: int = 0) -> None: ...
-
-    mill.limits.set("work", rate="5/s")  # before any job has come
-    work.enqueue()
-    mill.schedules.add("often", work.call(1), every=60)
-    assert only(mill).terms.rate == (5, 1)
-    mill.limits.reset("work")
-    assert only(mill).terms.rate == (10, 1)
-
-
-def test_a_schedule_declares_the_limit_when_it_is_added_and_not_when_it_fires(
-    mill: Tidemill,
-) -> None:
-    mill.schedules.add("often", mill.task(name="work", limit="10/s")(work).call(), every=60)
-    assert only(mill).terms.rate == (10, 1)
-    newer = mill.task(name="work", limit="20/s")(work)
-    newer.enqueue()
-    mill.schedules.run("often")
-    assert only(mill).terms.rate == (20, 1)
 
 
 def work(user: int = 0) -> None: ...
