@@ -13,8 +13,8 @@ import pytest
 from in_loop import in_loop
 from lmdb_desk import Gate
 
-from tidemill import Tidemill
-from tidemill.brokers.contract.early_leases import EarlyLeases, LeaseCallback
+from tidemill import BrokerUnavailable, Tidemill
+from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.transactions import Writing
@@ -22,8 +22,6 @@ from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner
-from tidemill.errors import BrokerUnavailable
-from tidemill.limits.declare import Limit
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import PendingCommit, ReservedJob
 
@@ -114,12 +112,6 @@ class FullDisk:
         monkeypatch.setattr(Writing, "__exit__", fail)
 
 
-def test_only_lmdb_reports_leases_before_their_commit() -> None:
-    assert issubclass(LmdbBroker, EarlyLeases)
-    with Tidemill("memory://") as mill:
-        assert not isinstance(mill.broker, EarlyLeases)
-
-
 @in_loop
 async def test_clients_reserve_and_settle_in_one_commit(mill: Tidemill, broker: LmdbBroker) -> None:
     counting = Faulty(broker)
@@ -182,26 +174,6 @@ async def test_a_message_with_ttr_0_is_withheld_until_the_commit(
         [job] = await shared_owner.reserve(["a"], 1, 30)
         assert job.commit is None
         assert await shared_owner.reserve(["a"]) == []
-
-
-@in_loop
-async def test_limits_hold_for_jobs_reserved_and_settled_in_one_step(
-    mill: Tidemill, broker: LmdbBroker
-) -> None:
-    limit = Limit(concurrency=1, name="one at a time")
-
-    @mill.task(queue="a", limit=limit)
-    def work() -> None: ...
-
-    async with opened(broker) as (shared_owner, _):
-        shared_owner._dispatcher._early_delay = PatientDelay(least=1)
-        for _ in range(3):
-            await work.aenqueue()
-        for _ in range(3):
-            assert await take_and_settle(shared_owner)
-        (row,) = mill.queues()
-        assert (row.ready, row.running) == (0, 0)
-        assert [found.running for found in broker.limits()] == [0]
 
 
 @in_loop

@@ -14,7 +14,7 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.rpc import Role
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.memory import MemoryBroker
-from tidemill.core.clock import clock, new_id
+from tidemill.core.clock import new_id
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command, Owner
 from tidemill.schedules import record as kept
@@ -123,28 +123,6 @@ def test_a_worker_declares_renews_and_removes_the_options_of_tasks_as_an_operato
     TaskDeclarations().expire(broker, broker.list_schedules(DECLARATION, 10))
     assert broker.list_schedules(DECLARATION, 10) == []
     assert broker.took() == [Role.OPERATOR] * 3
-
-
-def test_an_operator_removes_ended_schedules(
-    mill: Tidemill, broker: Noting, moved_clock: MovedClock
-) -> None:
-    call = next(iter(mill.tasks.values())).call()
-    mill.schedules.add("last", call, every=0.01, repeats=1)
-    mill.schedules.add("late", call, at=clock.wall() + 600)
-    assert broker.took() == [Role.ADMIN] * 2
-    (record,) = broker.schedules(["last"])
-    assert record is not None
-    moved_clock.advance(60)
-    Scheduling().fire(broker, [record])
-    # what was paused until its only time was over
-    mill.schedules.pause("late")
-    (record,) = broker.schedules(["late"])
-    assert record is not None
-    over = kept.resumed(record, clock.wall() + 1200)
-    assert over.gone
-    broker.change_schedules([over])
-    assert broker.schedules(["last", "late"]) == [None, None]
-    assert set(broker.took()) == {Role.OPERATOR}
 
 
 def test_only_an_admin_acts_for_the_shared_owner_of_a_server(broker: Broker) -> None:

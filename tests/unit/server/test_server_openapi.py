@@ -84,11 +84,6 @@ def wrongs(endpoint: Endpoint) -> Iterator[str]:
         yield f"answers with the unknown status {unknown}"
 
 
-def test_operation_ids_are_unique() -> None:
-    names = [endpoint.handler.__name__ for endpoint in ENDPOINTS]
-    assert len(set(names)) == len(names)
-
-
 def test_the_page_lists_all_endpoints() -> None:
     page = docs_page(DESCRIPTION).decode()
     for endpoint in ENDPOINTS:

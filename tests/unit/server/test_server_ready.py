@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from in_loop import in_loop
-
-from tidemill.errors import BrokerUnavailable
+from tidemill.core.errors import BrokerUnavailable
 from tidemill.server.http import application
 from tidemill.server.http.request_pipeline import RequestPipeline
 from tidemill.server.settings import Settings
@@ -77,23 +73,3 @@ def test_a_server_is_ready_while_its_store_answers() -> None:
         assert (status, problem["detail"]) == (503, "the server is shutting down")
 
     asyncio.run(main())
-
-
-@in_loop
-async def test_requests_share_one_look_at_a_hanging_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, answers = [], threading.Event()
-
-    def info() -> dict[str, Any]:
-        looks.append(1)
-        assert answers.wait(30)
-        return {}
-
-    pipeline, _ = served(info)
-    monkeypatch.setattr(application, "READY_WITHIN", 0.05)
-    for status, problem in await asyncio.gather(*(ask(pipeline, "/ready") for _ in range(3))):
-        assert (status, problem["detail"]) == (503, "the store does not answer")
-    assert (await ask(pipeline, "/ready"))[0] == 503
-    assert len(looks) == 1
-    answers.set()
-    monkeypatch.setattr(application, "READY_WITHIN", 30.0)
-    assert (await ask(pipeline, "/ready"))[0] == 200
