@@ -5,17 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
-import socket
 import time
 from typing import Any
 
 import pytest
 from dashboard_desk import Visitor, read, words
 
-import tidemill.dashboard.workers
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
 from tidemill.client.worker_reports import Answer, Report
@@ -25,7 +22,6 @@ from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WAITS, WIDTH, bucket_o
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.look import Looks
 from tidemill.dashboard.page import jobs_query
-from tidemill.dashboard.queues import spark
 
 
 @pytest.fixture
@@ -87,13 +83,6 @@ def keep_runs(mill: Tidemill, queue: str, task: str, *, succeeded: int, failed: 
     with_history(mill.broker, "a test").keep_history(
         [HistoryRow("task", name, MINUTE, at, tuple(counts))]
     )
-
-
-def test_each_chart_has_its_figures_in_a_table(mill: Tidemill, anna: Visitor) -> None:
-    keep_runs(mill, "mail", "send", succeeded=90, failed=10)
-    text = anna.get("/")
-    assert text.count("data-chart=") == text.count('<details class="figures"') == 3
-    assert re.search(r'<td class="num">90</td><td class="num">10</td><td class="num">0</td>', text)
 
 
 def test_a_queue_with_jobs_and_no_worker_is_a_banner_with_the_command(
@@ -189,18 +178,6 @@ def test_queues_are_listed_with_their_numbers_fullest_first(mill: Tidemill, anna
     assert "/queues/few" not in anna.get("/queues?name=AN")
 
 
-def test_a_queue_without_a_worker_is_marked_if_its_jobs_need_one(
-    mill: Tidemill, anna: Visitor
-) -> None:
-    mill.queue("inbox").put("a message")
-    assert 'class="bad"' not in anna.get("/queues")
-    assert "No worker takes from this queue" not in anna.get("/queues/inbox")
-    mill.task(name="send", queue="mail")(print).enqueue()
-    anna.dashboard.looks.forget()
-    assert anna.get("/queues").count('class="bad"') == 1
-    assert "No worker takes from this queue" in anna.get("/queues/mail")
-
-
 def test_a_queue_is_paused_and_goes_on(mill: Tidemill, anna: Visitor) -> None:
     mill.queue("mail").put("a")
     anna.act("/queues/mail/pause")
@@ -275,25 +252,6 @@ def test_workers_are_listed_by_host_with_what_they_run(mill: Tidemill, anna: Vis
     assert "1 of 4 slots busy" in shown
     assert f'href="/jobs/{job.id}"' in text
     assert "No worker takes from queue other" in words(anna.get("/workers?queue=other"))
-
-
-@pytest.mark.parametrize("board", ["two", ""])
-def test_a_job_is_shown_beside_the_one_worker_of_its_name_that_runs_it(
-    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch, board: str
-) -> None:
-    # given two workers of one name: both on this machine, or one of them on another machine
-    host = socket.gethostname()
-    one = Owner(id="w1", name="twin", host=host, concurrency=4, board="one")
-    two = Owner(id="w2", name="twin", host=host if board else "box", concurrency=4, board=board)
-    mill.broker.attach(one)
-    mill.broker.attach(two)
-    mill.queue("mail").put("a")
-    boards = {"one": {lease(mill, one, "mail"): (7, time.time())}, "two": {}}
-    monkeypatch.setattr(tidemill.dashboard.workers, "read_runs", lambda path, _: boards[path])
-    # then the page shows the job beside the worker that runs it
-    shown = words(anna.get("/workers"))
-    assert (shown.count("1 of 4 slots busy"), shown.count("0 of 4 slots busy")) == (1, 1)
-    assert "prefetched" not in shown
 
 
 @pytest.mark.parametrize("verb", ["quiet", "stop"])
@@ -382,21 +340,6 @@ def test_the_audit_list_goes_on_with_older_actions(
     assert anna.get(html.unescape(more[1])).count("paused queue") == 1
 
 
-def test_settings_show_the_store_and_its_features(mill: Tidemill, anna: Visitor) -> None:
-    shown = words(anna.get("/settings"))
-    assert mill.broker.url in shown
-    for feature in Feature:
-        assert str(feature) in shown
-    assert "name anna role admin" in shown
-
-
-def test_help_names_each_key(anna: Visitor) -> None:
-    shown = words(anna.get("/help"))
-    assert "g o go to Overview" in shown
-    assert "g q go to Queues" in shown
-    assert "/ search jobs" in shown
-
-
 # -- parts -----------------------------------------------------------------------------------------
 
 
@@ -405,12 +348,6 @@ def test_a_filter_is_quoted_where_it_has_spaces_or_quotes() -> None:
         "state:failed queue:mail"
     )
     assert jobs_query(args='a "b"\\') == 'args:"a \\"b\\"\\\\"'
-
-
-def test_a_small_chart_goes_from_its_least_to_its_largest_value() -> None:
-    assert spark([]) == spark([5]) == ""
-    assert spark([0, 4]) == "M0.0,24.0L100.0,2.0"
-    assert spark([0, 0]) == "M0.0,24.0L100.0,24.0"
 
 
 def test_viewers_share_one_look_at_the_store(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import unquote
 
 import pytest
 from dashboard_desk import Visitor, read
@@ -12,7 +11,6 @@ from tidemill import InvalidOption, Tidemill
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.http import MOST_BODY
 from tidemill.dashboard.roles import Role, User
-from tidemill.dashboard.routes import Routes, part_of, routes_at
 from tidemill.dashboard.security import Login
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -172,13 +170,6 @@ def test_a_message_shows_once_and_cannot_be_forged(anna: Visitor) -> None:
     assert "forged" not in anna.get("/queues")
 
 
-def test_an_update_of_a_page_leaves_the_message_to_the_next_page(anna: Visitor) -> None:
-    anna.post(PAUSE)
-    update = anna.send("GET", "/queues", headers={"x-live": "1"})
-    assert b"is paused: running" not in bytes(update.body)
-    assert "is paused: running" in anna.get("/queues")
-
-
 def test_a_purge_needs_the_name_typed(anna: Visitor) -> None:
     assert anna.act("/queues/mail/purge", confirm="mial", back="/queues") == (
         "error: to confirm, type 'mail' exactly; nothing was changed"
@@ -231,14 +222,6 @@ def test_a_browser_keeps_the_static_file_of_a_version(anna: Visitor) -> None:
     assert "immutable" in response.headers["cache-control"]
     assert response.headers["content-type"] == "text/css; charset=utf-8"
     assert anna.send("GET", "/static/dashboard.css").headers["cache-control"] == "no-cache"
-
-
-def test_a_path_part_is_read_as_it_was_written() -> None:
-    routes, seen = Routes(), []
-    routes.get("/a/{name}/b")(lambda page, name: seen.append(name))  # type: ignore[func-returns-value,arg-type,return-value]
-    for name in ("x", "a/b", "~", "~2F", ".", "..", "ü"):
-        found = routes_at(routes.list, f"/a/{unquote(part_of(name))}/b")
-        assert found["GET"][1] == {"name": name}
 
 
 @pytest.mark.parametrize("option", ["see_arguments", "edit_jobs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from dashboard_desk import Visitor
@@ -60,18 +59,3 @@ def test_the_drawing_links_to_jobs_and_escapes_names(mill: Tidemill) -> None:
     assert not re.search(r"\sstyle=", text)
     assert text.count('class="flow-node ready"') == 2
     assert f'href="/jobs/{handle.id}.0000000"' in text
-
-
-def test_a_drawing_of_a_wide_graph_takes_no_time() -> None:
-    graph = [node("s", *[f"m{n}" for n in range(MOST_NODES)])]
-    graph += [node(f"m{n}", "e", label=f"t{n}") for n in range(MOST_NODES)] + [node("e")]
-    started = time.process_time()
-    drawn(folded(graph))
-    assert time.process_time() - started < 1
-
-
-def test_only_the_last_jobs_of_a_flow_have_a_line_to_its_box() -> None:
-    hook = FlowNode("f.1.success", "t", "ready", is_hook=True)
-    last = node("f.1", "f", "f.1.success")
-    graph = [node("f.0", "f", "f.1"), last, hook, node("f", label="group")]
-    assert len(drawn(graph).lines) == 3

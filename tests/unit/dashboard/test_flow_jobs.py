@@ -70,16 +70,6 @@ def test_a_job_without_results_of_others_waited_until_the_jobs_before_it_ended(
     assert "then to start" not in page
 
 
-def test_the_cause_of_a_dropped_job_is_found_through_after(mill: Tidemill, anna: Visitor) -> None:
-    pay, report = mill.tasks["shop.pay"], mill.tasks["shop.report"]
-    flow = Flow()
-    flow.add(report.call(), after=[flow.add(pay.call(-1))])
-    handle = mill.enqueue(flow)
-    run_all(mill)
-    text = words(anna.get(f"/jobs/{handle.id}.0000001"))
-    assert f"it began with job {handle.id}.0000000, which failed" in text
-
-
 # -- the same again --------------------------------------------------------------------------------
 
 

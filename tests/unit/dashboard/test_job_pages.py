@@ -11,7 +11,6 @@ import pytest
 from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Limit, Tidemill, group, this_job
-from tidemill.core.fingerprint import failure_of
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
@@ -79,37 +78,6 @@ def test_a_bad_search_gets_a_sentence_on_the_page(anna: Visitor) -> None:
 def test_an_id_or_a_part_of_it_opens_the_job(mill: Tidemill, anna: Visitor, part: slice) -> None:
     job_id = pay(mill, 1)[0]
     assert anna.send("GET", f"/jobs?q={job_id[part]}").headers["location"] == f"/jobs/{job_id}"
-
-
-def test_a_link_with_its_count_says_how_many_jobs_are_kept(mill: Tidemill, anna: Visitor) -> None:
-    pay(mill, 1)
-    text = words(anna.get("/jobs?q=state:ready&counted=7"))
-    assert "1 kept, 7 counted" in text
-    assert "the history still counts them" in text
-
-
-def test_a_search_for_a_rare_job_goes_on_in_pieces(
-    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidemill.dashboard.job_search.PATIENCE", 0)
-    monkeypatch.setattr("tidemill.dashboard.job_search._BATCH", 5)
-
-    @mill.task(name="shop.bad", retries=0)
-    def bad() -> None:
-        raise ValueError("gone")
-
-    wanted = [mill.enqueue(bad.call()).id]
-    run_all(mill)
-    [attempt] = mill.job(wanted[0]).attempts
-    fingerprint = failure_of(attempt.error, attempt.traceback).fingerprint
-    pay(mill, *range(60))
-    path, pieces = f"/jobs?q=failure:{fingerprint}&size=25", 0
-    while not (found := listed(text := anna.get(path))):
-        more = re.search(r'href="([^"]+)">Go on looking', text)
-        assert more
-        path, pieces = html.unescape(more[1]), pieces + 1
-    assert found == wanted
-    assert pieces
 
 
 def test_a_look_that_stopped_early_does_not_say_none(  # case M17
@@ -283,13 +251,6 @@ def test_a_ready_job_names_what_it_waits_for(mill: Tidemill, anna: Visitor) -> N
     assert "queue mail is paused" in words(anna.get(f"/jobs/{job_id}"))
 
 
-def test_a_message_and_its_body_are_shown(mill: Tidemill, anna: Visitor) -> None:
-    message = mill.queue("orders").put({"order": 17})
-    text = words(anna.get(f"/jobs/{message.id}"))
-    assert "Message ready" in text
-    assert "{'order': 17}" in text
-
-
 def test_a_job_that_is_gone_is_told_from_an_unknown_job(mill: Tidemill, anna: Visitor) -> None:
     job_id = pay(mill, 1)[0]
     mill.job(job_id).delete()
@@ -435,24 +396,3 @@ def test_all_jobs_that_match_are_exported(mill: Tidemill, anna: Visitor) -> None
 def test_a_cell_is_never_a_formula(mill: Tidemill, anna: Visitor) -> None:
     mill.queue("q").put("x", key="=1+1")
     assert ",'=1+1," in anna.get("/jobs.csv")
-
-
-def test_a_short_search_for_other_jobs_says_so_and_goes_on(
-    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = pay(mill, *range(6))
-    page = Found.page
-
-    def shorter_page(found: Found, limit: int, cursor: str = "") -> Page:
-        return page(found, 3 if limit in (10, 11) else limit, cursor)
-
-    monkeypatch.setattr(Found, "page", shorter_page)
-    for path in (f"/jobs/{ids[-1]}", "/tasks/shop.pay"):
-        text = anna.get(path)
-        shown = set(re.findall(r'id="row-(\w+)"', text))
-        assert len(shown) < 5
-        assert "Only a part of the store was looked at." in words(text)
-        [link] = re.findall(r'href="([^"]+)">Go on looking', text)
-        older = anna.get(html.unescape(link))
-        assert shown.isdisjoint(listed(older))
-        assert ids[0] in listed(older)

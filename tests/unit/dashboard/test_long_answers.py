@@ -76,23 +76,6 @@ def test_an_answer_ends_when_its_reader_goes(mill: Tidemill, part: bytes) -> Non
     asyncio.run(run())
 
 
-def test_a_body_that_fails_is_an_answer_that_fails(mill: Tidemill) -> None:
-    def broken() -> Generator[bytes]:
-        yield b"x"
-        raise ValueError("broken")
-
-    routes = Routes()
-    routes.get("/export")(lambda page: LongResponse(broken(), {}, "text/csv"))
-
-    async def run() -> None:
-        reader = Reader(asgi(mill, user=None, extra=routes.list), "/export")
-        await reader.part()
-        with pytest.raises(ValueError, match="broken"):
-            await reader.task
-
-    asyncio.run(run())
-
-
 def test_a_wsgi_server_closes_the_body(mill: Tidemill) -> None:
     source = Source()
     answer = Client(wsgi(mill, user=None, extra=source.routes())).get("/export", buffered=False)
@@ -100,15 +83,6 @@ def test_a_wsgi_server_closes_the_body(mill: Tidemill) -> None:
     assert next(parts) == source.part
     answer.close()
     assert source.is_closed
-
-
-def test_a_wsgi_server_gets_no_empty_part(mill: Tidemill) -> None:
-    routes = Routes()
-    routes.get("/export")(
-        lambda page: LongResponse((part for part in (b"", b"a", b"", b"b")), {}, "text/csv")
-    )
-    answer = Client(wsgi(mill, user=None, extra=routes.list)).get("/export", buffered=False)
-    assert list(answer.iter_encoded()) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("query", ["", "args:7"])

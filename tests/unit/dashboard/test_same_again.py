@@ -95,17 +95,6 @@ def test_a_line_gives_the_body_of_a_message_again() -> None:
     assert puts.got == {"at": UTC}
 
 
-def test_nan_is_a_number_in_the_line() -> None:
-    line, puts = again(Envelope(id="a", task="t", queue="q", body=pack(([math.nan], {})))), Puts()
-    exec(line, {"mill": puts})
-    assert math.isnan(puts.got[1][0])
-
-
-def test_a_number_that_python_does_not_write_gets_a_sentence() -> None:
-    body = pack(([10**5000], {}))
-    assert again(Envelope(id="a", task="t", queue="q", body=body)).startswith("# Exceeds the limit")
-
-
 def test_a_line_without_such_values_imports_nothing(mill: Tidemill) -> None:
     line = again(Envelope(id="a", task="shop.pay", queue="q", body=pack(([1], {"to": "x"}))))
     assert line == "mill.enqueue(mill.call('shop.pay', 1, to='x').using(queue='q'))"

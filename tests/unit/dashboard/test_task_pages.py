@@ -15,15 +15,11 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
 from tidemill.brokers.generic.notes import Notes
-from tidemill.client.history import Deploy, FailureNumbers
-from tidemill.core.fingerprint import FailureSample
+from tidemill.client.history import Deploy
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Owner
 from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WIDTH
-from tidemill.dashboard.failures import Mute, change_of
 from tidemill.dashboard.roles import Role, User
-from tidemill.limits.arithmetic import LimitStats
 from tidemill.testing import run_all
 
 OTTO = User("otto", Role.OPERATOR)
@@ -81,31 +77,6 @@ def test_a_muted_failure_is_folded_until_it_is_shown_again(mill: Tidemill, anna:
     anna.post("/failed/0123/mute", 404, task="shop.pay")
 
 
-def test_a_muted_failure_changes_with_a_release_or_its_rate() -> None:
-    def numbers(*releases: str) -> FailureNumbers:
-        return FailureNumbers(
-            fingerprint="f",
-            task="t",
-            error="E",
-            message="m",
-            place="p",
-            failed=1,
-            retried=0,
-            first=0,
-            last=0,
-            releases=releases,
-            hosts=(),
-            sample=FailureSample(),
-        )
-
-    mute = Mute("f", "t", ("v1",), 20.0, "anna", 0.0)
-    assert change_of(mute, numbers("v1"), 50.0) == ""
-    assert "new in v2" in change_of(mute, numbers("v1", "v2"), 20.0)
-    assert "now 61" in change_of(mute, numbers("v1"), 61.0)
-    rare = msgspec.structs.replace(mute, rate=1.0)
-    assert change_of(rare, numbers("v1"), 9.0) == ""
-
-
 # -- tasks ---------------------------------------------------------------------------------------
 
 
@@ -132,14 +103,6 @@ def test_a_task_tells_what_a_release_changed(mill: Tidemill, anna: Visitor) -> N
     assert "Failed attempts 1.0 % 20 % worse" in text
     assert "Deploys: v1" in text
     assert "200" in words(anna.get("/tasks"))
-
-
-def test_a_declared_task_that_never_ran_has_a_page_and_an_unknown_one_has_none(
-    anna: Visitor,
-) -> None:
-    assert "Declared, and did not run" in words(anna.get("/tasks"))
-    anna.get("/tasks/shop.pay")
-    anna.get("/tasks/nobody", 404)
 
 
 # -- schedules -----------------------------------------------------------------------------------
@@ -239,22 +202,6 @@ def test_a_limit_shows_its_settings_and_is_changed(mill: Tidemill, anna: Visitor
     Visitor(mill, OTTO).get("/limits/edit?name=bank", 403)
 
 
-def test_a_limit_is_full_when_each_of_its_keys_is(
-    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shown(running: int, keys: int) -> str:
-        row = LimitStats(
-            name="bank", terms=LimitSettings(concurrency=2), running=running, keys=keys
-        )
-        monkeypatch.setattr(mill.broker, "limits", lambda: (row,))
-        return words(anna.get("/limits"))
-
-    assert "Places taken 3, at most 2 for each key" in shown(3, keys=2)
-    assert "all places are taken" not in shown(3, keys=2)
-    assert "all places are taken" in shown(4, keys=2)
-    assert "Places taken 2 of 2" in shown(2, keys=1)
-
-
 # -- flows ---------------------------------------------------------------------------------------
 
 
@@ -293,19 +240,6 @@ def test_the_list_of_flows_names_their_tasks(mill: Tidemill, anna: Visitor) -> N
     for flow_id, what in flows.items():
         row = text.partition(f'href="/flows/{flow_id}"')[2].partition("</tr>")[0]
         assert f" {what} " in " ".join(words("<main" + row).split()), what
-
-
-def test_the_list_of_flows_reads_no_more_for_more_members(
-    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pay = mill.tasks["shop.pay"]
-    for _ in range(20):
-        mill.enqueue(group([pay.call(n) for n in range(30)]))
-    asked: list[str] = []
-    get = mill.broker.get
-    monkeypatch.setattr(mill.broker, "get", lambda job_id: asked.append(job_id) or get(job_id))
-    anna.get("/flows")
-    assert len(asked) <= 4 * 20
 
 
 def test_the_failed_job_of_a_flow_is_retried_and_the_flow_cancelled(

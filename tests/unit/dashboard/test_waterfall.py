@@ -129,16 +129,6 @@ def test_interrupted_runs_are_bars_between_the_waits() -> None:
     ]
 
 
-def test_an_interrupted_run_ends_no_failed_job() -> None:
-    log = [(T + 9, "interrupted after 7.000 s: its worker was stopped")]
-    failed = attempt(1, 20, 20, 21)
-    one = record(
-        "failed", attempts=[failed], attempt=1, log=log, finished=T + 21, error=failed.error
-    )
-    assert story(one) == [("wait", 0, 2), ("run", 2, 9), ("wait", 9, 20), ("run", 20, 21)]
-    assert [event.what for event in trail_of(one)][-1] == "failed, no attempts are left"
-
-
 def test_a_stop_is_asked_for_and_then_interrupts_the_run() -> None:
     one = record(
         "cancelled",
@@ -159,12 +149,6 @@ def test_a_running_job_runs_until_now() -> None:
     assert "known only on the worker's machine" in last.detail
 
 
-def test_a_stop_that_is_asked_for_is_shown_while_the_job_runs() -> None:
-    log = [(T + 50, CANCEL_ASKED[False])]
-    one = record("running", leased=T + 1, worker="w1", log=log, cancelling=True)
-    assert story(one, started=T + 1)[-2:] == [("run", 1, 50), ("stop", 50, 100)]
-
-
 def test_a_backoff_ends_at_the_due_time_while_that_is_known() -> None:
     failed = attempt(1, 1, 1, 2)
     backing_off = record("scheduled", attempts=[failed], attempt=1, due=T + 130)
@@ -172,25 +156,6 @@ def test_a_backoff_ends_at_the_due_time_while_that_is_known() -> None:
     cause = Cause("no-worker", "no worker serves the queue")
     due_again = record("ready", attempts=[failed], attempt=1, due=T + 30)
     assert story(due_again, cause=cause)[-2:] == [("backoff", 2, 30), ("no-worker", 30, 100)]
-
-
-def test_a_retry_by_a_person_begins_after_a_rest() -> None:
-    attempts = [
-        attempt(1, 1, 1, 2, outcome=Outcome.FAIL),
-        attempt(1, 60, 60, 61, outcome=Outcome.SUCCESS, run=2),
-    ]
-    assert ("rest", 2, 60) in story(record("succeeded", attempts=attempts))
-
-
-def test_a_stuck_run_is_shown() -> None:
-    held = attempt(1, 1, 1, 31)
-    stuck = record("running", attempts=[held], leased=held.leased, worker="w1")
-    assert story(stuck)[-1] == ("stop", 31, 100)
-
-
-@pytest.mark.parametrize("state", ["cancelled", "expired"])
-def test_a_job_that_ended_before_a_start_has_waited_until_then(state: str) -> None:
-    assert story(record(state, finished=T + 7)) == [("wait", 0, 7)]
 
 
 def test_bars_fill_the_drawing_and_a_long_wait_is_folded() -> None:
