@@ -11,8 +11,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill import Tidemill
-from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.memory.broker import MemoryBroker
 from tidemill.metrics import Collector, Family, Sample, exposition
 from tidemill.testing import run_all
 
@@ -106,20 +104,6 @@ def test_labels_are_escaped_and_numbers_are_exact() -> None:
         b'n_total{a="x\\"\\\\\\n"} 9007199254740992\n'
         b"n_total 0.25\n"
     )
-
-
-def test_a_broker_without_history_has_metrics_of_its_queues(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryBroker, "features", MemoryBroker.features - {Feature.HISTORY})
-
-    @mill.task(name="t")
-    def task() -> None: ...
-
-    task.enqueue()
-    names = {name for name, _ in values(mill)}
-    assert "tidemill_queue_accepted_total" in names
-    assert not any(name.startswith("tidemill_task") for name in names)
 
 
 def test_the_dashboard_of_grafana_uses_metrics_that_exist(mill: Tidemill) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 from test_otel import Telemetry, telemetry
-
-from tidemill import otel
 
 __all__ = ["telemetry"]
 
@@ -105,32 +102,3 @@ def test_a_header_of_the_caller_stays(telemetry: Telemetry) -> None:
     assert message.headers == {"traceparent": given, "x": "y"}
     (got,) = telemetry.spans("get")
     assert links(got) == [0xCDCDCDCDCDCDCDCD]
-
-
-def test_nothing_happens_without_messages(telemetry: Telemetry) -> None:
-    with telemetry.app() as mill:
-        assert mill.queue("orders").get(timeout=0) is None
-    assert not telemetry.spans("get")
-    assert not telemetry.exporter.get_finished_spans()
-
-
-def test_contexts_of_messages_that_nobody_settles_are_bounded(
-    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(otel, "_HELD_MOST", 2)
-    with telemetry.app() as mill:
-        queue = mill.queue("orders")
-        queue.put_many(range(3))
-        messages = queue.get_many(3)
-        assert [message.ack() for message in messages] == [True] * 3
-    assert len(telemetry.spans("ack")) == 2  # the first one is forgotten
-
-
-def test_the_span_of_a_message_belongs_to_the_span_around_it(telemetry: Telemetry) -> None:
-    tracer = telemetry.tracers.get_tracer("shop")
-    with telemetry.app() as mill, tracer.start_as_current_span("order") as order:
-        mill.queue("orders").put(1)
-    (put, _) = telemetry.exporter.get_finished_spans()
-    assert put.parent is not None
-    assert put.parent.span_id == order.get_span_context().span_id
-    assert trace.get_current_span().get_span_context().is_valid is False

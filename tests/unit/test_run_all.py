@@ -40,29 +40,11 @@ def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:
     assert time.monotonic() - began < 600
 
 
-def test_retries_are_used_up_as_ever(mill: Tidemill) -> None:
-    @mill.task(retries=Retries(2, delay=3600))
-    def bad() -> None:
-        raise ValueError
-
-    job = bad.enqueue()
-    run_all(mill, scheduled=True)
-    assert (job.state, len(job.attempts)) == (State.FAILED, 3)
-
-
 def test_only_the_queues_asked_for(mill: Tidemill) -> None:
     task = mill.task(len)
     here, there = (task.using(queue=q, delay=3600).enqueue("abc") for q in ("here", "there"))
     run_all(mill, queues=["here"], scheduled=True)
     assert (here.state, there.state) == (State.SUCCEEDED, State.SCHEDULED)
-
-
-def test_messages_are_left_alone(mill: Tidemill) -> None:
-    mill.queue("here").put("later", delay=3600)
-    job = mill.task(len).using(queue="here", delay=3600).enqueue("abc")
-    run_all(mill, scheduled=True)
-    assert job.state is State.SUCCEEDED
-    assert mill.queue("here").get(timeout=0) is None
 
 
 def test_a_job_that_never_ends_is_given_up(
@@ -111,35 +93,6 @@ def test_join_waits_for_jobs_that_jobs_enqueue_and_for_retries(make_mill: Any) -
         join(mill, timeout=60)
         assert sorted(ended) == [0, 1, 2]
         join(mill)
-
-
-def test_join_sees_a_job_that_came_while_it_read_several_pages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Given a job that enqueues another, behind more messages than a page shows.
-    mill = Tidemill("memory://")
-
-    @mill.task(name="second", queue="later")
-    def second() -> None: ...
-
-    @mill.task(name="first")
-    def first() -> None:
-        second.enqueue()
-
-    first.enqueue()
-    mill.queue("post").put_many(range(501))
-    # When the job runs between two pages.
-    page = Found.page
-
-    def ends_between_pages(found: Found, limit: int, cursor: str = "") -> Page:
-        if cursor:
-            run_all(mill, queues=["default"])
-        return page(found, limit, cursor)
-
-    monkeypatch.setattr(Found, "page", ends_between_pages)
-    # Then the other job is not overlooked.
-    with pytest.raises(ResultTimeout, match="have not ended"):
-        join(mill, timeout=0)
 
 
 def test_join_returns_at_once_with_sync() -> None:
