@@ -18,7 +18,6 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
-from tidemill.core.errors import QueueFull, StoreMoved
 from tidemill.core.job import Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.priority import rank_of

@@ -9,7 +9,6 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.errors import TidemillError
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.errors import TidemillError
 

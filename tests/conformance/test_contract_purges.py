@@ -14,7 +14,6 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic import purges
 from tidemill.brokers.generic.purges import Purged, Restored, delete_waiting, purge, restore
 from tidemill.core.envelope import Links
-from tidemill.core.errors import InvalidOption
 from tidemill.core.job import Outcome, Placed, Put, RunOn, State
 from tidemill.core.purge_mark import is_of_purge, purged
 from tidemill.errors import InvalidOption

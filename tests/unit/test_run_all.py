@@ -10,7 +10,6 @@ import pytest
 
 from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, this_job
 from tidemill.testing import join, run_all, worker
-from tidemill.typing import Found, Page
 
 
 def test_scheduled_jobs_run_on_request(mill: Tidemill) -> None:

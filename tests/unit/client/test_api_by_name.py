@@ -11,18 +11,10 @@ import pytest
 from moved_clock import MovedClock
 from servers import rabbitmq_url
 
-from tidemill import (
-    FeatureMissing,
-    InvalidOption,
-    Limit,
-    Retries,
-    TaskNotFound,
-    Tidemill,
-    chain,
-)
+from tidemill import InvalidOption, Key, Limit, Retries, Tidemill, chain
 from tidemill.client import declarations
 from tidemill.core.envelope import Envelope
-from tidemill.errors import BrokerUnavailable, FeatureMissing, TaskNotFound
+from tidemill.errors import FeatureMissing, TaskNotFound
 from tidemill.testing import run_all
 
 OPTIONS: dict[str, Any] = {

@@ -22,6 +22,7 @@ from tidemill import (
     Tidemill,
     TidemillError,
 )
+from tidemill.errors import JobPruned
 from tidemill.testing import run_all
 
 

@@ -18,7 +18,6 @@ from tidemill import (
     State,
     Tidemill,
     TidemillError,
-    current_job,
     this_job,
 )
 from tidemill.client import inline_jobs

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from tidemill import CodecError, Tidemill, chain, map_many
+from tidemill import Tidemill, chain, map_many
+from tidemill.errors import CodecError
 
 if TYPE_CHECKING:
     pass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, NewJob, Tidemill, current_job
+from tidemill import InvalidOption, Tidemill, this_job
 from tidemill.testing import run_all
 from tidemill.typing import NewJob
 

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 from servers import STORES, new_store
 
-from tidemill import JobExpired, JobNotFound, JobPruned, Tidemill, as_completed
+from tidemill import JobNotFound, Tidemill, as_completed
 from tidemill.core.job import State
 from tidemill.errors import JobExpired, JobPruned
 from tidemill.testing import run_all

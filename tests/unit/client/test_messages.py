@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from tidemill import InvalidOption, Message, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
+from tidemill.client import messages
 from tidemill.core.job import Outcome, Verdict
-from tidemill.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable, LeaseLost
 
 
 @pytest.fixture

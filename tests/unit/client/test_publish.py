@@ -12,13 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidemill import (
-    FeatureMissing,
-    InvalidOption,
-    Tidemill,
-    TidemillError,
-    Unroutable,
-)
+from tidemill import InvalidOption, Tidemill, TidemillError
 from tidemill.core.topics import matches
 from tidemill.errors import FeatureMissing, Unroutable
 

@@ -18,7 +18,6 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.owner import Owner
-from tidemill.errors import BrokerUnavailable
 
 pytestmark = pytest.mark.everyday
 

@@ -17,7 +17,6 @@ from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.job import RERUN_OF
 from tidemill.dashboard.roles import Role, User
 from tidemill.testing import run_all
-from tidemill.typing import Found, Page
 
 HOSTILE = '<img src=x onerror="alert(1)">'
 VIEWER = User("vera", Role.VIEWER)

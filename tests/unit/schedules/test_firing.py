@@ -14,9 +14,8 @@ from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
 from tidemill.core.envelope import Planned
-from tidemill.core.errors import BadSignature, StoreFull
 from tidemill.core.job import State
-from tidemill.errors import BadSignature, CodecError, StoreFull
+from tidemill.errors import BadSignature, StoreFull
 from tidemill.schedules import record
 from tidemill.schedules.rules import next_time
 from tidemill.worker.scheduling import Scheduling

@@ -11,16 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tidemill import (
-    FeatureMissing,
-    InvalidOption,
-    Schedule,
-    ScheduleExists,
-    ScheduleNotFound,
-    ScheduleOver,
-    Tidemill,
-    When,
-)
+from tidemill import InvalidOption, Schedule, Tidemill, When
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock
 from tidemill.errors import FeatureMissing, ScheduleExists, ScheduleNotFound, ScheduleOver

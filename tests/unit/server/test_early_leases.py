@@ -13,7 +13,7 @@ import pytest
 from in_loop import in_loop
 from lmdb_desk import Gate
 
-from tidemill import BrokerUnavailable, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.lmdb.broker import LmdbBroker
@@ -22,6 +22,7 @@ from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.job import Outcome, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import PendingCommit, ReservedJob
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tidemill.core.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable
 from tidemill.server.http import application
 from tidemill.server.http.request_pipeline import RequestPipeline
 from tidemill.server.settings import Settings

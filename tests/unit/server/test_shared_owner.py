@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from in_loop import in_loop
 
-from tidemill import BrokerUnavailable, Tidemill
+from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.core.clock import new_id
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import BrokerUnavailable
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import JobKinds, ReservedJob, Waiter, Waiters

@@ -16,7 +16,6 @@ from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, History
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.errors import BrokerUnavailable, StoreFull
 from tidemill.core.fingerprint import OTHER, FailureSample
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.retry import Fail, Snooze

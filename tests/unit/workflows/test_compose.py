@@ -28,6 +28,7 @@ from tidemill import (
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.explain import explain_in
+from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
 from tidemill.workflows.enqueue import JOBS_PER_PUT
 

@@ -24,7 +24,6 @@ from tidemill.brokers.http.address import check_url
 from tidemill.brokers.registry import open_broker
 from tidemill.core.config import parse_url
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
 from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,
@@ -32,7 +31,6 @@ from tidemill.errors import (
     JobNotFound,
     QueueFull,
 )
-from tidemill.core.job import Outcome, State, Verdict
 
 pytestmark = pytest.mark.everyday
 

@@ -19,7 +19,6 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.errors import BrokerUnavailable
 
 IDLE_CONSUMERS = """
     for n in range(12):

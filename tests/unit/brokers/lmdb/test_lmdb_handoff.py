@@ -26,7 +26,6 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.priority import rank_of
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.errors import DuplicateJob
 
 pytestmark = pytest.mark.everyday
 

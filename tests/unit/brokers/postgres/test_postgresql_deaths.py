@@ -22,7 +22,6 @@ from tidemill.core.clock import new_id
 from tidemill.core.job import State
 from tidemill.core.owner import Command, Owner
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.errors import BrokerUnavailable
 
 LEASE = 2.0
 

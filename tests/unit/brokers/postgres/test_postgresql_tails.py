@@ -10,8 +10,8 @@ from postgres_desk import connect, ids, job, take
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, State, Verdict
+from tidemill.errors import BrokerUnavailable
 
 pytestmark = pytest.mark.usefixtures("worker")
 

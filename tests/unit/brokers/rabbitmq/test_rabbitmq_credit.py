@@ -14,7 +14,6 @@ from tidemill.brokers.rabbitmq import RabbitBroker, claim
 from tidemill.brokers.rabbitmq.amqp.channel import ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Delivery
 from tidemill.brokers.rabbitmq.claim import AttachedOwner
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import Outcome, Verdict
 from tidemill.errors import BrokerUnavailable
 

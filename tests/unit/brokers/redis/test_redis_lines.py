@@ -12,6 +12,7 @@ import pytest
 from redis import ConnectionError as RedisConnectionError
 from servers import Redis, language
 
+from tidemill import InvalidOption
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.generic.purges import delete_waiting
@@ -20,7 +21,6 @@ from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.errors import BrokerUnavailable, DuplicateJob, InvalidOption
 from tidemill.core.job import Note, Outcome, Placed, State, Verdict
 from tidemill.core.owner import Owner
 from tidemill.errors import BrokerUnavailable, DuplicateJob

@@ -14,6 +14,7 @@ from tidemill.brokers.redis import out_of_memory
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope
 from tidemill.core.job import Note, Outcome, State, Verdict
+from tidemill.errors import StoreFull
 
 MB = 1 << 20
 LIMIT = 12 * MB
