@@ -70,15 +70,15 @@ faults: $(VENV)/dev      ## the storm with misfortunes of servers and disks, wri
 	$(BIN)/python -m tests.faults.faults --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER)) \
 		$(if $(TIMES),--times $(TIMES)) $(if $(ONLY),--only $(ONLY),--write)
 
-abuse: $(VENV)/dev       ## misdeeds of tasks in all pools, writes docs/misdeeds.md; ONLY, WITHIN may be given
-	$(BIN)/python -m tests.abuse --jobs $(JOBS) $(if $(WITHIN),--within $(WITHIN)) $(if $(ONLY),--only $(ONLY),--write)
+abuse: $(VENV)/dev       ## misdeeds of tasks in all pools; ARGS may be given
+	TIDEMILL_ALL_POOLS=1 $(PYTEST) $(ARGS) tests/abuse
 
 fuzz: $(VENV)/dev        ## random requests to the job server, at length; SEED and SECONDS may be given
 	$(BIN)/python -m tests.faults.fuzz $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
-beanstalk: $(VENV)/dev   ## our beanstalk port, at length; SEEDS, FIRST, STEPS (beside beanstalkd), FLOOD may be given
+beanstalk: $(VENV)/dev   ## our beanstalk port, at length; SEEDS, FIRST and STEPS may be given
 	TIDEMILL_BEANSTALK_SEEDS=$(or $(SEEDS),50) TIDEMILL_BEANSTALK_FIRST=$(or $(FIRST),0) \
-	TIDEMILL_BEANSTALK_STEPS=$(or $(STEPS),20000) TIDEMILL_BEANSTALK_FLOOD=$(or $(FLOOD),200000) \
+	TIDEMILL_BEANSTALK_STEPS=$(or $(STEPS),20000) \
 		scripts/in-memory $(BIN)/pytest -n 2 -q tests/e2e/test_beanstalk_oracle.py
 
 clients: $(VENV)/dev     ## test suites of clients of beanstalkd, from PyPI and npm, against our beanstalk port

@@ -1,128 +1,92 @@
-"""The tasks of the rig: each misdeed, and the jobs that run beside misdeeds."""
+"""The tasks of the app: each misdeed, and the jobs that run beside misdeeds.
+
+A job notes that it begins by a folder of its name: that needs no descriptor, no memory and none of
+the functions that a misdeed replaces.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from abuse.catalogue import Misdeed, catalogue
-from abuse.counters import Counters
-from tidemill import Tidemill, this_job
+from abuse.misdeeds import CATALOGUE, Misdeed
+from tidemill import Tidemill, current_job
 
-LONGEST = 40.0
-"""Seconds a long job waits for its release at most."""
-
-TOGETHER = 30.0
-"""Seconds a job waits at most for the jobs that are to run beside it."""
+LONGEST = 100.0
+"""Seconds that a job waits at most for what the test does."""
 
 
-class _Jobs:
-    """The jobs of one rig; each knows the number of its row."""
+class Beside:
+    """The jobs beside misdeeds: each begins, and waits until something is there."""
 
-    def __init__(self, counters: Counters) -> None:
-        self.counters = counters
+    def __init__(self, here: str) -> None:
+        self.here = here
 
-    def _begin(self, index: int) -> None:
-        self.counters.begin(index, this_job().attempt)
-
-    def short(self, index: int) -> None:
-        """End at once."""
-        self._begin(index)
-        self.counters.end(index)
-
-    async def async_short(self, index: int) -> None:
-        """End at once."""
-        self.short(index)
-
-    def long(self, index: int) -> None:
-        """Run until the rig releases it."""
-        self._begin(index)
-        self.counters.until(lambda: self.counters.released, LONGEST, time.sleep)
-        self.counters.end(index)
-
-    async def async_long(self, index: int) -> None:
-        """Run until the rig releases it."""
-        self._begin(index)
-        for _ in range(int(LONGEST / 0.02)):
-            if self.counters.released:
+    def begin(self) -> None:
+        for run in (1, 2, 3):
+            try:
+                os.mkdir(f"{self.here}/{current_job().id}.{run}")
                 break
-            await asyncio.sleep(0.02)
-        self.counters.end(index)
+            except FileExistsError:
+                continue
 
-    def together(self, index: int, first: int, last: int) -> None:
-        """Wait until all of a row of jobs run at a time."""
-        self._begin(index)
-        others = range(first, last)
-        if not self.counters.until(lambda: self.counters.together(others), TOGETHER, time.sleep):
-            raise AssertionError("not all of them ran at a time")
-        self.counters.end(index)
+    def wait_for(self, *names: str) -> Iterator[None]:
+        self.begin()
+        until = time.time() + LONGEST
+        while not all(os.path.exists(f"{self.here}/{name}") for name in names):
+            assert time.time() < until
+            yield
 
-    async def async_together(self, index: int, first: int, last: int) -> None:
-        """Wait until all of a row of jobs run at a time."""
-        self._begin(index)
-        for _ in range(int(TOGETHER / 0.01)):
-            if self.counters.together(range(first, last)):
-                return self.counters.end(index)
-            await asyncio.sleep(0.01)
-        raise AssertionError("not all of them ran at a time")
+    def short(self) -> Iterator[None]:
+        return self.wait_for()
 
-    def overdue(self, index: int) -> None:
-        """Run past a timeout that can interrupt it."""
-        self._begin(index)
-        for _ in range(1000):
+    def long(self) -> Iterator[None]:
+        return self.wait_for("go")
+
+    def overdue(self) -> Iterator[None]:
+        return self.wait_for("what never comes")
+
+    def together(self, names: list[str]) -> Iterator[None]:
+        return self.wait_for(*(f"{name}.1" for name in names))
+
+
+def declare(mill: Tidemill, here: str) -> None:
+    """All tasks; ``here`` is the folder of their notes."""
+    beside = Beside(here)
+    for wait in (beside.short, beside.long, beside.together, beside.overdue):
+        _add_waiting(mill, wait)
+    for entry in CATALOGUE.values():
+        _add_misdeed(mill, entry, beside.begin)
+
+
+def _add_waiting(mill: Tidemill, wait: Callable[..., Iterator[None]]) -> None:
+    def sync(*args: Any) -> None:
+        for _ in wait(*args):
             time.sleep(0.01)
 
-    async def async_overdue(self, index: int) -> None:
-        """Run past a timeout that can interrupt it."""
-        self._begin(index)
-        await asyncio.sleep(10)
+    async def coroutine(*args: Any) -> None:
+        for _ in wait(*args):
+            await asyncio.sleep(0.01)
+
+    overdue = wait.__name__ == "overdue"
+    options: dict[str, Any] = {"timeout": 0.5, "retries": 0} if overdue else {}
+    mill.task(name=f"{wait.__name__}.sync", **options)(sync)
+    mill.task(name=f"{wait.__name__}.async", **options)(coroutine)
 
 
-def _misdeeds(mill: Tidemill, entry: Misdeed, counters: Counters) -> None:
-    def does(index: int) -> Any:
-        counters.begin(index, this_job().attempt)
+def _add_misdeed(mill: Tidemill, entry: Misdeed, begin: Callable[[], None]) -> None:
+    def sync() -> Any:
+        begin()
+        return entry.function()
+
+    async def coroutine() -> Any:
+        begin()
         result = entry.function()
-        counters.end(index)
-        return result
+        return await result if entry.is_async else result
 
-    async def async_does(index: int) -> Any:
-        counters.begin(index, this_job().attempt)
-        result = entry.function()
-        if entry.is_async:
-            result = await result
-        counters.end(index)
-        return result
-
-    mill.task(name=f"{entry.name}.async", timeout=entry.timeout, retries=0)(async_does)
+    mill.task(name=f"{entry.name}.async", timeout=entry.timeout, retries=0)(coroutine)
     if not entry.is_async:
-        mill.task(name=f"{entry.name}.sync", timeout=entry.timeout, retries=0)(does)
-
-
-def declare(url: str, counters: Counters) -> Tidemill:
-    """An app on that store with all tasks."""
-    mill = Tidemill(url)
-    jobs = _Jobs(counters)
-    for name in ("short", "long", "together", "overdue"):
-        timeout = 0.5 if name == "overdue" else None
-        plain: Callable[..., Any] = getattr(jobs, name)
-        mill.task(name=f"{name}.sync", timeout=timeout)(_function(plain))
-        mill.task(name=f"{name}.async", timeout=timeout)(_coroutine(getattr(jobs, f"async_{name}")))
-    for entry in catalogue().values():
-        _misdeeds(mill, entry, counters)
-    return mill
-
-
-def _function(method: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: int) -> Any:
-        return method(*args)
-
-    return function
-
-
-def _coroutine(method: Callable[..., Any]) -> Callable[..., Any]:
-    async def function(*args: int) -> Any:
-        return await method(*args)
-
-    return function
+        mill.task(name=f"{entry.name}.sync", timeout=entry.timeout, retries=0)(sync)
