@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from once_storm import STORES, Poller, all_of, in_threads, producer
 from servers import NETWORK, forget_served
-from servers.beanstalk import Tongue
 from servers.http import JobServer
 
 from tidemill import Tidemill
@@ -94,51 +91,4 @@ def test_a_server_that_is_told_to_end_loses_nothing(store: str, tmp_path: Path) 
         assert storm(server, lambda p, _: p.poll(30)) == list(range(MANY))
     finally:
         ended.join()
-        server.close()
-
-
-def reserve(line: Tongue, got: list[int], leave: float | None = None) -> None:
-    """Get messages as one client of the beanstalk port, which leaves after some seconds."""
-    line.send(b"watch q\r\nreserve\r\n")
-    if leave is not None:
-        time.sleep(leave)
-        line.socket.shutdown(socket.SHUT_WR)
-    while said := line.read():
-        if said.startswith(b"RESERVED"):
-            got.append(int(said.partition(b"\r\n")[2]))
-            if leave is None:
-                line.send(b"reserve\r\n")
-
-
-@pytest.mark.parametrize("store", ["lmdb", "redis", "postgresql"])
-@pytest.mark.parametrize("ends", [False, True], ids=["leaves", "ends"])
-def test_a_client_of_the_beanstalk_port_that_leaves_loses_nothing(
-    store: str, ends: bool, tmp_path: Path
-) -> None:
-    got: list[int] = []
-    url = STORES[store](tmp_path)
-    server = JobServer("--beanstalk", "0", where=url)
-    said = server.output.partition("beanstalkd's protocol at")[2]
-    number = int(said.partition("port ")[2].split()[0])
-
-    def consume(put: threading.Thread, random_: random.Random) -> None:
-        while put.is_alive():
-            try:
-                with contextlib.closing(Tongue(number)) as line:
-                    reserve(line, got, None if ends else random_.random() * 0.01)
-            except ConnectionError:  # the port is closed
-                assert ends
-                return
-
-    ended = threading.Timer(0.4, lambda: server.end() if ends else None)
-    try:
-        with Tidemill(url) as mill:
-            with producer(mill, range(MANY)) as put:
-                ended.start()
-                works = [lambda n=n: consume(put, random.Random(n)) for n in range(3)]
-                for thread in in_threads(works):  # type: ignore[arg-type]
-                    thread.join(120)
-            ended.join()
-            assert all_of(mill, got, MANY) == list(range(MANY))
-    finally:
         server.close()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from harness import Place, check_counters, check_no_overlap, open_place
-from servers import NETWORK, Postgres, Redis
+from servers import NETWORK
 
 from tidemill import Flow, JobFailed, State, Tidemill, chain, group, map_many
 from tidemill.brokers.contract.inspection import Filter
@@ -113,15 +113,6 @@ def test_compositions_run_in_workers(place: Place, app: Any) -> None:
         assert other.group(nested.id).result(0) == [2, [1, 2, 3]]
 
 
-def test_a_burst_sees_a_long_fall_to_its_end(place: Place, app: Any) -> None:
-    # case C1: where the store does it in pieces, too
-    steps = chain(app.bad.call(), *[app.inc.call(n) for n in range(2500)])
-    whole = app.mill.enqueue(steps.on_failure(app.hook.call("on_failure")))
-    assert place.worker("--burst").wait() == 0
-    assert whole.state is State.CANCELLED
-    assert told(place, whole.id) == ["on_failure failed None"]
-
-
 class Mix(NamedTuple):
     """Some of each, with hooks."""
 
@@ -197,37 +188,3 @@ def test_kills_of_anything_keep_the_order_of_steps_and_fire_each_hook_once(
     place.drain()
     # then
     check_mix(place, mix)
-
-
-@pytest.fixture(params=["redis", "postgresql"])
-def server(request: pytest.FixtureRequest) -> Iterator[tuple[Redis | Postgres, str]]:
-    """A server that may be killed, and the url of a store on it."""
-    if request.param == "redis":
-        server: Redis | Postgres = Redis(durable=True)
-        url = f"{server.url}?patience=20"
-    else:
-        server = Postgres()
-        url = f"{server.url()}?migrate=1&patience=20"
-    yield server, url
-    server.close()
-
-
-def test_a_server_killed_and_started_again_loses_no_step(
-    server: tuple[Redis | Postgres, str], tmp_path: Path
-) -> None:
-    # laws 1, 3; case C4
-    killed, url = server
-    (tmp_path / "p").mkdir()
-    with open_place(tmp_path / "p", url) as place:
-        app = load(place)
-        for _ in range(2):
-            place.worker(processes=2, slots=2).wait_ready()
-        mix = enqueue_mix(app, 20)
-        # when
-        for pause in (0.1, 0.4, 0.2):
-            time.sleep(pause)
-            killed.kill()
-            killed.start()
-        place.drain()
-        # then
-        check_mix(place, mix)

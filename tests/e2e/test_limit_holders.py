@@ -80,25 +80,4 @@ def test_a_killed_holder_leaves_the_place_free(mill: Tidemill, url: str, point: 
     with Tidemill(url) as later, later.limits.hold(DB, timeout=SOON):
         assert len(holds(later)) == 1
     assert holds(mill) == []
-    assert mill.jobs().page().records == []
-
-
-def test_a_hold_that_waits_gets_the_place_of_a_killed_process(mill: Tidemill, url: str) -> None:
-    with holder(url) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        process.kill()
-        killed = time.monotonic()
-        with mill.limits.hold(DB, timeout=SOON):
-            assert time.monotonic() - killed < 20  # the kernel tells at once; over HTTP after 5 s
-        process.wait(SOON)
-
-
-def test_processes_take_turns(mill: Tidemill, url: str) -> None:
-    with holder(url) as first, holder(url) as second:
-        processes = [first, second]
-        for process in processes:
-            print(file=process.stdin, flush=True)
-        for process in processes:
-            assert process.communicate(timeout=SOON)[0] == "held\nfreed\n"
-    assert holds(mill) == []
+    assert mill.find().records == []

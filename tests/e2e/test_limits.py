@@ -7,13 +7,12 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import Line, Place, check_counters, eventually, open_place
+from harness import Line, Place, check_counters, open_place
 from servers import NETWORK
 
-from tidemill import Breaker, Limit, State
+from tidemill import Limit, State
 from tidemill.core.clock import new_id
 
 APP = """
@@ -29,20 +28,8 @@ def quick(who=""):
     begin(); end()
 
 @mill.task(retries=forever)
-def tenant(who):
-    begin(); time.sleep(0.01); end()
-
-@mill.task(retries=forever)
 def slow(seconds=0.05):
     begin(); time.sleep(seconds); end()
-
-@mill.task(retries=Retries(100, delay=0), queue="shaky")
-def shaky():
-    begin()
-    note("tried", time.time())
-    if not os.path.exists(os.path.join(HERE, "healed")):
-        raise ValueError("not yet")
-    end()
 """
 
 
@@ -129,64 +116,6 @@ def test_so_many_run_at_a_time_also_when_workers_are_killed(place: Place) -> Non
     (row,) = place.mill.limits.list()
     assert row.running == 0
     check_counters(place)
-
-
-def test_one_tenant_does_not_starve_the_others(place: Place) -> None:
-    # law 13
-    limit = Limit(key=lambda who: who)
-    many = place.enqueue_many("tenant", [("big",)] * 300, limit=limit)
-    few = place.enqueue_many("tenant", [(f"small{n % 5}",) for n in range(25)], limit=limit)
-    place.worker(processes=2).wait_ready()
-    place.finish([*many, *few])
-    order = [line.id for line in begins(place)]
-    small = {job.id for job in few}
-    last = max(order.index(job_id) for job_id in small)
-    # In turns: they were leased among the first thirty; the rest is what was held in advance.
-    assert last < 150
-
-
-def test_a_queue_that_fails_in_a_row_pauses_and_opens_again(place: Place) -> None:
-    # case S6
-    place.mill.queue("shaky", breaker=Breaker(3, pause=0.5))
-    jobs = place.enqueue_many("shaky", [()] * 20)
-    place.worker(slots=1).wait_ready()
-    place.wait_notes("tried", 5)
-    times = [float(line.split()[1]) for line in place.wait_notes("tried", 5)]
-    assert times[3] - times[2] > 0.45
-    assert times[4] - times[3] > 0.45
-    waiting = next(job for job in jobs if job.refresh().state is State.READY)
-    (row,) = place.mill.limits.list()
-    assert row.failures >= 3
-    broker: Any = place.mill.broker
-    held = eventually(lambda: broker.held(waiting.id), "the queue pauses")
-    assert held.broken
-    (place.path / "healed").touch()
-    place.finish(jobs)
-    assert place.mill.limits.list()[0].failures == 0
-
-
-def test_a_change_reaches_workers_that_sleep(place: Place) -> None:
-    # case S5: rate 0 dispatches nothing, a change takes effect at once
-    orders = place.mill.queue("default", rate="0/s")
-    place.worker(processes=2).wait_ready()
-    jobs = place.enqueue_many("quick", [()] * 40)
-    other = place.enqueue("slow", 0, queue="other")
-    place.finish([other])  # the worker has looked, and goes on elsewhere
-    assert [line.id for line in begins(place)] == [other.id]
-    orders.limit(rate="1000/s")
-    place.finish(jobs)
-
-
-def test_a_message_consumer_waits_for_the_limit(place: Place) -> None:
-    mill = place.mill
-    orders = mill.queue("orders", rate="10/s", burst=1)
-    orders.put_many([1, 2, 3])
-    begun = time.monotonic()  # the first is taken after this, however late we hear of it
-    for expected in (1, 2, 3):
-        message: Any = orders.get(timeout=20)
-        assert message.body == expected
-        message.ack()
-    assert time.monotonic() - begun >= 0.19
 
 
 def test_a_run_that_was_interrupted_has_spent_its_token(place: Place) -> None:

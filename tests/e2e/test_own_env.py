@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 APP = """
 import lmdb
 from tidemill import Tidemill
@@ -37,8 +39,9 @@ def python(folder: Path, *args: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.everyday
 def test_a_worker_finds_the_store_by_the_apps_url(tmp_path: Path) -> None:
-    # case Q4
+    # case Q4, law 17
     (tmp_path / "app.py").write_text(APP)
     job_id = python(tmp_path, "-c", ENQUEUE)
     python(tmp_path, "-m", "tidemill", "worker", "app:mill", "--burst")

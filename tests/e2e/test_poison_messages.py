@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from harness import SLACK, eventually
 
-from tidemill import InvalidOption, Queue, Retries, State, Tidemill
+from tidemill import Queue, Retries, State, Tidemill
 from tidemill.core.backoff import MESSAGE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "messages.md"
@@ -75,16 +75,6 @@ def test_a_number_of_retries_keeps_the_delays_of_a_message(mill: Tidemill) -> No
     assert (policy.limit, policy.delay, policy.immediate) == (2, MESSAGE.delay, 1)
 
 
-def test_an_explicit_policy_delays_the_first_failure(mill: Tidemill) -> None:
-    poison = mill.queue("q").put("poison", retries=Retries(1, delay=50, jitter=False))
-
-    consume(mill, lambda count: count == 1)
-
-    record = poison.refresh()
-    assert record.state is State.SCHEDULED
-    assert 40 < record.due - time.time() < 51
-
-
 def test_the_policy_of_the_guide_returns_a_message_to_its_place_first(mill: Tidemill) -> None:
     for words in (inspect.getdoc(Queue.put) or "", GUIDE.read_text()):
         assert "Retries(5, delay=1, immediate=1, jitter=False)" in words
@@ -99,11 +89,6 @@ def test_the_policy_of_the_guide_returns_a_message_to_its_place_first(mill: Tide
     record = poison.refresh()
     assert record.state is State.SCHEDULED
     assert 299.5 < record.due - record.attempts[-1].ended < 300 + SLACK
-
-
-def test_a_policy_with_a_negative_number_of_immediate_retries_is_refused(mill: Tidemill) -> None:
-    with pytest.raises(InvalidOption, match="immediate of retries"):
-        mill.queue("q").put("m", retries=Retries(immediate=-1))
 
 
 DYING = """

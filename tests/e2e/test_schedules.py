@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import Place, eventually, open_place
-from servers import NETWORK, Postgres, Redis
+from servers import NETWORK
 
 from tidemill.core.clock import new_id
-from tidemill.core.job import State
 
 APP = """
 @mill.task
@@ -55,7 +51,7 @@ def check_each_once(place: Place, every: float, least: int) -> None:
 
 
 @pytest.mark.everyday
-def test_a_schedule_in_code_fires_on_time(place: Place) -> None:
+def test_a_schedule_in_code_fires_on_time(place: Place) -> None:  # law 9
     place.write(APP + 'mill.schedule("second", tick.call("x"), "* * * * * *")\n')
     place.worker()
     lines = place.wait_notes("tick second", 3)
@@ -108,31 +104,6 @@ def kill_at(place: Place, point: str) -> None:
     check_each_once(place, 0.3, 5)
 
 
-def test_killed_between_hand_out_and_firing_another_worker_fires_it(place: Place) -> None:
-    # case C7: the other one lives on, and is handed it a second later
-    place.write(APP)
-    workers = [place.worker(env={"TIDEMILL_CRASH": "worker.firing:1"}) for _ in range(2)]
-    last = place.worker()
-    for worker in (*workers, last):
-        worker.wait_ready()
-    at = time.time() + 1
-    mill = place.module.mill
-    mill.schedules.add("s", mill.call(place.task("tick")), at=at)
-    place.wait_notes("tick s")
-    last.stop()
-    assert [w.process.poll() for w in workers].count(-9) <= 2
-    assert fired(place) == [("s", pytest.approx(at))]
-
-
-def test_a_schedule_added_while_a_worker_sleeps_fires(place: Place) -> None:
-    place.write(APP)
-    place.worker().wait_ready()
-    mill = place.module.mill
-    mill.schedules.add("s", mill.call(place.task("tick")), at=time.time() + 1)
-    place.wait_notes("tick s")
-    assert [*mill.schedules] == []
-
-
 def test_new_code_changes_adds_and_withdraws_what_it_declares(place: Place) -> None:
     # case C8: by SIGHUP, and no worker is restarted
     place.write(
@@ -165,61 +136,3 @@ mill.schedule("comes", tick.call(), every=3600)
     assert after["stays"] == before["stays"]
     assert (after["goes"].declared, after["goes"].next) == (False, None)
     assert (after["stays"].declared, after["person"].declared) == (True, None)
-
-
-def test_another_app_of_the_same_name_takes_nothing_away(place: Place) -> None:
-    # case C8: each fires what both declare, for as long as who declares it lives
-    declared = 'mill.schedule("{}", tick.call(), every=0.5)\n'
-    place.write(APP + declared.format("ours"))
-    place.worker().wait_ready()
-    place.wait_notes("tick ours", 2)
-    place.write(APP + declared.format("theirs"), load=False)
-    theirs = place.worker().wait_ready()
-    place.wait_notes("tick theirs", 2)
-    seen = len(place.wait_notes("tick ours", 2))
-    place.wait_notes("tick ours", seen + 2)
-    theirs.kill_everything()
-    place.workers[0].wait_line("'theirs' fires no more: no living worker declares it")
-    seen = len(place.wait_notes("tick ours", 2))
-    place.wait_notes("tick ours", seen + 2)
-
-
-def test_a_task_that_nobody_has_says_so_with_its_schedule(place: Place) -> None:
-    place.write(APP)
-    call = place.mill.call("nobody.has_it")
-    place.mill.schedules.add("lost", call, at=time.time() + 3)
-    worker = place.worker().wait_ready()
-    worker.wait_line("no worker knows task 'nobody.has_it' of schedule 'lost'")
-
-
-@pytest.mark.parametrize("kind", [Redis, Postgres])
-def test_a_server_that_is_killed_fires_each_time_once(kind: Any, tmp_path: Path) -> None:
-    # cases C7, Q20: replies are lost on the way, and what was missed is made up for
-    with contextlib.ExitStack() as stack:
-        server = Redis(durable=True) if kind is Redis else Postgres()
-        stack.callback(server.close)
-        url = f"{server.url}?patience=20" if kind is Redis else f"{server.url()}?migrate=1"
-        place = stack.enter_context(open_place(tmp_path, url))
-        place.write(APP + 'mill.schedule("s", tick.call(), every=0.1, catch_up=True)\n')
-        for _ in range(2):
-            place.worker()
-        for count in (5, 20, 35):
-            place.wait_notes("tick s", count)
-            server.kill()
-            server.start()
-        place.wait_notes("tick s", 60)
-        for worker in place.workers:
-            worker.stop()
-        check_each_once(place, 0.1, 40)
-
-
-def test_its_jobs_are_signed(place: Place) -> None:  # case T15
-    place.write(APP + 'mill.schedule("s", tick.call(), every=0.2)\n', secret_keys=["k"])
-    place.worker()
-    place.wait_notes("tick s", 2)
-    place.mill.schedules.add("unsigned", place.mill.call(place.task("tick")), at=time.time() + 0.5)
-    eventually(lambda: [r for r in place.records() if r.state is State.FAILED], "a failure")
-    (failed,) = [r for r in place.records() if r.state is State.FAILED]
-    assert failed.envelope.planned
-    assert failed.envelope.planned.schedule == "unsigned"
-    assert "bad signature" in failed.error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import sys
 import time
@@ -13,11 +12,9 @@ from typing import Any
 
 import pytest
 from disks import fill_disk, kept_full, mounted, take_inodes
-from harness import SLACK, Place, check_counters, eventually, open_place, runs_of
+from harness import Place, check_counters, eventually, open_place, runs_of
 
 from tidemill.core.job import State
-from tidemill.errors import ResultNotKept, StoreFull
-from tidemill.worker.owner_loop import LAST_STEP
 
 APP = """
 def wait_for(name):
@@ -163,36 +160,6 @@ def test_a_worker_without_a_reserve_waits_for_room_and_then_settles_all(
     assert {len(runs) for runs in runs_of(place.ledger()).values()} == {1}
 
 
-def test_a_worker_that_ends_with_its_outcomes_says_so_and_the_next_runs_the_jobs(
-    place_on: Callable[..., Place],
-) -> None:
-    # laws 1, 2, 6
-    place = place_on()
-    worker = place.worker("--shutdown-timeout", "2", slots=20).wait_ready()
-    ended = place.enqueue_many("give", [(SMALL, "go")] * 15)
-    interrupted = place.enqueue_many("give", [(SMALL, "never")] * 5)
-    waiting = place.enqueue_many("give", [(SMALL, "go")] * 20)
-    place.wait_notes("begin", 20)
-    other = without_reserve(place)
-    (place.path / "go").touch()
-    worker.wait_line("the worker keeps the outcome of ended jobs until there is room")
-    # when the worker is told to end
-    began = time.monotonic()
-    worker.send(signal.SIGTERM)
-    # then it ends in time, and does not claim that all went well
-    assert worker.wait() == 1
-    assert time.monotonic() - began < 2 + LAST_STEP + SLACK
-    assert worker.output.count("may run again") == 1
-    # and the next one runs what had no outcome: what ended used an attempt, what was cut off none
-    other.unlink()
-    (place.path / "never").touch()
-    place.worker(slots=20).wait_ready()
-    records = place.finish([*ended, *interrupted, *waiting])
-    assert {record.state for record in records} == {State.SUCCEEDED}
-    assert {record.attempt for record in records[15:20]} == {1}
-    check_counters(place)
-
-
 def test_a_worker_starts_on_a_full_disk_and_its_work_makes_room(
     place_on: Callable[..., Place],
 ) -> None:
@@ -253,19 +220,4 @@ def test_a_disk_without_inodes_is_named_and_four_inodes_are_enough(
         file.unlink()
     worker = place.worker().wait_ready()
     eventually(lambda: states(place) == {State.SUCCEEDED}, "all jobs succeed")
-    assert worker.stop() == 0
-
-
-def test_a_running_worker_needs_no_more_inodes(place_on: Callable[..., Place]) -> None:
-    # law 16
-    place = place_on("size=64m,nr_inodes=50")
-    worker = place.worker(slots=20).wait_ready()
-    jobs = place.enqueue_many("give", [(size, "go") for size in [SMALL, LARGE] * 40])
-    place.wait_notes("begin", 20)
-    take_inodes(disk_of(place))
-    (place.path / "go").touch()
-    place.enqueue_many("silent", [(n,) for n in range(50)])
-    # then all jobs end; who waits for a result would need an inode
-    eventually(lambda: states(place) == {State.SUCCEEDED}, "all jobs succeed")
-    assert {len(job.result(0)) for job in jobs} == {SMALL, LARGE}
     assert worker.stop() == 0

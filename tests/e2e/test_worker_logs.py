@@ -71,14 +71,6 @@ def test_a_banner_tells_what_the_worker_serves(place: Place) -> None:
     assert worker.output.count(" serves ") == 1
 
 
-def test_a_quiet_worker_says_nothing_without_trouble(place: Place) -> None:
-    place.write(TASKS)
-    worker = place.worker("-q")
-    place.finish([place.enqueue("ends", "well")])
-    assert worker.stop() == 0
-    assert worker.output == ""
-
-
 @pytest.mark.everyday
 def test_each_run_has_one_line(place: Place) -> None:
     place.write(TASKS)
@@ -247,17 +239,6 @@ def test_the_levels_of_the_app_count_unless_a_level_is_given(place: Place) -> No
         assert worker.stop() == 0
         assert bool(lines_of(worker.output, "APP INFO tidemill.worker", job.id)) is told
         assert "run well" not in worker.output
-
-
-def test_records_of_the_apps_own_factory_name_the_job(place: Place) -> None:
-    own = "class Record(logging.LogRecord): pass\nlogging.setLogRecordFactory(Record)\n"
-    write(place, f"import logging\n{own}")
-    worker = place.worker("--log-format", "json").wait_ready()
-    job = place.enqueue("ends", "well")
-    place.finish([job])
-    assert worker.stop() == 0
-    (line,) = [record for record in records(worker.output) if record["message"] == "run well"]
-    assert line["job_id"] == job.id
 
 
 RAISING = {

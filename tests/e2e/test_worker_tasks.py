@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import Place, eventually, open_place
 
-from tidemill import JobFailed, JobNotFound, ResultTimeout, Tidemill
+from tidemill import ResultNotKept, ResultTimeout, Tidemill
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
@@ -100,64 +99,6 @@ def test_unknown_task_and_surplus_argument(place: Place) -> None:  # case T2
     assert record.attempt == 0
 
 
-def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3, law 7
-    place.write(
-        """
-        @mill.task(retries=Retries(2, delay=0.02))
-        def fails():
-            note("ran")
-            raise ValueError("broken")
-        """
-    )
-    worker = place.worker("--name", "smith").wait_ready()
-    job, once = place.enqueue("fails"), place.enqueue("fails", retries=0)
-    record, single = place.finish([job, once])
-    assert record.state is S.FAILED
-    assert len(place.notes()) == 3 + 1
-    assert [a.number for a in record.attempts] == [1, 2, 3]
-    assert single.attempt == 1
-    for attempt in record.attempts:
-        assert attempt.worker == "smith"
-        assert attempt.started <= attempt.ended <= clock.wall()
-        assert attempt.error == "ValueError: broken"
-        assert "def fails" not in attempt.traceback
-        assert 'raise ValueError("broken")' in attempt.traceback
-        assert "tidemill/worker" not in attempt.traceback
-    assert worker.stop() == 0
-
-
-def test_retry_and_fail(place: Place) -> None:  # case T4
-    place.write(
-        """
-        @mill.task(retries=Retries(3, delay=1000, jitter=False))
-        def again():
-            begin()
-            if this_job().attempt < 3:
-                raise Retry(delay=0.1)
-        @mill.task
-        def never(): raise Fail("no use")
-        @mill.task
-        def snoozes():
-            begin()
-            if len(open(HERE + "/ledger").readlines()) < 9:
-                raise Snooze(0.05)
-        """
-    )
-    place.worker().wait_ready()
-    job, failed = place.enqueue("again"), place.enqueue("never")
-    record, no_use = place.finish([job, failed])
-    assert record.state is S.SUCCEEDED
-    times = [line.time for line in place.ledger() if line.id == job.id]
-    ends = [a.ended for a in record.attempts]
-    for began, ended in zip(times[1:], ends, strict=False):
-        assert began - ended + 0.01 >= 0.1  # and in no 1000 s
-    assert (no_use.state, no_use.attempt) == (S.FAILED, 1)
-    assert "no use" in no_use.error
-    (slept,) = place.finish([place.enqueue("snoozes")])
-    assert slept.state is S.SUCCEEDED
-    assert slept.attempt == 1  # a snooze counts no attempt
-
-
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_snooze_is_no_attempt_however_the_job_runs(place: Place, slots: int) -> None:
     """In the main thread (one slot), in threads, in the event loop; ``expires`` bounds it."""
@@ -217,39 +158,6 @@ def test_signatures(place: Place) -> None:  # case T15, law 18
     assert not (place.path / "exploded").exists()
     old.close()
     stranger.close()
-
-
-def test_results_are_waited_for(place: Place) -> None:  # case T16
-    place.write(
-        """
-        @mill.task
-        def slow():
-            while not os.path.exists(HERE + "/go"):
-                time.sleep(0.01)
-            return "done"
-        @mill.task(retries=0)
-        def fails(): raise KeyError("where")
-        @mill.task
-        def asks(job_id): return mill.job(job_id).result(30)
-        """
-    )
-    place.worker().wait_ready()
-    job = place.enqueue("slow")
-    other = place.enqueue("asks", job.id)
-
-    async def wait() -> object:
-        with pytest.raises(ResultTimeout):
-            await job.aresult(timeout=0.01)
-        (place.path / "go").touch()
-        return await job.aresult(timeout=30)
-
-    assert asyncio.run(wait()) == "done"
-    assert other.result(30) == "done"
-    with pytest.raises(JobFailed, match="KeyError") as failed:
-        place.enqueue("fails").result(30)
-    assert 'raise KeyError("where")' in failed.value.traceback
-    with pytest.raises(JobNotFound):
-        place.mill.job("nobody").result(1)
 
 
 def test_values_that_cannot_be_printed_or_kept_fail_their_job_alone(

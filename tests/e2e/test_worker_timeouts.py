@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from harness import PATIENT, SLACK, Place, alive, eventually, runs_of
+from harness import PATIENT, SLACK, Place, alive, eventually
 from servers.base import await_stop
 
 from tidemill.core.job import Record, State
@@ -162,20 +162,6 @@ def test_timeout_in_every_pool(place: Place, name: str, slots: int) -> None:  # 
     if name == "acleans":
         assert "cleaned" in place.notes()
     assert worker.stop() == 0
-
-
-def test_interrupted_neighbours_are_untouched(place: Place) -> None:  # case T6
-    place.write(APP)
-    worker = place.worker(slots=4, env=PATIENT).wait_ready()
-    others = [place.enqueue("neighbour", 300.0) for _ in range(2)]
-    place.wait_notes("begin", 2)
-    for record in place.finish([place.enqueue("loops"), place.enqueue("asleeps")]):
-        check_timed_out(record, "")
-    (place.path / "go").touch()
-    for record in place.finish(others):
-        assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
-    assert all(len(runs) == 1 for runs in runs_of(place.ledger()).values())
-    assert "stuck" not in worker.output
 
 
 def test_a_retry_never_overlaps_and_subprocesses_die(place: Place) -> None:  # case T6

@@ -18,12 +18,6 @@ def sleeps():
     if this_job().attempt == 1:
         time.sleep(60)
 
-@mill.task(retries=Retries(1, delay=0))
-def dies():
-    begin()
-    if this_job().attempt == 1:
-        os.kill(os.getpid(), 9)
-
 @mill.task
 def short(): begin()
 """
@@ -76,28 +70,6 @@ def test_the_others_go_on_and_the_retry_stays_held(
     # when: it is gone at last
     reap(old)
     # then
-    (record,) = place.finish([job])
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
-    assert worker.stop() == 0
-
-
-def test_a_process_that_went_by_itself_and_does_not_die_is_reported(
-    place: Place, undying: Callable[[int], None]
-) -> None:
-    # given: a process whose line ends, and that does not die
-    place.write(APP)
-    worker = place.worker().wait_ready()
-    (old,) = [child.pid for child in eventually(worker.children, "the process")]
-    undying(old)
-    # when
-    job = place.enqueue("dies")
-    # then: the log names the process, and its job stays held
-    worker.wait_line(f"worker process {old} does not die of SIGKILL")
-    place.finish([place.enqueue("short")])
-    assert job.refresh().state is State.RUNNING
-    # when: the process is gone at last
-    reap(old)
-    # then: the job has used an attempt
     (record,) = place.finish([job])
     assert (record.state, record.attempt) == (State.SUCCEEDED, 2)
     assert worker.stop() == 0

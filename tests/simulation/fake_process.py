@@ -4,7 +4,7 @@ It reads the same frames, sends the same frames, and writes to a real scoreboard
 virtual time. What each task does is a ``Behaviour``. These tests with real processes in
 ``tests/e2e`` prove that the model is true. They stay, whatever is simulated:
 
-- A death leaves its last frames and its rows: ``test_worker_life.py``, ``test_kill_of_one_process``
+- A death leaves its last frames and its rows: ``test_brokers.py``, ``test_kill_of_one_process``
   and ``test_kill_of_everything_with_another_worker``.
 - A forked child keeps the socket open: ``test_kill_of_a_process_that_a_task_has_forked``.
 - Tasks are interrupted, or are stuck and reported: ``test_worker_timeouts.py``,
@@ -20,8 +20,7 @@ virtual time. What each task does is a ``Behaviour``. These tests with real proc
 - Waiting jobs go back by ticks: ``test_short_jobs_do_not_wait_for_long_ones``; they start by
   priority: ``test_high_priority_first``; when cancelled, they go back:
   ``test_a_prefetched_job_is_cancelled_before_it_starts``.
-- The process gives up: ``test_worker_event_loop.py``,
-  ``test_a_task_that_breaks_its_interpreter_costs_its_process``.
+- The process gives up: ``tests/abuse``, ``closes_all`` and ``builtins_raise``.
 - A process outlives SIGKILL: ``test_worker_unkillable.py``.
 - Lost leases cancel their runs: ``test_given_up.py``.
 - Waits for other jobs are counted: ``test_waiting_that_would_starve_the_worker``.
