@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import LIMIT, SLACK, Place, alive, check_no_overlap, eventually, open_place, runs_of
-from servers import RabbitMQ, free_port, rabbitmq_url
+from harness import LIMIT, Place, alive, check_no_overlap, eventually, open_place, runs_of
+from servers import RabbitMQ, rabbitmq_url
 
-from tidemill import Tidemill
 from tidemill.core.clock import new_id
 
 APP = """
@@ -59,30 +54,6 @@ def at(tmp_path: Path) -> Iterator[Callable[..., Place]]:
 @pytest.fixture
 def place(at: Callable[..., Place]) -> Place:
     return at()
-
-
-def failed(place: Place, count: int = 1) -> list[Any]:
-    """The records of what failed, when there are so many."""
-
-    def enough() -> list[Any] | None:
-        jobs = [job.record for job in place.mill.jobs(state="failed")]
-        return jobs if len(jobs) >= count else None
-
-    return eventually(enough, f"{count} failed")
-
-
-def test_kill_of_the_supervisor(place: Place) -> None:  # case T10, law 5
-    worker = place.worker(processes=2, slots=2).wait_ready()
-    job = place.enqueue("long", 300.0)
-    place.wait_notes("begin", 1)
-    processes = [process.pid for process in worker.children()]
-    place.worker(slots=4).wait_ready()
-    os.kill(worker.pid, signal.SIGKILL)
-    killed = time.time()
-    eventually(lambda: not any(map(alive, processes)), "all end by themselves", 2.0 + SLACK)
-    worker.wait()
-    place.wait_notes(f"begin {job.id}", 2)
-    assert place.ledger()[1].time - killed < 1.0 + SLACK  # the server saw the line end
 
 
 @pytest.mark.everyday
@@ -153,16 +124,6 @@ def jobs_of(server: RabbitMQ) -> list[dict[str, int]]:
     return [row for name, row in server.queues().items() if ".tasks." in name]
 
 
-def test_a_worker_that_cannot_reach_the_server_says_so(tmp_path: Path) -> None:
-    with open_place(tmp_path, f"amqp://127.0.0.1:{free_port()}/?patience=1") as place:
-        place.write(APP)
-        worker = place.worker()
-        assert worker.wait() == 3
-        said = worker.output.strip()
-        assert "cannot reach rabbitmq at 127.0.0.1:" in said, said
-        assert "Traceback" not in said, said
-
-
 def test_a_task_that_enqueues_may_hold_the_lock(at: Callable[..., Place]) -> None:
     place = at("&owner_lease=2")
     place.worker(slots=2).wait_ready()
@@ -172,19 +133,6 @@ def test_a_task_that_enqueues_may_hold_the_lock(at: Callable[..., Place]) -> Non
     assert len(place.notes()) == 3 * 100 + 1
 
 
-def test_urgent_queues_are_emptied_first(place: Place) -> None:  # case T13, law 10
-    place.enqueue_many("short", [(n,) for n in range(10)], priority=-5)
-    place.enqueue_many("short", [(n,) for n in range(10, 20)])
-    place.enqueue_many("short", [(n,) for n in range(20, 30)], priority=5)
-    place.worker("--burst", slots=1).wait()
-    ran = [int(line.split()[1]) for line in place.wait_notes("short", 30)]
-    assert [set(ran[start : start + 10]) for start in (0, 10, 20)] == [
-        {*range(20, 30)},
-        {*range(10, 20)},
-        {*range(10)},
-    ], ran
-
-
 @pytest.mark.everyday
 def test_strict_queues_are_emptied_in_their_order(place: Place) -> None:  # law 10
     for queue, first in (("c", 20), ("b", 10), ("a", 0)):
@@ -192,54 +140,6 @@ def test_strict_queues_are_emptied_in_their_order(place: Place) -> None:  # law 
     place.worker("--burst", "-Q", "a,b,c", slots=1).wait()
     ran = [int(line.split()[1]) for line in place.notes() if line.startswith("short")]
     assert ran == list(range(30))
-
-
-def test_expired_jobs_do_not_run(place: Place) -> None:  # case T14
-    place.enqueue("short", 1, expires=0.05)
-    place.enqueue("short", 2, expires=600)
-    time.sleep(0.1)
-    place.worker("--burst").wait()
-    assert [line for line in place.notes() if line.startswith("short")] == ["short 2"]
-
-
-@pytest.mark.everyday
-def test_unsigned_jobs_do_not_run(place: Place) -> None:  # case T15, law 18
-    forged = Tidemill(place.url, secret_keys=["another"], allow_imports=["*"])
-    place.write(APP, secret_keys=["new", "old"])
-    forged.enqueue(place.task("short"), 1)
-    old = Tidemill(place.url, secret_keys=["old"], allow_imports=["*"])
-    old.enqueue(place.task("short"), 2)
-    place.worker().wait_ready()
-    place.wait_notes("short 2")
-    (record,) = failed(place)
-    assert "bad signature" in record.error
-    assert not [line for line in place.notes() if line == "short 1"]
-    for mill in (forged, old):
-        mill.close()
-
-
-def test_short_jobs_do_not_wait_for_long_ones(place: Place) -> None:  # case T18
-    place.worker(processes=2, slots=4).wait_ready()
-    place.enqueue_many("long", [(300.0,)] * 7)
-    place.wait_notes("begin", 7)
-    place.enqueue_many("short", [(n,) for n in range(300)])
-    place.wait_notes("short", 300)
-    assert not [line for line in place.notes() if line.startswith("end") and "long" in line]
-    (place.path / "go").touch()
-    place.wait_notes("end", 307)
-
-
-@pytest.mark.everyday
-def test_delayed_jobs_come_in_their_time(place: Place) -> None:  # law 9
-    place.worker().wait_ready()
-    due: dict[str, float] = {}
-    for delay in (0.5, 0.1, 1.3):
-        before = time.time()
-        due[place.enqueue("short", delay=delay).id] = before + delay
-    place.wait_notes("short", 3)
-    late = {line.id: line.time - due[line.id] for line in place.ledger() if line.what == "begin"}
-    assert len(late) == 3
-    assert all(0 <= seconds < SLACK for seconds in late.values()), late
 
 
 @pytest.mark.everyday

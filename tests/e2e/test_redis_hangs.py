@@ -15,7 +15,6 @@ from servers import Redis, Sentinel
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.redis.errors import Away
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.owner import Owner
@@ -158,54 +157,3 @@ def test_patience_is_a_hanging_servers_time(stack: contextlib.ExitStack) -> None
     with pytest.raises(BrokerUnavailable, match="does not answer"):
         broker.put([Envelope(id="b", task="t")])
     assert 9.9 < time.monotonic() - began < 10 + SLACK
-
-
-def test_a_call_with_little_time_left_waits_no_longer_than_that(
-    stack: contextlib.ExitStack,
-) -> None:
-    # given a server that hangs, and calls that may take 0.2 s
-    server = Redis()
-    stack.callback(server.close)
-    brokers = [opened(stack, server.url) for _ in range(3)]  # the first failure makes one pause
-    connections = [broker._lines.new_connection(read_timeout=0.2) for broker in brokers]
-    for connection in connections:
-        connection.ask(b"PING")
-    stack.enter_context(server.stalled())
-    took = []
-    for connection in connections:
-        began = time.monotonic()
-        with pytest.raises(BrokerUnavailable):
-            connection.ask(b"PING")
-        took.append(time.monotonic() - began)
-    # then none waits for the second after which a silent server is looked at
-    assert 0.15 < min(took) < 0.9
-
-
-def test_the_first_connection_has_one_patience_however_often_it_is_tried(
-    stack: contextlib.ExitStack,
-) -> None:
-    # given a server that answers nothing at first
-    server = Redis()
-    stack.callback(server.close)
-    broker = opened(stack, f"{server.url}?patience={PATIENCE}")
-    broker._lines.close()
-    tries = list[float]()
-    first = broker._lines.new_connection()
-
-    def ask(*command: bytes, until: float = 0.0) -> bytes:
-        tries.append(until)
-        if len(tries) < 4:
-            raise Away("it does not answer")
-        return b"the answer"
-
-    stack.enter_context(pytest.MonkeyPatch.context()).setattr(type(first), "ask", ask_by(ask))
-    began = time.monotonic()
-    assert broker._lines.ask(b"INFO") == b"the answer"
-    # then all tries have the same deadline
-    assert len(tries) == 4
-    assert set(tries) == {tries[0]}
-    assert began + PATIENCE <= tries[0] <= time.monotonic() + PATIENCE
-
-
-def ask_by(function: Any) -> Any:
-    return lambda connection, *command, **options: function(*command, **options)
