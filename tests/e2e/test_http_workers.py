@@ -14,12 +14,9 @@ import pytest
 from harness import Place, alive, check_counters, check_no_overlap, eventually, open_place, runs_of
 from servers.http import JobServer, certificate
 
-from tidemill import Limit, Tidemill
-from tidemill.brokers.contract.inspection import HOLDS
+from tidemill import Tidemill
+from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
-from tidemill.errors import BrokerUnavailable
-from tidemill.server import tokens
-from tidemill.server.tokens import Role
 
 S = State
 
@@ -117,66 +114,6 @@ def test_a_worker_that_vanishes_is_given_up_after_its_lease(place: Place) -> Non
         assert (record.state, record.attempt, record.losses) == (S.SUCCEEDED, 1, 1)
     check_no_overlap(place.ledger())
     check_counters(place)
-
-
-def test_a_worker_that_is_stopped_for_longer_than_its_lease_starts_again(place: Place) -> None:
-    # law 4: it was given up, and hears of it; what it says late changes nothing
-    worker = place.worker(slots=1).wait_ready()
-    job = place.enqueue("waits")
-    place.wait_notes("begin")
-    os.kill(worker.pid, signal.SIGSTOP)
-    eventually(lambda: job.refresh().losses == 1, "it is given up")
-    (place.path / "go").touch()
-    place.wait_notes("end")
-    os.kill(worker.pid, signal.SIGCONT)
-    worker.wait_line("begins anew")
-    (record,) = place.finish([job])
-    assert (record.state, record.losses) == (S.SUCCEEDED, 1)
-    assert place.enqueue("short", 5).result(30) == 5
-
-
-def test_roles_decide_which_calls_are_allowed(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    viewer, operator, admin = (tokens.create(file, role.name, role) for role in Role)
-    server = JobServer("--quiet", "--auth", str(file))
-    try:
-        url = server.url.replace("://", "://:{}@")
-        with Tidemill(url.format(operator)) as mill:
-            mill.queue("q").put(1)
-            message = mill.queue("q").get(timeout=0)
-            assert message is not None
-            assert message.ack()
-            assert operator not in mill.broker.url
-            mill.queue("q").put(2)
-            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
-                mill.queue("q").purge()
-            # what its code declares, and nothing by hand
-            call = mill.task(time.sleep, name="rest").call(0)
-            mill.schedule("declared", call, 3600)
-            mill.runtime.code_schedules.store()
-            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*admin"):
-                mill.schedules.remove("declared")
-            # a place that was held leaves no queue behind
-            with mill.limits.hold(Limit(name="db", concurrency=1)):
-                assert [row.name for row in mill.broker.stats() if row.name.startswith(HOLDS)]
-            assert [row.name for row in mill.broker.stats()] == ["q"]
-        with Tidemill(url.format(admin)) as mill:
-            mill.queue("q").purge()
-            mill.limits.set_queue("q", rate="1/s")
-            mill.schedules.add("added", mill.task(time.sleep, name="rest").call(0), 3600)
-            mill.schedules.remove("declared")
-        with Tidemill(url.format(viewer)) as mill:
-            assert [row.name for row in mill.queues()] == ["q"]
-            with pytest.raises(BrokerUnavailable, match=r"does not allow this.*operator"):
-                mill.queue("q").put(2)
-        with (
-            Tidemill(url.format("wrong")) as mill,
-            pytest.raises(BrokerUnavailable, match="refuses the token") as caught,
-        ):
-            mill.queues()
-        assert "wrong" not in str(caught.value)
-    finally:
-        server.close()
 
 
 def test_tls_with_a_private_certificate_authority(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from once_storm import STORES
 from servers.http import Answer, JobServer
 
 from tidemill import Flow, Tidemill, chain
-from tidemill.server import tokens
-from tidemill.server.tokens import Role
 
 KEEPING = [name for name in STORES if name != "rabbitmq"]
 
@@ -116,33 +112,6 @@ def test_a_worker_that_is_silent_for_its_ttr_loses_the_task(store: str, tmp_path
             ("retry", "ttr passed without an ack"),
             ("success", None),
         ]
-    finally:
-        server.close()
-
-
-@pytest.mark.parametrize("store", KEEPING)
-def test_the_tasks_of_a_worker_outlive_the_server(store: str, tmp_path: Path) -> None:
-    server = JobServer("--quiet", where=STORES[store](tmp_path))
-    try:
-        ids = [call(server, "q", retries=0) for _ in range(3)]
-        done, failed, kept = reserve(server, "q", count=3)
-        server.stop(signal.SIGKILL)
-        server.start()
-        # when each is settled through the next server
-        answer = say(
-            server, kept, "heartbeat", progress=1, total=2, text="half", log=["still here"]
-        )
-        assert answer.json == {"stop": None}
-        assert say(server, done, "complete", result="r").status == 204
-        assert say(server, failed, "fail", error="E: no", traceback="line 1").status == 204
-        # then
-        assert server.get(f"/v1/jobs/{ids[0]}/result").json["result"] == "r"
-        end = server.get(f"/v1/jobs/{ids[1]}/result").json
-        assert (end["state"], end["error"], end["traceback"]) == ("failed", "E: no", "line 1")
-        held = server.get(f"/v1/jobs/{ids[2]}").json
-        assert (held["state"], held["progress"]) == ("running", [1.0, 2.0])
-        assert held["progress_text"] == "half"
-        assert [line["line"] for line in held["log"]] == ["still here"]
     finally:
         server.close()
 
@@ -368,78 +337,6 @@ def test_a_list_has_bodies_on_request_within_bounds(server: JobServer, queue: st
         answer = server.get(f"/v1/jobs?queue={queue}&bodies=1&limit=1000&cursor={cursor}").json
         sizes, cursor = [*sizes, len(answer["jobs"])], answer["cursor"]
     assert (max(sizes), sum(sizes)) == (16, 22)
-
-
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Callable[..., JobServer]]:
-    """A server with tokens; it is asked with a token for these queues."""
-    auth = tmp_path / "tokens.json"
-    secrets = {
-        "all": tokens.create(auth, "all", Role.ADMIN),
-        "mine": tokens.create(auth, "mine", Role.ADMIN, queues=["mine"]),
-        "others": tokens.create(auth, "others", Role.ADMIN, queues=["theirs"]),
-    }
-    server = JobServer("--quiet", "--auth", str(auth))
-
-    def use(name: str) -> JobServer:
-        server.token = secrets[name]
-        return server
-
-    yield use
-    server.close()
-
-
-def test_a_token_for_one_queue_may_use_only_this_queue(
-    guarded: Callable[..., JobServer],
-) -> None:
-    # given jobs of two queues
-    server = guarded("all")
-    for queue in ("mine", "theirs"):
-        call(server, queue, id=f"{queue}-t")
-        server.post("/v1/jobs", {"queue": queue, "id": f"{queue}-m", "body": 1})
-    theirs = take(server, "theirs")
-    # then all of its own queue is open to it
-    server = guarded("mine")
-    assert server.post("/v1/queues/mine/messages", {"n": 1}).status == 201
-    assert server.post("/v1/jobs", {"queue": "mine", "body": 1}).status == 201
-    assert server.get("/v1/jobs/mine-t").status == 200
-    assert server.get("/v1/queues/mine").status == 200
-    assert {row["queue"] for row in server.get("/v1/jobs").json["jobs"]} == {"mine"}
-    job = take(server, "mine")
-    assert say(server, job, "heartbeat").status == 200
-    # and nothing else
-    refused = [
-        server.post("/v1/queues/theirs/messages", {"n": 1}),
-        server.post("/v1/jobs", {"queue": "theirs", "body": 1}),
-        server.post("/v1/jobs", {"queue": "mine", "body": 1, "key": "k"}),
-        server.post("/v1/jobs/batch", {"jobs": [{"queue": "theirs", "body": 1}]}),
-        server.put("/v1/jobs/own", {"queue": "theirs", "body": 1}),
-        server.put("/v1/jobs/theirs-m", {"queue": "mine", "body": 1}),
-        server.post("/v1/reserve", {"queues": ["mine", "theirs"]}),
-        server.post("/v1/tasks/reserve", {"tasks": ["js.work"], "queues": ["theirs"]}),
-        server.get("/v1/jobs?queue=theirs"),
-        server.get("/v1/jobs/theirs-m"),
-        server.get("/v1/jobs/theirs-m/result"),
-        server.delete("/v1/jobs/theirs-m"),
-        server.post("/v1/jobs/delete", {"ids": ["theirs-m"]}),
-        server.post("/v1/matching/delete", {"state": ["ready"], "queue": "theirs"}),
-        server.post("/v1/queues/theirs/purge"),
-        server.get("/v1/queues"),
-        server.get("/v1/stats"),
-        server.get("/v1/schedules"),
-        server.post("/v1/broker/stats", b"\x80", headers={"tidemill-protocol": "1"}),
-    ]
-    assert [answer.status for answer in refused] == [403] * len(refused)
-    assert refused[0].json["detail"] == (
-        "the token 'mine' may only use the queues mine, not 'theirs'; use a token without --queue"
-    )
-    # and a receipt is good for whoever it was given to
-    assert say(server, theirs, "complete").status == 404
-    guessed = {"receipt": theirs["receipt"].partition("~")[0]}
-    assert say(server, guessed, "complete").status == 404
-    assert say(guarded("others"), job, "complete").status == 404
-    assert say(guarded("mine"), job, "complete").status == 204
-    assert say(guarded("all"), theirs, "complete").status == 204
 
 
 def test_ready_reports_refused_puts(tmp_path: Path) -> None:

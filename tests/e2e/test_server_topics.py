@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from servers.http import JobServer
-
-from tidemill.server import tokens
-from tidemill.server.tokens import Role
 
 
 def test_a_published_message_reaches_each_bound_queue(server: JobServer) -> None:
@@ -69,28 +64,3 @@ def test_a_full_queue_refuses_all_copies(server: JobServer) -> None:
     assert server.post("/v1/topics/both/messages", 1).status == 201
     assert server.post("/v1/topics/both/messages", 2).status == 429
     assert [job["body"] for job in server.reserve("free", count=100)] == [1]
-
-
-def test_roles_decide_who_binds_and_publishes(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.json"
-    viewer = tokens.create(path, "v", Role.VIEWER)
-    operator = tokens.create(path, "o", Role.OPERATOR)
-    narrow = tokens.create(path, "n", Role.OPERATOR, queues=["mine"])
-    server = JobServer("--auth", str(path), "--quiet")
-
-    def status(token: str, method: str, path: str) -> int:
-        headers = {"authorization": f"Bearer {token}"}
-        return server.request(method, path, 1 if method == "POST" else None, headers=headers).status
-
-    publish, bindings = "/v1/topics/a/messages", "/v1/queues/{}/bindings"
-    assert status(viewer, "GET", bindings.format("mine")) == 200
-    assert status(viewer, "PUT", bindings.format("mine") + "/a") == 403
-    assert status(viewer, "POST", publish) == 403
-    assert status(narrow, "GET", bindings.format("mine")) == 200
-    assert status(narrow, "PUT", bindings.format("mine") + "/a") == 403
-    assert status(narrow, "DELETE", bindings.format("mine") + "/a") == 403
-    assert status(narrow, "GET", bindings.format("other")) == 403
-    assert status(narrow, "POST", publish) == 403
-    assert status(operator, "PUT", bindings.format("other") + "/a") == 204
-    assert status(operator, "POST", publish) == 201
-    server.close()

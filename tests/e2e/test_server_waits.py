@@ -16,10 +16,8 @@ from in_loop import in_loop
 from servers.http import JobServer
 
 from tidemill import Tidemill
-from tidemill.brokers.contract.exchange import Step
-from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, SERVER, VERSION
+from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
 from tidemill.core.job import Record
-from tidemill.core.owner import Command, Owner
 
 COUNT = 600
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -158,58 +156,6 @@ async def test_many_waits_for_room_need_few_threads(server: JobServer) -> None:
     # then all waiting calls return
     await asyncio.wait_for(asyncio.gather(*(each for _, each in waits)), 60)
     close([line for line, _ in waits])
-
-
-@pytest.mark.parametrize(("store", "count"), [("memory://", 1000), ("", 200)])
-def test_many_owners_that_sleep_need_few_threads(store: str, count: int) -> None:
-    server = JobServer("--quiet", where=store)
-    headers = {"Content-Type": MEDIA, PROTOCOL: VERSION}
-
-    async def call(line: Line, name: str, **arguments: Any) -> None:
-        line[1].write(broker_call(name, **arguments))
-        assert await answer(line[0])
-
-    async def main() -> None:
-        # given many workers elsewhere that sleep
-        hello = server.post(f"{PATH}hello", CALLS["hello"].write({}), headers=headers)
-        name = hello.headers[SERVER]
-        line = await asyncio.open_connection("127.0.0.1", server.port)
-        for n in range(count):
-            owner = Owner(id=f"w{n}", kind="worker", name="w", lease=300.0)
-            await call(line, "attach", owner=owner)
-        for n in range(count):  # each has heard of those that came after it
-            await call(line, "wait", owner_id=f"w{n}", timeout=0.0, server=name)
-            await call(line, "exchange", step=Step(f"w{n}", serial=1))
-        waits = [
-            await waiting(server.port, "wait", owner_id=f"w{n}", server=name) for n in range(count)
-        ]
-        lines, woken = [line, *(line for line, _ in waits)], [each for _, each in waits]
-        await asyncio.sleep(2.0)
-        assert threads(server) < 150
-        assert not any(each.done() for each in woken)
-        # then another client is served
-        assert quickest_put(server) < 1
-        if store:  # where each change wakes all
-            await asyncio.wait_for(asyncio.gather(*woken), 60)
-            close(lines)
-            return
-        # when one owner gets a job, then that owner wakes, and the others sleep
-        arguments = {"owner_id": "w7", "command": Command("quiet")}
-        server.post(f"{PATH}command", CALLS["command"].write(arguments), headers=headers)
-        await asyncio.wait_for(woken[7], 30)
-        assert sum(each.done() for each in woken) == 1
-        # and the server ends in time
-        for _, each in waits:
-            each.cancel()
-        begun = time.monotonic()
-        assert await asyncio.to_thread(server.end) == 0
-        assert time.monotonic() - begun < 10 + SLACK
-        close(lines)
-
-    try:
-        asyncio.run(main())
-    finally:
-        server.close()
 
 
 @in_loop
