@@ -259,28 +259,7 @@ def test_alter_needs_a_target(desk: Desk, words: list[str], said: str) -> None:
     assert said in result.stderr
 
 
-def test_the_jobs_of_a_group_and_a_chain_are_altered_whole(desk: Desk) -> None:
-    both = desk.mill.enqueue(group(desk.add.call(n) for n in range(2)))
-    steps = desk.mill.enqueue(chain(desk.add.call(1), desk.add.call(), desk.add.call()))
-    assert desk.json("alter", both.id, steps.id, "--to-queue", "slow") == {
-        "altered": [both.id, steps.id],
-        "refused": [],
-    }
-    queues = {record.envelope.queue for record in desk.mill.jobs().page().records}
-    assert queues == {"slow"}
-    desk.work()
-    assert both.result(0) == [1, 2]
-    assert steps.result(0) == 4
-
-
 # -- queues ---------------------------------------------------------------------------------------
-
-
-def test_pause_and_resume_print_documents(desk: Desk) -> None:
-    desk.add.enqueue(1)
-    assert desk.json("pause", "sums", "new") == {"queues": ["sums", "new"], "paused": True}
-    assert desk.json("resume", "sums") == {"queues": ["sums"], "paused": False}
-    assert {row.name: row.paused for row in desk.mill.queues()} == {"sums": False, "new": True}
 
 
 def test_token_create_and_revoke_print_documents(desk: Desk, tmp_path: Path) -> None:
@@ -389,17 +368,6 @@ def test_a_backup_has_the_modes_of_the_store(desk: Desk, tmp_path: Path, mode: i
     assert copy.stat().st_mode & 0o777 == folder_mode(mode)
 
 
-def test_a_chain_is_cancelled_and_deleted_whole(desk: Desk) -> None:
-    # its id is that of its last step, which waits for the others
-    for verb, gone in (("cancel", State.CANCELLED), ("delete", None)):
-        handle = desk.mill.enqueue(chain(desk.add.call(1), desk.add, desk.add))
-        steps = [handle.id, *(job.id for job in desk.mill.jobs(group=handle.id))]
-        assert len(steps) == 3
-        assert desk.run(verb, handle.id).exit_code == 0
-        records = [desk.mill.broker.get(step) for step in steps]
-        assert [record and record.state for record in records] == [gone] * 3
-
-
 def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     handle = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]))
     desk.work()
@@ -443,29 +411,6 @@ def test_a_retry_by_the_id_of_a_chain_is_of_the_whole(desk: Desk) -> None:
         states = [desk.mill.job(job_id).state for job_id in (first, middle, last, handle.id)]
         assert states == [State.READY, State.WAITING, State.WAITING, State.WAITING]
         desk.work()
-
-
-def test_a_retry_of_all_failed_jobs_leaves_groups_to_their_members(desk: Desk) -> None:
-    # given a group that failed, and its hook, which failed, too
-    handle = desk.mill.enqueue(group([desk.add.call(1), desk.bad.call("x")]).on_failure(desk.bad))
-    desk.work()
-    assert desk.mill.job(handle.id).state is State.FAILED
-    hook, member = f"{handle.id}.on_failure", f"{handle.id}.0000001"
-    # when
-    done = desk.run("retry", "--all", "--json")
-    # then no job is refused
-    assert (done.exit_code, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    assert (sorted(answer["retried"]), answer["refused"]) == (sorted([hook, member]), [])
-    assert desk.mill.job(handle.id).state is State.WAITING
-
-
-def test_a_cancel_of_all_jobs_leaves_groups_to_their_members(desk: Desk) -> None:
-    handle = desk.mill.enqueue(group([desk.add.call(1), desk.add.call(2)]))
-    answer = desk.json("cancel", "--all")
-    assert sorted(answer["cancelled"]) == [f"{handle.id}.0000000", f"{handle.id}.0000001"]
-    assert answer["refused"] == []
-    assert desk.mill.job(handle.id).state is State.FAILED
 
 
 def test_force_is_refused_for_a_group_and_a_chain(desk: Desk) -> None:

@@ -81,27 +81,6 @@ def stand_in() -> str:
 
 
 @pytest.mark.everyday
-def test_a_worker_ends_cleanly_on_term(tmp_path: Path) -> None:
-    # case T11
-    (tmp_path / "calm_app.py").write_text(APP.format(word="x"))
-    with worker(tmp_path, "calm_app:mill", "-p", "1") as process:
-        with Tidemill(f"lmdb://{tmp_path}/store") as mill:
-            job = mill.task(name="say")(stand_in).enqueue()
-            assert job.result(PATIENCE) == "x"
-        process.terminate()
-        assert process.wait(PATIENCE) == 0
-
-
-def test_an_app_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
-    with worker(tmp_path, "no_such_app:mill", "-p", "1") as process:
-        assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert "no module 'no_such_app'" in said
-    assert "Traceback" not in said
-
-
-@pytest.mark.everyday
 def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
     # case T16, from the shell
     desk = Desk(tmp_path)

@@ -46,38 +46,3 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(folder: Path) -> None:
     assert (report["files"], report["unfinished"]) == (FILES + 4 + 4000, 0)
     assert report["done_before"] >= len(done)
     assert finished_runs(folder).items() >= done.items()
-
-
-def test_the_worker_ends_when_the_demo_is_killed_alone(folder: Path) -> None:
-    # given a demo that is at work
-    for n in range(1500):
-        (folder / f"more{n}.txt").write_text(f"more {n}\n")
-    demo = start(folder)
-    wait_for_runs(demo, folder, 10)
-    family = psutil.Process(demo.pid).children(recursive=True)
-    # when it alone is killed
-    demo.kill()
-    demo.communicate(timeout=PATIENCE)
-    # then its worker and the worker's processes end by themselves
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
-    assert alive == []
-
-
-def test_the_counts_are_right_when_the_folder_changes_between_runs(folder: Path) -> None:
-    # given a demo that was killed in the middle
-    for n in range(1500):
-        (folder / f"more{n}.txt").write_text(f"more {n}\n")
-    demo = start(folder)
-    wait_for_runs(demo, folder, 100)
-    kill_all(demo)
-    # when files go, change and come before it is started again
-    for n in range(1000):
-        (folder / f"more{n}.txt").unlink()
-    for n in range(1000, 1010):
-        (folder / f"more{n}.txt").write_text("changed\n")
-    (folder / "new.txt").write_text("new\n")
-    report = finish(start(folder))
-    # then the report is of the folder as it is; jobs of files that are gone count no more
-    assert report["files"] == FILES + 4 + 500 + 1
-    assert report["jobs"] == report["files"] + 2
-    assert (report["unfinished"], report["failed"]) == (0, [])

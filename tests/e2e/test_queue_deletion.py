@@ -18,21 +18,6 @@ def names(mill: Tidemill) -> list[str]:
     return [row.name for row in mill.queues()]
 
 
-def test_an_empty_queue_is_deleted_with_its_counters(mill: Tidemill) -> None:
-    orders = mill.queue("orders")
-    orders.put("one")
-    message = orders.get(timeout=10)
-    assert message is not None
-    assert message.ack()
-
-    assert orders.delete() == 0
-
-    assert names(mill) == []
-    orders.put("two")
-    (row,) = mill.queues()
-    assert (row.accepted, row.succeeded) == (1, 0)
-
-
 def test_a_queue_with_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
     orders = mill.queue("orders")
     orders.put_many(["ready", "failed"])
@@ -50,35 +35,6 @@ def test_a_queue_with_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
     assert orders.delete(force=True) == 1
     assert names(mill) == []
     assert list(mill.jobs()) == []
-
-
-def test_a_queue_with_purged_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
-    orders = mill.queue("orders")
-    orders.put_many([1, 2])
-    assert orders.purge() == 2
-    with pytest.raises(TidemillError, match="keeps finished jobs"):
-        orders.delete()
-    assert orders.delete(force=True) == 2
-    assert orders.purges() == []
-
-
-def test_a_queue_with_a_running_job_is_not_deleted(mill: Tidemill) -> None:
-    orders = mill.queue("orders")
-    orders.put("one")
-    message = orders.get(timeout=10)
-    assert message is not None
-
-    with pytest.raises(TidemillError, match="1 running jobs"):
-        orders.delete(force=True)
-
-    assert message.ack()
-
-
-def test_a_queue_that_does_not_exist_is_named(mill: Tidemill) -> None:
-    mill.queue("other").put("one")
-
-    with pytest.raises(TidemillError, match=r"no queue has the name 'orders' here; known.* other"):
-        mill.queue("orders").delete()
 
 
 def test_the_command_line_deletes_a_queue(tmp_path: Path) -> None:
