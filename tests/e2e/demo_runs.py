@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,6 @@ def finished_runs(folder: Path) -> dict[str, tuple[float, int]]:
     with Tidemill(lmdb_url(folder / ".tidemill/demo/store")) as mill:
         jobs = [job.record for job in mill.jobs(task="tidemill.demo.tasks.measure")]
         return {r.envelope.id: (r.finished, len(r.attempts)) for r in jobs if r.state.finished}
-
-
-def wait_for_runs(demo: subprocess.Popen[str], folder: Path, least: int) -> None:
-    """Wait until so many jobs have finished."""
-    deadline = time.monotonic() + PATIENCE
-    while not (folder / ".tidemill/demo/store").exists() or len(finished_runs(folder)) < least:
-        assert demo.poll() is None, demo.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def finish(demo: subprocess.Popen[str]) -> dict[str, Any]:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import asyncio
 import gc
 import queue
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from message_desk import bodies, later
 
 from tidemill import CodecError, Filter, InvalidOption, LeaseLost, QueueFull, State, Tidemill
 from tidemill.core.envelope import Envelope
 
 pytestmark = pytest.mark.everyday
+
+
+def bodies(mill: Tidemill, *queues: str) -> list[Any]:
+    """Take everything, one by one, and acknowledge it."""
+    found = []
+    while (message := mill.get(queues or ["q"], 0)) is not None:
+        found.append(message.body)
+        assert message.ack()
+    return found
+
+
+def later(seconds: float, call: Callable[[], Any]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    return timer
 
 
 class Looks:
