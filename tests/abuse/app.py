@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from abuse.misdeeds import CATALOGUE, Misdeed
-from tidemill import Tidemill, current_job
+from tidemill import Tidemill, this_job
 
 LONGEST = 100.0
 """Seconds that a job waits at most for what the test does."""
@@ -28,7 +28,7 @@ class Beside:
     def begin(self) -> None:
         for run in (1, 2, 3):
             try:
-                os.mkdir(f"{self.here}/{current_job().id}.{run}")
+                os.mkdir(f"{self.here}/{this_job().id}.{run}")
                 break
             except FileExistsError:
                 continue

@@ -15,8 +15,8 @@ from harness import Place, alive, check_counters, check_no_overlap, eventually, 
 from servers.http import JobServer, certificate
 
 from tidemill import Tidemill
-from tidemill.core.errors import BrokerUnavailable
 from tidemill.core.job import State
+from tidemill.errors import BrokerUnavailable
 
 S = State
 

@@ -80,4 +80,4 @@ def test_a_killed_holder_leaves_the_place_free(mill: Tidemill, url: str, point: 
     with Tidemill(url) as later, later.limits.hold(DB, timeout=SOON):
         assert len(holds(later)) == 1
     assert holds(mill) == []
-    assert mill.find().records == []
+    assert mill.jobs().page().records == []

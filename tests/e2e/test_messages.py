@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tidemill import CodecError, Filter, InvalidOption, LeaseLost, QueueFull, State, Tidemill
+from tidemill import InvalidOption, QueueFull, State, Tidemill
 from tidemill.core.envelope import Envelope
+from tidemill.errors import CodecError, LeaseLost
 
 pytestmark = pytest.mark.everyday
 
@@ -144,14 +145,14 @@ def test_the_block_says_when_the_lease_was_lost(mill: Tidemill) -> None:
     assert again.ack() or again.attempt == 2
 
 
-def test_buried_is_kept_for_a_human_and_can_be_kicked(mill: Tidemill) -> None:
+def test_buried_is_kept_for_a_human_and_can_be_retried(mill: Tidemill) -> None:
     job = mill.queue("q").put({"bad": 1})
     message = mill.queue("q").get(5)
     assert message is not None
     assert message.bury("cannot be read")
     assert not message.bury()
     assert (job.state, job.error) == (State.FAILED, "cannot be read")
-    [found] = mill.find(Filter(states=frozenset({State.FAILED}))).records
+    [found] = mill.jobs(state="failed").page().records
     assert (found.envelope.id, found.envelope.text) == (job.id, "{'bad': 1}")
     assert mill.queue("q").size() == 0
     assert job.retry()

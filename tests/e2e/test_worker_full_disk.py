@@ -15,6 +15,7 @@ from disks import fill_disk, kept_full, mounted, take_inodes
 from harness import Place, check_counters, eventually, open_place, runs_of
 
 from tidemill.core.job import State
+from tidemill.errors import ResultNotKept, StoreFull
 
 APP = """
 def wait_for(name):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import Place, eventually, open_place
 
-from tidemill import ResultNotKept, ResultTimeout, Tidemill
+from tidemill import ResultTimeout, Tidemill
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
