@@ -3,17 +3,68 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from demo_runs import FILES, PATIENCE, finish, finished_runs, make_folder, start
+
+from tidemill import Tidemill
+from tidemill.core.config import lmdb_url
+
+PATIENCE = 90.0
+FILES = 120
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path)
+    """Text files, three alike, and some of what must be left out."""
+    made = tmp_path / "files"
+    for hidden in (".git", ".venv", "node_modules"):
+        (made / hidden).mkdir(parents=True)
+        (made / hidden / "inside.txt").write_text("no\n")
+    for n in range(FILES):
+        (made / f"f{n:03}.txt").write_text(f"file {n}\nhas two lines\n")
+    for n in range(3):
+        (made / f"alike{n}.txt").write_text("all the same\n")
+    (made / "an odd\tname.txt").write_text("odd\n")
+    (made / "link.txt").symlink_to("f000.txt")
+    return made
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """The real demo, leading a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "demo", ".", "--json", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished_runs(folder: Path) -> dict[str, tuple[float, int]]:
+    """The end and the attempts of each job of a measured file that has finished in the store."""
+    with Tidemill(lmdb_url(folder / ".tidemill/demo/store")) as mill:
+        jobs = [job.record for job in mill.jobs(task="tidemill.demo.tasks.measure")]
+        return {r.envelope.id: (r.finished, len(r.attempts)) for r in jobs if r.state.finished}
+
+
+def finish(demo: subprocess.Popen[str]) -> dict[str, Any]:
+    """Its report, once it has ended well."""
+    try:
+        out, err = demo.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(demo.pid, signal.SIGKILL)
+        raise
+    assert demo.returncode == 0, err
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 @pytest.mark.everyday
