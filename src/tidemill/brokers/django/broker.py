@@ -1,56 +1,70 @@
 """``django://alias``: the broker in a database of a Django project.
 
-This file has the core of the contract; :mod:`.calls` has all other calls. Each call that changes
-jobs is one transaction, which excludes all other transactions of this kind. Only puts of plain jobs
-need no lock.
+Each call of the contract reads the rows that it needs, or applies the rules of the memory broker to
+them in one transaction of the :class:`.store.Store`. A call that a function answers alone is one
+line here.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
-from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.history import History
+from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.brokers.contract.inspection import Inspection
+from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.parked_waits import Parked, sleep
-from tidemill.brokers.django.caller import inside, joined, wake_on_commit
-from tidemill.brokers.django.calls import (
-    AdminCalls,
-    HistoryCalls,
-    InspectionCalls,
-    LimitCalls,
-    ScheduleCalls,
-    TransferCalls,
-)
-from tidemill.brokers.django.connections import Borrowed, Connection, Unsure
+from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
+from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.django import history as history_rows
+from tidemill.brokers.django import inspect
+from tidemill.brokers.django import schedules as stored
+from tidemill.brokers.django.caller import inside, joined
+from tidemill.brokers.django.claim import need_limited
+from tidemill.brokers.django.connections import Borrowed, Unsure
 from tidemill.brokers.django.due import PIECE, delete_surplus, prune, surplus
-from tidemill.brokers.django.exchange import exchange, first_reads, has_nothing, renew
-from tidemill.brokers.django.history import prune as prune_history
-from tidemill.brokers.django.owners import AttachedOwner
+from tidemill.brokers.django.owners import Owners
 from tidemill.brokers.django.put import (
     forget_nonces,
     is_plain,
-    once,
     put_again,
     put_plainly,
     put_within,
 )
-from tidemill.brokers.django.settings import check_url, set_up
+from tidemill.brokers.django.settings import Address, check_url, set_up
+from tidemill.brokers.django.store import Store, Transaction
 from tidemill.brokers.django.tables import Rows, in_parts
-from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.rules.transitions import store_moved
+from tidemill.brokers.django.waits import Waits
+from tidemill.brokers.django.wakeup import OWNERS, WAITERS
+from tidemill.brokers.rules import admin as rules
+from tidemill.brokers.rules import limits as limit_rules
+from tidemill.brokers.rules import transfer as transfer_rules
+from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.core.clock import id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Put, Record
-from tidemill.core.owner import Owner
-from tidemill.core.signals import restart_on_signal
-from tidemill.errors import BrokerUnavailable
+from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.owner import Command, Owner
+from tidemill.errors import BrokerUnavailable, TidemillError
+from tidemill.limits.arithmetic import Held, LimitStats
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 _TICK = 30.0
 _PAUSE = 0.1  # seconds between two attempts to put
+_commands = msgspec.msgpack.Decoder(list[Command])
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def open_url(url: Url) -> DjangoBroker:
@@ -60,14 +74,18 @@ def open_url(url: Url) -> DjangoBroker:
     return DjangoBroker(address)
 
 
-class DjangoBroker(
-    InspectionCalls,
-    AdminCalls,
-    LimitCalls,
-    ScheduleCalls,
-    HistoryCalls,
-    TransferCalls,
-):
+def _reads(
+    method: Callable[Concatenate[Any, P], R], run: Callable[..., R]
+) -> Callable[Concatenate[Any, P], R]:
+    """A call that a function answers from rows."""
+
+    def answer(broker: DjangoBroker, **given: Any) -> R:
+        return broker._open().read(lambda rows: run(rows, **given))
+
+    return forwarded_to(method, answer)
+
+
+class DjangoBroker:
     """A broker in a database of a Django project."""
 
     features = frozenset(Feature) - {
@@ -75,6 +93,59 @@ class DjangoBroker(
         Feature.NAMED,
         Feature.REMOTE_OWNERS,
     }
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.text
+        self._address = address
+        self._closed = False
+        self._enter()
+        tell_of_forks(self)
+
+    def _enter(self) -> None:
+        """Prepare for this process, which may be a fork of the process that opened the broker."""
+        self._pid = os.getpid()
+        self._next_tick = 0.0
+        self._store = Store(self._address)
+        self._owners = Owners(self._store)
+        self.waits = Waits(self._store)
+
+    def _open(self) -> Store:
+        """The store, for this process.
+
+        Raises:
+            TidemillError: the broker is closed.
+        """
+        if self._closed:
+            raise TidemillError("this broker is closed")
+        if self._pid != os.getpid():
+            self._enter()
+        elif not self._store.name and inside(self._address.alias) is None:
+            self._store.database.close()
+            self._enter()
+        return self._store
+
+    def after_fork_child(self) -> None:
+        """Leave connections and owners to the parent, in a forked child."""
+        if not self._closed:
+            self._store.database.after_fork_child()
+            self._owners.after_fork_child()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._owners.leave()
+        self._closed = True
+        self._store.database.close()
+
+    @property
+    def identity(self) -> str:
+        """The name of this store; no other store has this name."""
+        return f"django {self._store.name}"
+
+    @property
+    def boards(self) -> str:
+        """The folder for scoreboards."""
+        return self._store.folder("boards")
 
     # -- producing ----------------------------------------------------------------------
 
@@ -87,7 +158,7 @@ class DjangoBroker(
         let_go: Collection[str] = (),
         nonce: str = "",
     ) -> list[Put]:
-        self._check_open()
+        store = self._open()
         check_nonce(nonce)
         if not jobs and not let_go:
             return []
@@ -95,32 +166,25 @@ class DjangoBroker(
         plain = is_plain(jobs, let_go) and not nonce
 
         def by_rules(one: Transaction) -> list[Put]:
-            return once(one, nonce, lambda: put_within(one, jobs, hold, let_go)) or []
+            return put_within(one, jobs, hold, let_go, nonce)
 
         if wrapper is not None:
             puts = put_plainly(Borrowed(wrapper), jobs) if plain else None
-            return self._inside(wrapper, by_rules) if puts is None else self._woken(wrapper, puts)
-        puts = self._put_plainly(jobs) if plain else None
-        if puts is None:
-            puts = self._put_by_rules(jobs, by_rules)
-        self._ring(owners=True, waiters=False)
-        return puts
+            if puts is None:
+                puts = store.change_within(wrapper, by_rules)
+            wrapper.on_commit(functools.partial(store.ring, OWNERS), robust=True)
+            return puts
+        puts = self._surely(jobs, lambda: self._put_plainly(jobs)) if plain else None
+        if puts is not None:
+            store.ring(OWNERS)
+            return puts
+        return self._surely(jobs, lambda: store.change_on_time(by_rules, rings=OWNERS))
 
     def _put_plainly(self, jobs: Sequence[Envelope]) -> list[Put] | None:
-        def work(connection: Connection) -> list[Put] | None:
-            return put_plainly(connection, jobs)
-
-        def attempt() -> list[Put] | None:
-            if len(jobs) == 1:
-                return self._database.write_at_once(work)
-            return self._database.write(work, lock=False)
-
-        return self._surely(jobs, attempt)
-
-    def _put_by_rules(
-        self, jobs: Sequence[Envelope], work: Callable[[Transaction], list[Put]]
-    ) -> list[Put]:
-        return self._surely(jobs, lambda: self._change_on_time(work))
+        database = self._store.database
+        if len(jobs) == 1:
+            return database.write_at_once(lambda rows: put_plainly(rows, jobs))
+        return database.write(lambda rows: put_plainly(rows, jobs), lock=False)
 
     def _surely(self, jobs: Sequence[Envelope], attempt: Callable[[], T]) -> T | list[Put]:
         """Put jobs; try again for ``patience`` seconds while an attempt fails and stores nothing.
@@ -133,90 +197,35 @@ class DjangoBroker(
             try:
                 return attempt()
             except Unsure as error:
-                if puts := self._after_unsure(jobs):
+                if puts := self._store.change(lambda one: put_again(one, jobs)):
                     return puts
                 if time.monotonic() >= until:
                     raise BrokerUnavailable(str(error)) from error
             time.sleep(_PAUSE)
 
-    def _after_unsure(self, jobs: Sequence[Envelope]) -> list[Put] | None:
-        return self._change(lambda one: put_again(one, jobs))
-
-    def _inside(self, wrapper: Any, work: Callable[[Transaction], T]) -> T:
-        """Change jobs within a caller's transaction, on the caller's connection."""
-        connection = Borrowed(wrapper)
-        with connection.entered():
-            transaction = Transaction(Rows(connection), self._database)
-            transaction.come_due()
-            done = work(transaction)
-            transaction.jobs.flush()
-        return self._woken(wrapper, done)
-
-    def _woken(self, wrapper: Any, done: T) -> T:
-        """Wake the owners once the caller's transaction is committed."""
-        wake_on_commit(wrapper, lambda: self._ring(owners=True, waiters=False))
-        return done
-
     # -- owning -------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
-        self._check_open()
+        self._open()
         if owner.lease:
-            raise self._lacks(Feature.REMOTE_OWNERS, "an owner on another machine")
+            raise lacks(self.url, Feature.REMOTE_OWNERS, "an owner on another machine")
         self._owners.attach(owner)
 
     def detach(self, owner_id: str) -> None:
-        self._check_open()
+        self._open()
         self._owners.detach(owner_id)
 
     def exchange(self, step: Step) -> Reply:
-        self._check_open()
-        attached = self._owners[step.owner]
-        send = attached.exchange
-        if attached.owner.kind == "consumer":
-            send = restart_on_signal(send)  # a signal ends the wait; the step is then repeated
-        reply = send(step)
-        if (
-            attached.owner.kind == "consumer"
-            and step.want is not None
-            and step.want.count
-            and any(command.verb == "quiet" for command in reply.commands)
-            and (departure := self._facts().departure) is not None
-        ):
-            raise store_moved(departure)
-        return reply
-
-    def _send(self, attached: AttachedOwner, step: Step, serial: int) -> Reply:
-        patience = step.patience or min(2.0, self._address.patience)
-        found = self._database.read(
-            lambda connection: has_nothing(self._rows(connection), step, self._alive),
-            patience=patience,
-        )
-        if found is not None:
-            return found
-
-        def work(transaction: Transaction) -> Reply:
-            transaction.jobs.last_queue = self._last_queue
-            reply = exchange(transaction, attached.owner, step, serial, self._alive)
-            self._last_queue = transaction.jobs.last_queue
-            return reply
-
-        def stay(transaction: Transaction) -> None:
-            renew(transaction, step.owner, self._alive)
-
-        reply = self._change_on_time(
-            work, patience=patience, also=first_reads(step), with_each=stay
-        )
-        attached.renewed = time.monotonic()
-        return reply
+        self._open()
+        return self._owners[step.owner].exchange(step)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
         return sleep(self.parked(owner_id, timeout, fds))
 
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
-        self._check_open()
+        self._open()
         attached = self._owners[owner_id]
-        renew = self._alive / 3 - (time.monotonic() - attached.renewed)
+        renew = self._address.owner_lease / 3 - (time.monotonic() - attached.renewed)
         until_tick = self._next_tick - time.monotonic()
         timeout = max(0.0, min(timeout, self._address.poll, renew, until_tick))
         ready = yield from self._owners.parked(attached, timeout, fds)
@@ -228,54 +237,229 @@ class DjangoBroker(
         self._owners.wake(owner_id)
 
     def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        self._check_open()
+        self._open()
         return self._owners.release(owner_id, causes)
 
+    def count_silence(self) -> float:
+        return 3600.0
+
     def tick(self) -> float:
-        self._check_open()
-        self._next_tick = time.monotonic() + min(_TICK, self._alive / 3)
+        store = self._open()
+        self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
         self._owners.reap()
-        while self._change_on_time(lambda one: prune(one.rows, one.jobs)):
+        while store.change_on_time(lambda one: prune(one.rows, one.jobs)):
             pass
-        self._prune_surplus()
-        self._change(self._tidy)
+        for part in in_parts(
+            store.read(lambda rows: surplus(rows, self._address.retention)), PIECE
+        ):
+            store.change(functools.partial(delete_surplus, part))
+        store.change(_tidy)
         return _TICK
 
-    def _prune_surplus(self) -> None:
-        retention = self._address.retention
+    # -- looking ------------------------------------------------------------------------
 
-        def find(connection: Connection) -> list[int]:
-            now = self._database.now_of(connection.execute)
-            return surplus(self._rows(connection), retention, now)
+    find = _reads(Inspection.find, inspect.find)
+    ahead = _reads(Inspection.ahead, inspect.ahead)
+    stats = _reads(Inspection.stats, inspect.stats)
+    head = _reads(JobNumbers.head, inspect.head)
 
-        for part in in_parts(self._database.read(find), PIECE):
-            self._change(functools.partial(self._delete_surplus, part))
+    def get(self, job_id: str) -> Record | None:
+        return self.get_many([job_id])[0]
 
-    def _delete_surplus(self, numbers: Sequence[int], transaction: Transaction) -> None:
-        delete_surplus(transaction.rows, transaction.jobs, numbers)
+    def get_many(self, ids: Sequence[str]) -> list[Record | None]:
+        """The records of several jobs, in the order of the ids."""
+        return self._open().read(lambda rows: inspect.get(rows, ids))
 
-    def _tidy(self, transaction: Transaction) -> None:
-        rows, jobs = transaction.rows, transaction.jobs
-        forget_nonces(transaction)
-        prune_history(rows, jobs)
-        rows.send('DELETE FROM tidemill_key WHERE place = 3 AND "until" <= %s', [jobs.now])
+    def was_here(self, job_id: str) -> bool:
+        made = id_time(job_id)
+        return made is not None and self._open().facts().born - 1 <= made <= self.wall() + 1
 
-    # -- waiting for jobs ---------------------------------------------------------------
+    def owners(self) -> list[Owner]:
+        self._open()
+        return self._owners.listed()
+
+    def info(self) -> dict[str, Any]:
+        facts = self._open().facts()
+        shown = {"broker": "django", "url": self.url, "durable": True, "made": facts.born}
+        shown |= {"database": self._address.alias, "poll": self._address.poll}
+        shown |= self._store.read(inspect.info)
+        return shown | ({"moves_to": facts.departure.where} if facts.departure else {})
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
     ) -> list[Record | None]:
-        self._check_open()
+        self._open()
         self.waits.for_jobs(ids, timeout, first=first)
         return self.get_many(ids)
 
     def wait_space(self, queue: str, timeout: float) -> bool:
-        self._check_open()
+        self._open()
         return self.waits.for_space(queue, timeout)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._owners.leave()
-        self._closed = True
-        self._database.close()
+    # -- jobs and queues ----------------------------------------------------------------
+
+    def cancel(
+        self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
+    ) -> list[bool]:
+        def one(transaction: Transaction, job_id: str) -> bool:
+            send = functools.partial(_send_command, transaction.rows)
+            return rules.cancel(transaction.jobs, job_id, send, terminate=terminate, purge=purge)
+
+        return self._each(job_ids, one, rings=OWNERS)
+
+    def retry(
+        self,
+        job_ids: Iterable[str],
+        *,
+        force: bool = False,
+        due: float = 0.0,
+        only_scheduled: bool = False,
+    ) -> list[bool]:
+        how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
+        return self._each(job_ids, lambda one, i: rules.retry(one.jobs, i, **how))
+
+    def delete(self, job_ids: Iterable[str]) -> list[bool]:
+        return self._each(
+            job_ids,
+            lambda one, i: rules.delete(one.jobs, i),
+            rings=OWNERS + WAITERS,
+            deletes=True,
+        )
+
+    def alter(
+        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
+    ) -> list[bool]:
+        return self._each(
+            job_ids, lambda one, i: rules.alter(one.jobs, i, rank, queue), rings=OWNERS + WAITERS
+        )
+
+    def _each(
+        self,
+        job_ids: Iterable[str],
+        act: Callable[[Transaction, str], bool],
+        *,
+        rings: str = "",
+        deletes: bool = False,
+    ) -> list[bool]:
+        """Act on jobs in pieces, each in one transaction."""
+
+        def work(ids: Sequence[str], transaction: Transaction) -> list[bool]:
+            transaction.jobs.check_here(deletes=deletes)
+            transaction.jobs.need_ids_and_beside(ids)
+            return [act(transaction, job_id) for job_id in ids]
+
+        store, done = self._open(), list[bool]()
+        for ids in in_parts(list(job_ids), PIECE):
+            done += store.change(functools.partial(work, ids), rings=rings)
+        return done
+
+    def set_queue(
+        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
+    ) -> None:
+        self._open().change(
+            lambda one: rules.set_queue(one.jobs, queue, paused, max_size), rings=OWNERS + WAITERS
+        )
+
+    def forget_queue(self, queue: str) -> bool:
+        return self._open().change(lambda one: rules.forget_queue(one.jobs, queue))
+
+    def command(self, owner_id: str, command: Command) -> bool:
+        return self._open().change(
+            lambda one: _send_command(one.rows, owner_id, command), rings=OWNERS
+        )
+
+    def backup(self, target: str) -> None:
+        raise lacks(self.url, Feature.BACKUP, "backup")
+
+    # -- limits -------------------------------------------------------------------------
+
+    def set_limit(
+        self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
+    ) -> None:
+        def work(transaction: Transaction) -> None:
+            transaction.jobs.check_here()
+            limit_rules.set_limit(transaction.jobs, name, terms, queue=queue, declared=declared)
+
+        self._open().change(work, rings=OWNERS)
+
+    def held(self, job_id: str) -> Held | None:
+        return self._open().change(lambda one: limit_rules.held(one.jobs, job_id))
+
+    def limits(self) -> list[LimitStats]:
+        def work(transaction: Transaction) -> list[LimitStats]:
+            need_limited(transaction.rows, transaction.jobs)
+            return limit_rules.show(transaction.jobs)
+
+        return self._open().change(work)
+
+    # -- schedules, history and moves ---------------------------------------------------
+
+    def wall(self) -> float:
+        return self._open().read(Rows.now)
+
+    def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
+        def work(transaction: Transaction) -> list[Changed]:
+            transaction.jobs.check_here()
+            return stored.StoredSchedules(transaction.rows, transaction.jobs).change(changes)
+
+        return self._open().change_on_time(work, rings=OWNERS)
+
+    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
+        self._open().change(lambda one: history_rows.keep(one.rows, rows))
+
+    def depart(self, where: str, *, seal: bool = False) -> Departure:
+        return self._open().change(
+            lambda one: transfer_rules.depart(one.jobs, where, seal), rings=OWNERS + WAITERS
+        )
+
+    def stay(self) -> None:
+        def work(transaction: Transaction) -> None:
+            transaction.jobs.departure = None
+
+        self._open().change(work, rings=OWNERS + WAITERS)
+
+    def adopt(
+        self,
+        departure: Departure,
+        records: Sequence[Record],
+        cursor: str,
+        schedules: Sequence[Schedule] = (),
+    ) -> list[bool]:
+        def work(transaction: Transaction) -> list[bool]:
+            jobs = transaction.jobs
+            jobs.check_here()
+            jobs.need_ids([record.envelope.id for record in records])
+            jobs.need_keys([record.envelope.key for record in records])
+            taken = transfer_rules.adopt(jobs, departure, records, cursor)
+            table = stored.StoredSchedules(transaction.rows, jobs)
+            return taken + transfer_rules.adopt_schedules(table, schedules)
+
+        return self._open().change(work, rings=OWNERS + WAITERS)
+
+    def adopted(self, mark: str) -> str:
+        return self._open().facts().arrivals.get(mark, ("", 0))[0]
+
+    schedules = _reads(Schedules.schedules, stored.read)
+    list_schedules = _reads(Schedules.list_schedules, stored.page)
+    history = _reads(History.history, history_rows.find)
+    history_kinds = _reads(History.history_kinds, history_rows.kinds)
+
+
+def _send_command(rows: Rows, owner_id: str, command: Command) -> bool:
+    """Add a command for an owner; False when the owner is not on the list."""
+    found = rows.execute("SELECT commands FROM tidemill_owner WHERE id = %s", [owner_id])
+    if not found:
+        return False
+    raw = bytes(found[0][0])
+    commands = [*(_commands.decode(raw) if raw else []), command]
+    text = "UPDATE tidemill_owner SET commands = %s WHERE id = %s"
+    rows.send(text, [_encode(commands), owner_id])
+    return True
+
+
+def _tidy(transaction: Transaction) -> None:
+    """Forget old numbers by period, old answers to puts, and keys whose period is over."""
+    forget_nonces(transaction)
+    history_rows.prune(transaction.rows, transaction.jobs)
+    text = 'DELETE FROM tidemill_key WHERE place = 3 AND "until" <= %s'
+    transaction.rows.send(text, [transaction.jobs.now])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tidemill.errors import InvalidOption
@@ -39,8 +38,3 @@ def joined(txn: Any, alias: str) -> Any:
             "with transaction.atomic():"
         )
     return wrapper
-
-
-def wake_on_commit(wrapper: Any, ring: Callable[[], None]) -> None:
-    """Wake the workers once the caller's transaction is committed."""
-    wrapper.on_commit(ring, robust=True)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tidemill.brokers.django.dialects import Dialect, Statement, dialect_of
+from tidemill.brokers.django.dialects import DIALECTS, Statement
 from tidemill.brokers.django.errors import Locked, full, translated
 from tidemill.brokers.django.settings import Address
+from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.network.spare_connections import Spares
-from tidemill.core.clock import clock
 from tidemill.core.signals import InterruptibleWait, restart_on_signal
 from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
@@ -39,7 +39,7 @@ def _native(text: str, vendor: str) -> str:
     return text.replace('"', "`") if vendor == "mysql" else text
 
 
-class Connection:
+class Connection(Rows):
     """One connection of the broker, which one thread uses at a time."""
 
     def __init__(self, alias: str, patience: float) -> None:
@@ -50,7 +50,7 @@ class Connection:
         self._wrapper.inc_thread_sharing()
         self._patience = patience
         self._until = 0.0  # monotonic time until which a statement may wait for a lock
-        self.dialect: Dialect = dialect_of(self._wrapper.vendor)
+        self.dialect = DIALECTS[self._wrapper.vendor]
         self._cursor: Any = None
         self._joins = False  # True when several statements make one message
         self._unsent: list[Statement] = []
@@ -90,17 +90,14 @@ class Connection:
             self._cursor, self._joins = self.dialect.cursor(self._wrapper.connection)
 
     def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Run a statement, and return its rows."""
         return self.execute_all([(text, parameters)])[0]
 
     def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]:
-        """Run statements, in one message where the driver can, and return the rows of each."""
         if self._joins:
             return self._execute_joined(statements)
         return [self._execute_one(text, parameters) for text, parameters in statements]
 
     def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement whose answer nobody needs: it may travel with the next statement."""
         if self._joins:
             self._unsent.append((text, parameters))
         else:
@@ -153,7 +150,6 @@ class Connection:
         self.execute("ROLLBACK")
 
     def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row."""
         self._cursor.executemany(_native(text, self.dialect.vendor), rows)
 
     def close(self) -> None:
@@ -166,7 +162,7 @@ class Connection:
             self._wrapper.close()
 
 
-class Borrowed:
+class Borrowed(Rows):
     """A caller's Django connection: statements go through Django's own cursor, one by one.
 
     Its errors are the errors of Django, except for a full disk.
@@ -174,7 +170,7 @@ class Borrowed:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
-        self.dialect: Dialect = dialect_of(wrapper.vendor)
+        self.dialect = DIALECTS[wrapper.vendor]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -204,21 +200,11 @@ class Borrowed:
             raise
 
     def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Run a statement, and return its rows."""
         with self._cursor() as cursor:
             cursor.execute(self._native(text), list(parameters) or None)
             return cursor.fetchall() if cursor.description else []
 
-    def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]:
-        """Run statements, and return the rows of each."""
-        return [self.execute(text, parameters) for text, parameters in statements]
-
-    def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement whose answer nobody needs."""
-        self.execute(text, parameters)
-
     def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row."""
         with self._cursor() as cursor:
             cursor.executemany(self._native(text), rows)
 
@@ -227,40 +213,33 @@ class Borrowed:
 
 
 class Database:
-    """The database of one alias.
-
-    Attributes:
-        store: the name of the store, once the broker knows the name.
-    """
+    """The database of one alias."""
 
     def __init__(self, address: Address) -> None:
-        self.address = address
-        self.store = ""
-        self.spares: Spares[Connection] = Spares(self._connection)
-        self.since = time.monotonic()  # since this time the database has answered every call
-        wrapper = self._connection()
-        self.dialect = wrapper.dialect
-
-    def _connection(self) -> Connection:
         from django.db import connections
 
-        vendor = connections[self.address.alias].vendor
-        if vendor not in ("sqlite", "postgresql", "mysql"):
+        vendor = connections[address.alias].vendor
+        if vendor not in DIALECTS:
             raise InvalidOption(
-                f"{self.address.text} is a database of {vendor}; django:// works on SQLite, "
+                f"{address.text} is a database of {vendor}; django:// works on SQLite, "
                 "PostgreSQL and MariaDB"
             )
-        return Connection(self.address.alias, self.address.patience)
+        self._address = address
+        self._spares = self._no_spares()
+        self.since = time.monotonic()  # since this time the database has answered every call
+
+    def _no_spares(self) -> Spares[Connection]:
+        return Spares(lambda: Connection(self._address.alias, self._address.patience))
 
     def read(self, work: Callable[[Connection], T], *, patience: float | None = None) -> T:
         """Run statements that change nothing, each by itself."""
-        patience = self.address.patience if patience is None else patience
-        return self._patiently(self._read, work, patience)
 
-    def _read(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        with connection.errors():
-            connection.open()
-            return work(connection)
+        def run(connection: Connection) -> T:
+            with connection.errors():
+                connection.open()
+                return work(connection)
+
+        return self._patiently(run, patience)
 
     def write(
         self, work: Callable[[Connection], T], *, lock: bool = True, patience: float | None = None
@@ -271,10 +250,24 @@ class Database:
             BrokerUnavailable: the database did not answer within ``patience``.
             Unsure: the connection broke during the commit.
         """
-        patience = self.address.patience if patience is None else patience
-        if lock:
-            return self._patiently(self._write, work, patience)
-        return self._patiently(self._write_freely, work, patience)
+
+        def run(connection: Connection) -> T:
+            dialect = connection.dialect
+            with connection.errors():
+                connection.open()
+                try:
+                    connection.send(dialect.begin)
+                    if lock and dialect.lock:
+                        connection.send(dialect.lock)
+                    done = work(connection)
+                except TidemillError:
+                    connection.roll_back()
+                    raise
+            with _unsure(), connection.errors():
+                connection.commit()
+            return done
+
+        return self._patiently(run, patience)
 
     def write_at_once(self, work: Callable[[Connection], T]) -> T:
         """Run one statement, which is a transaction by itself.
@@ -284,73 +277,33 @@ class Database:
         """
         broken: list[str] = []
 
-        def run(connection: Connection, work: Callable[[Connection], T]) -> T:
+        def run(connection: Connection) -> T:
             if broken:
                 raise Unsure(broken[0])
             with connection.errors():
                 connection.open()
             try:
-                with connection.errors():
+                with _unsure(), connection.errors():
                     return work(connection)
-            except Locked:
+            except Exception:
                 raise
-            except BrokerUnavailable as error:
-                raise Unsure(str(error)) from error
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    broken.append("a signal interrupted the statement")
+            except BaseException:
+                broken.append("a signal interrupted the statement")
                 raise
 
-        return self._patiently(run, work, self.address.patience)
+        return self._patiently(run, None)
 
-    def _write_freely(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        return self._write(connection, work, lock=False)
-
-    def _write(
-        self, connection: Connection, work: Callable[[Connection], T], *, lock: bool = True
-    ) -> T:
-        dialect = connection.dialect
-        with connection.errors():
-            connection.open()
-            try:
-                connection.send(dialect.begin)
-                if lock and dialect.lock:
-                    connection.send(dialect.lock)
-                done = work(connection)
-            except TidemillError:
-                connection.roll_back()
-                raise
-        try:
-            with connection.errors():
-                connection.commit()
-        except Locked:
-            raise
-        except BrokerUnavailable as error:
-            raise Unsure(str(error)) from error
-        return done
-
-    def _patiently(
-        self,
-        run: Callable[[Connection, Callable[[Connection], T]], T],
-        work: Callable[[Connection], T],
-        patience: float,
-    ) -> T:
-        return self._repeat(run, work, patience, time.monotonic() + patience)
+    def _patiently(self, run: Callable[[Connection], T], patience: float | None) -> T:
+        patience = self._address.patience if patience is None else patience
+        return self._repeat(run, patience, time.monotonic() + patience)
 
     @restart_on_signal
-    def _repeat(
-        self,
-        run: Callable[[Connection, Callable[[Connection], T]], T],
-        work: Callable[[Connection], T],
-        patience: float,
-        until: float,
-    ) -> T:
+    def _repeat(self, run: Callable[[Connection], T], patience: float, until: float) -> T:
         while True:
-            pause = _PAUSE
             try:
-                with self.spares.lend() as connection:
+                with self._spares.lend() as connection:
                     connection.limit(patience, until)
-                    return run(connection, work)
+                    return run(connection)
             except Unsure:
                 self.since = time.monotonic()
                 raise
@@ -362,17 +315,22 @@ class Database:
             with InterruptibleWait():
                 time.sleep(pause)
 
-    def now_of(self, execute: Callable[[str], list[Any]]) -> float:
-        """The database's time, in epoch seconds."""
-        if not self.dialect.now:
-            return time.time() + clock.server_ahead()
-        return float(execute(f"SELECT {self.dialect.now}")[0][0]) + clock.server_ahead()
-
     def close(self) -> None:
         """Close all connections."""
-        self.spares.close()
+        self._spares.close()
 
     def after_fork_child(self) -> None:
         """Leave the connections to the parent, in a forked child."""
-        _forked.append(self.spares)
-        self.spares = Spares(self._connection)
+        _forked.append(self._spares)
+        self._spares = self._no_spares()
+
+
+@contextlib.contextmanager
+def _unsure() -> Iterator[None]:
+    """Of a connection that breaks, say that the changes may be stored; a lock has stopped them."""
+    try:
+        yield
+    except Locked:
+        raise
+    except BrokerUnavailable as error:
+        raise Unsure(str(error)) from error

@@ -361,13 +361,5 @@ class MariaDB(Dialect):
         return bool(error.args and error.args[0] == _MARIADB_LOCKED)
 
 
-_DIALECTS: dict[str, Dialect] = {one.vendor: one for one in (SQLite(), Postgres(), MariaDB())}
-
-
-def dialect_of(vendor: str) -> Dialect:
-    """The dialect of a Django database vendor.
-
-    Raises:
-        KeyError: the vendor has no dialect here.
-    """
-    return _DIALECTS[vendor]
+DIALECTS: dict[str, Dialect] = {one.vendor: one for one in (SQLite(), Postgres(), MariaDB())}
+"""The dialects by Django's names of the vendors."""

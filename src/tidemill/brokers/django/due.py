@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import IN_FLOW
@@ -14,6 +15,9 @@ from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.workflows import is_needed
 from tidemill.core.retention import Retention
+
+if TYPE_CHECKING:
+    from tidemill.brokers.django.store import Transaction
 
 PIECE = 500
 """The most jobs of one piece."""
@@ -39,22 +43,17 @@ def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
         is_plain = state == 1 and due <= now and not 0 < expires <= now
         (plain if is_plain else others).append(seq)
     if plain:
-        _make_ready(rows, plain)
+        rows.send_in(
+            "UPDATE tidemill_job SET state = 2, "
+            "alarm = CASE WHEN expires > 0 THEN expires ELSE NULL END WHERE seq IN",
+            plain,
+        )
         jobs.news = True
     for item in jobs.need_numbers(others):
         if item.record.envelope.id in jobs.items:
             check_due(jobs, item)
     jobs.flush()
     return len(found) == PIECE
-
-
-def _make_ready(rows: Rows, numbers: list[int]) -> None:
-    marks = ", ".join(["%s"] * len(numbers))
-    rows.send(
-        "UPDATE tidemill_job SET state = 2, "
-        f"alarm = CASE WHEN expires > 0 THEN expires ELSE NULL END WHERE seq IN ({marks})",
-        numbers,
-    )
 
 
 def next_due(rows: Rows, jobs: StoredJobs) -> float:
@@ -84,16 +83,14 @@ def prune(rows: Rows, jobs: StoredJobs) -> bool:
     for item, is_kept in zip(in_flow, needed, strict=True):
         (jobs.keep if is_kept else jobs.keep_plainly)(item)
     jobs.flush()
-    if old:
-        marks = ", ".join(["%s"] * len(old))
-        rows.send(f"DELETE FROM tidemill_job WHERE seq IN ({marks})", old)
+    rows.send_in("DELETE FROM tidemill_job WHERE seq IN", old)
     return len(due) == PIECE or not all(needed)
 
 
 _KEPT = "prune IS NOT NULL AND linked IN (0, 2) AND state IN (4, 6, 7)"
 
 
-def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
+def surplus(rows: Rows, retention: Retention) -> list[int]:
     """The numbers of the finished jobs above the count to keep; read without a lock.
 
     Failed and purged jobs do not count. Young results stay, and jobs without a result are deleted
@@ -109,14 +106,12 @@ def surplus(rows: Rows, retention: Retention, now: float) -> list[int]:
         "ORDER BY CASE WHEN linked = 2 THEN 2 WHEN finished <= %s THEN 1 ELSE 0 END, "
         "prune DESC, seq DESC LIMIT %s OFFSET %s"
     )
-    last = now - retention.protect
+    last = rows.now() - retention.protect
     found = rows.execute(text, [last, 1 << 40, keep])
     return [seq for seq, linked, finished in reversed(found) if linked == 2 or finished <= last]
 
 
-def delete_surplus(rows: Rows, jobs: StoredJobs, numbers: Sequence[int]) -> None:
+def delete_surplus(numbers: Sequence[int], transaction: Transaction) -> None:
     """Delete these jobs, except jobs that were made ready again."""
-    if jobs.sealed:
-        return
-    marks = ", ".join(["%s"] * len(numbers))
-    rows.send(f"DELETE FROM tidemill_job WHERE {_KEPT} AND seq IN ({marks})", numbers)
+    if not transaction.jobs.sealed:
+        transaction.rows.send_in(f"DELETE FROM tidemill_job WHERE {_KEPT} AND seq IN", numbers)

@@ -16,8 +16,8 @@ from tidemill.brokers.django.due import next_due, prune
 from tidemill.brokers.django.jobs import StoredJobs, decode_facts
 from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.schedules import NEXT_SCHEDULE, StoredSchedules, seconds_until
+from tidemill.brokers.django.store import Transaction
 from tidemill.brokers.django.tables import Rows, select_in
-from tidemill.brokers.django.transaction import Transaction, time_of
 from tidemill.brokers.rules.settle import note, settle, touch
 from tidemill.brokers.rules.workflows import inputs_of
 from tidemill.core.envelope import encode_envelope
@@ -187,7 +187,7 @@ def has_nothing(rows: Rows, step: Step, alive: float) -> Reply | None:
     if not opened:  # ``flush`` has emptied the tables
         return None
     [(now, raw)] = opened
-    row, facts, now = _owner_of(owner), decode_facts(bytes(raw)), time_of(rows.dialect, now)
+    row, facts, now = _owner_of(owner), decode_facts(bytes(raw)), rows.time_of(now)
     if row is None or row.commands or row.until - now < alive * 2 / 3:
         return None
     if facts.departure is not None:

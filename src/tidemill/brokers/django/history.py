@@ -47,7 +47,9 @@ def keep(rows: Rows, kept: Sequence[HistoryRow]) -> None:
     _write(rows, [row for row in {_key(row): row for row in kept}.values() if _has(row)])
 
 
-def find(rows: Rows, kind: str, span: int, since: int, until: int, name: str) -> list[HistoryRow]:
+def find(
+    rows: Rows, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
+) -> list[HistoryRow]:
     """The rows of a kind and span, by time and name."""
     where, parameters = "kind = %s AND span = %s AND at >= %s AND at < %s", [kind, span, since]
     parameters.append(until)

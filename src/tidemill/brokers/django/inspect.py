@@ -65,19 +65,15 @@ def _listed(rows: Rows, text: str, parameters: Sequence[Any]) -> list[Record]:
     return for_list
 
 
-def records(rows: Rows, ids: Sequence[str]) -> dict[str, Record]:
-    """The records of these ids that exist."""
+def get(rows: Rows, ids: Sequence[str]) -> list[Record | None]:
+    """The records of several jobs, in the order of the ids."""
     known = [job_id for job_id in dict.fromkeys(ids) if "\0" not in job_id]
-    found = [_record(row) for row in rows.select_in(SELECT + "id IN", known)]
-    return {record.envelope.id: record for record in found}
+    records = [_record(row) for row in rows.select_in(SELECT + "id IN", known)]
+    found = {record.envelope.id: record for record in records}
+    return [found.get(job_id) for job_id in ids]
 
 
-def get(rows: Rows, job_id: str) -> Record | None:
-    """The record of a job, or None."""
-    return records(rows, [job_id]).get(job_id)
-
-
-def find(rows: Rows, what: Filter, limit: int, cursor: str) -> Page:
+def find(rows: Rows, what: Filter, limit: int = 100, cursor: str = "") -> Page:
     """Records that match, newest first. The cursor is the number of the last record."""
     where, parameters = _conditions(what)
     inside = bool(what.tag or what.text or what.id_suffix)
@@ -165,6 +161,12 @@ def stats(rows: Rows) -> list[QueueStats]:
     for seq, envelope in rows.select_in(text, oldest):
         shown[oldest[seq]].oldest = decode_envelope(bytes(envelope)).created
     return [shown[name] for name in sorted(shown)]
+
+
+def info(rows: Rows) -> dict[str, Any]:
+    """The number of jobs, and the kind of database."""
+    [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job")
+    return {"jobs": count, "vendor": rows.dialect.vendor}
 
 
 _ORDER = {

@@ -24,7 +24,7 @@ from tidemill.brokers.django.rows import (
     share_of,
     values_of,
 )
-from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Rows, in_parts
+from tidemill.brokers.django.tables import HeldKeys, Keys, QueueRow, Queues, Rows
 from tidemill.brokers.rules import workflows
 from tidemill.brokers.rules.transitions import Item, Jobs, ready_list_of
 from tidemill.core.envelope import encode_envelope
@@ -361,9 +361,7 @@ class StoredJobs(Jobs):
         return first is None or after < first
 
     def _delete(self) -> None:
-        for part in in_parts(self._deleted, 500):
-            marks = ", ".join(["%s"] * len(part))
-            self._rows.send(f"DELETE FROM tidemill_job WHERE seq IN ({marks})", part)
+        self._rows.send_in("DELETE FROM tidemill_job WHERE seq IN", self._deleted)
         self._deleted = []
 
     def _move(self) -> None:

@@ -7,36 +7,30 @@ choose their neighbours again with each look for dead owners.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.parked_waits import Until
-from tidemill.brokers.django.connections import Connection, Database
-from tidemill.brokers.django.transaction import Transaction
-from tidemill.brokers.django.wakeup import OWNERS, Bell, ring
+from tidemill.brokers.django.exchange import exchange, first_reads, has_nothing, renew
+from tidemill.brokers.django.store import Store, Transaction
+from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.django.wakeup import OWNERS, Bell
 from tidemill.brokers.rules.settle import release_owner
+from tidemill.brokers.rules.transitions import store_moved
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
-from tidemill.brokers.shared.owners import Ended, Row, folder_here
+from tidemill.brokers.shared.owners import Ended, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.owner import Owner
+from tidemill.core.signals import restart_on_signal
 
-T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Owner).decode
-
-
-class Change(Protocol):
-    """Changes the store in one transaction."""
-
-    def __call__(self, work: Callable[[Transaction], T], /) -> T: ...
 
 
 def number_of(owner_id: str) -> int:
@@ -47,19 +41,43 @@ def number_of(owner_id: str) -> int:
 class AttachedOwner(shared.ConnectedOwner):
     """An owner attached in this process."""
 
-    def __init__(
-        self,
-        send: Callable[[AttachedOwner, Step, int], Reply],
-        owner: Owner,
-        number: int,
-        wakes: str,
-    ) -> None:
+    def __init__(self, store: Store, owner: Owner, number: int) -> None:
         super().__init__(owner, number)
-        self._send = functools.partial(send, self)
-        self._bell = Bell(wakes, OWNERS)
+        self._store = store
+        self._bell = Bell(store.wakes, OWNERS)
+
+    def exchange(self, step: Step) -> Reply:
+        if self.owner.kind != "consumer":
+            return super().exchange(step)
+        # A signal ends the wait; the step is then repeated.
+        reply = restart_on_signal(super().exchange)(step)
+        quiet = any(command.verb == "quiet" for command in reply.commands)
+        asks = step.want is not None and step.want.count
+        if quiet and asks and (departure := self._store.facts().departure) is not None:
+            raise store_moved(departure)
+        return reply
 
     def send(self, step: Step, serial: int) -> Reply:
-        return self._send(step, serial)
+        store, alive = self._store, self._store.address.owner_lease
+        patience = step.patience or min(2.0, store.address.patience)
+        found = store.read(lambda rows: has_nothing(rows, step, alive), patience=patience)
+        if found is not None:
+            return found
+
+        def work(transaction: Transaction) -> Reply:
+            transaction.jobs.last_queue = store.last_queue
+            reply = exchange(transaction, self.owner, step, serial, alive)
+            store.last_queue = transaction.jobs.last_queue
+            return reply
+
+        def stay(transaction: Transaction) -> None:
+            renew(transaction, step.owner, alive)
+
+        reply = store.change_on_time(
+            work, patience=patience, also=first_reads(step), with_each=stay
+        )
+        self.renewed = time.monotonic()
+        return reply
 
     def parked(self, timeout: float, fds: Sequence[int]) -> Generator[Until, list[int], Ended]:
         ready, died = yield from super().parked(timeout, [*self._bell.fds, *fds])
@@ -76,51 +94,33 @@ class AttachedOwner(shared.ConnectedOwner):
 
 
 class Owners(shared.Owners[AttachedOwner]):
-    """The owners that this process has in one store. ``send`` makes a step."""
+    """The owners that this process has in one store."""
 
-    def __init__(
-        self,
-        store: str,
-        database: Database,
-        change: Change,
-        send: Callable[[AttachedOwner, Step, int], Reply],
-        lease: float,
-    ) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._database = database
-        self._change = change
-        self._send = send
-        self._lease = lease
-        folder = folder_here(store)
-        self.wakes = os.path.join(folder, "wake")
-        super().__init__(Liveness(os.path.join(folder, "owners")))
-
-    @property
-    def boards(self) -> str:
-        """The folder in which scoreboards may lie."""
-        return folder_here(self._store, "boards")
+        super().__init__(Liveness(os.path.join(store.folder(), "owners")))
 
     def listed(self) -> list[Owner]:
         """All owners."""
         return [row.owner for row in self._rows()]
 
     def _rows(self) -> list[Row]:
-        def work(connection: Connection) -> list[Row]:
-            found = connection.execute('SELECT facts, "until" FROM tidemill_owner ORDER BY id')
-            now = self._database.now_of(connection.execute)
+        def work(rows: Rows) -> list[Row]:
+            found = rows.execute('SELECT facts, "until" FROM tidemill_owner ORDER BY id')
+            now = rows.now()
             owners = [(_decode(bytes(facts)), until) for facts, until in found]
             return [Row(owner, number_of(owner.id), now - until) for owner, until in owners]
 
-        return self._database.read(work)
+        return self._store.read(work)
 
     def _draw(self, owner: Owner) -> int:
         return number_of(owner.id)
 
     def _make(self, owner: Owner, number: int) -> AttachedOwner:
-        return AttachedOwner(self._send, owner, number, self.wakes)
+        return AttachedOwner(self._store, owner, number)
 
     def _list(self, attached: AttachedOwner, before: AttachedOwner | None) -> None:
-        owner = attached.owner
+        owner, lease = attached.owner, self._store.address.owner_lease
 
         def enlist(transaction: Transaction) -> None:
             transaction.jobs.check_here()
@@ -130,13 +130,14 @@ class Owners(shared.Owners[AttachedOwner]):
                 "tidemill_owner",
                 ["id"],
                 ("id", "until", "serial", "facts", "commands", "reply"),
-                [(owner.id, transaction.jobs.now + self._lease, 0, _encode(owner), b"", b"")],
+                [(owner.id, transaction.jobs.now + lease, 0, _encode(owner), b"", b"")],
             )
 
-        self._change(enlist)
+        self._store.change(enlist)
 
     def _trusts(self) -> bool:
-        return time.monotonic() - self._database.since >= self._lease
+        answering = time.monotonic() - self._store.database.since
+        return answering >= self._store.address.owner_lease
 
     def _let_go(
         self,
@@ -158,10 +159,7 @@ class Owners(shared.Owners[AttachedOwner]):
             rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
             return held
 
-        held = self._change(work)
-        if held:
-            ring(self.wakes, OWNERS)
-        return held
+        return self._store.change(work, rings=OWNERS)
 
     def reap(self) -> int:
         """Give back the leases of dead owners; return the number of dead owners."""

@@ -7,14 +7,14 @@ which joins a caller's transaction and blocks nobody.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.brokers.django.rows import kind_of
-from tidemill.brokers.django.tables import Link, in_parts
-from tidemill.brokers.django.transaction import Transaction
+from tidemill.brokers.django.store import Transaction
+from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.put import put as put_by_rules
 from tidemill.core.clock import clock
@@ -58,26 +58,24 @@ def is_plain(jobs: Sequence[Envelope], let_go: Collection[str]) -> bool:
     return not any(job.key or job.links is not None or job.limit is not None for job in jobs)
 
 
-def put_plainly(connection: Link, jobs: Sequence[Envelope]) -> list[Put] | None:
+def put_plainly(rows: Rows, jobs: Sequence[Envelope]) -> list[Put] | None:
     """Insert plain jobs; store nothing and return None when the rules must decide.
 
     The rules must decide when jobs move to another store, a queue has a bound, or an id is taken.
     """
     stored: list[str] = []
     for part in in_parts(jobs, _ROWS):
-        stored += _insert(connection, part)
+        stored += _insert(rows, part)
         if len(stored) % _ROWS and len(stored) < len(jobs):
             break
     if len(stored) == len(jobs):
         return [Put(job.id, Placed.CREATED) for job in jobs]
-    for part in in_parts(stored, _ROWS):
-        marks = ", ".join(["%s"] * len(part))
-        connection.send(f"DELETE FROM tidemill_job WHERE id IN ({marks})", part)
+    rows.send_in("DELETE FROM tidemill_job WHERE id IN", stored)
     return None
 
 
-def _insert(connection: Link, jobs: Sequence[Envelope]) -> list[str]:
-    execute, dialect = connection.execute, connection.dialect
+def _insert(rows: Rows, jobs: Sequence[Envelope]) -> list[str]:
+    execute, dialect = rows.execute, rows.dialect
     numbers: list[Any] = [0] * len(jobs)
     by_hand = dialect.vendor == "mysql"
     if by_hand:
@@ -102,8 +100,8 @@ def _insert(connection: Link, jobs: Sequence[Envelope]) -> list[str]:
         queues=", ".join(["%s"] * len(queues)),
     )
     insert = _INSERT.format(seq=", seq" if by_hand else "")
-    rows = execute(dialect.quick_insert(insert, select), [*parameters, *queues])
-    return [row[0] for row in rows]
+    found = execute(dialect.quick_insert(insert, select), [*parameters, *queues])
+    return [row[0] for row in found]
 
 
 def put_within(
@@ -111,9 +109,16 @@ def put_within(
     envelopes: Sequence[Envelope],
     hold: Collection[str],
     let_go: Collection[str],
+    nonce: str,
 ) -> list[Put]:
-    """Accept jobs by the rules, all or none, in a transaction that excludes all other changes."""
-    jobs = transaction.jobs
+    """Accept jobs by the rules, all or none, in a transaction that excludes all other changes.
+
+    Later puts with the same nonce get the answer of the first.
+    """
+    rows, jobs = transaction.rows, transaction.jobs
+    text = "SELECT sample FROM tidemill_history WHERE kind = %s AND name = %s AND at > %s"
+    if nonce and (found := rows.execute(text, [_NONCE, nonce, int(jobs.now)])):
+        return [Put(*one) for one in _puts.decode(bytes(found[0][0]))]
     jobs.check_here()
     jobs.need_ids([envelope.id for envelope in envelopes])
     jobs.need_ids(let_go)
@@ -124,7 +129,16 @@ def put_within(
         check_due(jobs, jobs.items[job_id])  # many due jobs may not have moved yet
     jobs.rows_of.queues.need({one.queue for one in envelopes})
     jobs.reserve(len(envelopes))
-    return put_by_rules(jobs, envelopes, hold, let_go)
+    puts = put_by_rules(jobs, envelopes, hold, let_go)
+    if nonce:
+        answer = msgspec.msgpack.encode([(one.id, one.placed) for one in puts])
+        rows.send("DELETE FROM tidemill_history WHERE kind = %s AND name = %s", [_NONCE, nonce])
+        rows.insert(
+            "tidemill_history",
+            ("kind", "span", "at", "name", "counts", "sample"),
+            [(_NONCE, 0, int(jobs.now + _KEEP) + 1, nonce, b"", answer)],
+        )
+    return puts
 
 
 def put_again(transaction: Transaction, envelopes: Sequence[Envelope]) -> list[Put] | None:
@@ -135,29 +149,6 @@ def put_again(transaction: Transaction, envelopes: Sequence[Envelope]) -> list[P
         if item is None or item.record.envelope != envelope:
             return None
     return [Put(envelope.id, Placed.CREATED) for envelope in envelopes]
-
-
-def once(
-    transaction: Transaction, nonce: str, put: Callable[[], list[Put] | None]
-) -> list[Put] | None:
-    """The answer to the first put with a nonce; without a nonce, the answer to this put."""
-    if not nonce:
-        return put()
-    rows = transaction.rows
-    text = "SELECT sample FROM tidemill_history WHERE kind = %s AND name = %s AND at > %s"
-    found = rows.execute(text, [_NONCE, nonce, int(transaction.jobs.now)])
-    if found:
-        return [Put(*one) for one in _puts.decode(bytes(found[0][0]))]
-    puts = put()
-    if puts is not None:
-        answer = msgspec.msgpack.encode([(one.id, one.placed) for one in puts])
-        rows.send("DELETE FROM tidemill_history WHERE kind = %s AND name = %s", [_NONCE, nonce])
-        rows.insert(
-            "tidemill_history",
-            ("kind", "span", "at", "name", "counts", "sample"),
-            [(_NONCE, 0, int(transaction.jobs.now + _KEEP) + 1, nonce, b"", answer)],
-        )
-    return puts
 
 
 def forget_nonces(transaction: Transaction) -> None:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidemill.brokers.contract.schedules import CLAIM, Change, Schedule
+from tidemill.brokers.contract.schedules import CLAIM, Change, Changed, Schedule
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.jobs import StoredJobs
-from tidemill.brokers.django.tables import Rows, in_parts
+from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules.schedules import ScheduleTable
 
 _SELECT = "SELECT name, version, due, body FROM tidemill_schedule WHERE "
@@ -42,7 +42,7 @@ class _Records(dict[str, Schedule]):
         """Read the records of these names."""
         new = [name for name in dict.fromkeys(names) if name not in self._looked]
         self._looked.update(new)
-        for record in read(self._rows, new):
+        for record in filter(None, read(self._rows, new)):
             self.before[record.name] = self[record.name] = record
 
     def pop(self, name: str, default: Any = None) -> Any:
@@ -63,8 +63,14 @@ class StoredSchedules(ScheduleTable):
         self._stored = _Records(rows)
         self.records = self._stored
 
-    def need(self, changes: Sequence[Change]) -> None:
-        """Read the rows that these changes need, by few statements."""
+    def change(self, changes: Sequence[Change]) -> list[Changed]:
+        """Read the records by few statements, change them, and write them."""
+        self._need(changes)
+        changed = super().change(changes)
+        self._flush()
+        return changed
+
+    def _need(self, changes: Sequence[Change]) -> None:
         self._stored.need(change.name for change in changes)
         jobs = self._jobs
         assert isinstance(jobs, StoredJobs)
@@ -89,13 +95,10 @@ class StoredSchedules(ScheduleTable):
     def next_due(self) -> float:
         return seconds_until(self._rows.execute(*NEXT_SCHEDULE), self._jobs.now)
 
-    def flush(self) -> None:
-        """Write the changed records."""
+    def _flush(self) -> None:
         stored = self._stored
         gone = [name for name in stored.before if name not in stored]
-        for part in in_parts(gone, 500):
-            marks = ", ".join(["%s"] * len(part))
-            self._rows.send(f"DELETE FROM tidemill_schedule WHERE name IN ({marks})", part)
+        self._rows.send_in("DELETE FROM tidemill_schedule WHERE name IN", gone)
         changed = [one for one in stored.values() if one != stored.before.get(one.name)]
         rows = [(one.name, one.version, one.due, 0.0, one.body) for one in changed]
         columns = ("name", "version", "due", "claimed", "body")
@@ -107,13 +110,14 @@ def _schedule(row: Sequence[Any]) -> Schedule:
     return Schedule(name, version, due, bytes(body))
 
 
-def read(rows: Rows, names: Sequence[str]) -> list[Schedule]:
-    """The records of these names that exist."""
-    names = [name for name in names if "\0" not in name]
-    return [_schedule(row) for row in rows.select_in(_SELECT + "name IN", names)]
+def read(rows: Rows, names: Sequence[str]) -> list[Schedule | None]:
+    """The records of these names."""
+    known = [name for name in names if "\0" not in name]
+    found = {row[0]: _schedule(row) for row in rows.select_in(_SELECT + "name IN", known)}
+    return [found.get(name) for name in names]
 
 
-def page(rows: Rows, after: str, limit: int) -> list[Schedule]:
+def page(rows: Rows, after: str = "", limit: int = 100) -> list[Schedule]:
     """Records by name, from the first name after ``after`` on."""
     by = 'name COLLATE "C"' if rows.dialect.vendor == "postgresql" else "name"
     found = rows.execute(f"{_SELECT}{by} > %s ORDER BY {by} LIMIT %s", [after, limit])

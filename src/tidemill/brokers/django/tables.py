@@ -6,51 +6,60 @@ changed rows when :class:`.jobs.StoredJobs` is flushed. ``need`` reads many rows
 
 from __future__ import annotations
 
+import abc
+import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tidemill.brokers.django.dialects import Dialect, Statement
 from tidemill.brokers.django.rows import STATES
 from tidemill.brokers.rules.containers import Queue
+from tidemill.core.clock import clock
 from tidemill.core.job import State
 
 _PART = 500
 
 
-class Link(Protocol):
-    """A connection: the broker's own, or one that a caller lends."""
+class Rows(abc.ABC):
+    """Statements on one connection: the broker's own, or one that a caller lends."""
 
     dialect: Dialect
 
-    def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]: ...
+    @abc.abstractmethod
+    def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run a statement, and return its rows."""
 
-    def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]: ...
+    @abc.abstractmethod
+    def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row."""
 
-    def send(self, text: str, parameters: Sequence[Any] = ()) -> None: ...
+    def execute_all(self, statements: Sequence[Statement]) -> list[list[Any]]:
+        """Run statements, in one message where the driver can, and return the rows of each."""
+        return [self.execute(text, parameters) for text, parameters in statements]
 
-    def execute_many(self, text: str, rows: Sequence[Sequence[Any]]) -> None: ...
+    def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose answer nobody needs: it may travel with the next statement."""
+        self.execute(text, parameters)
 
+    def now(self) -> float:
+        """The database's time, in epoch seconds."""
+        now = self.dialect.now
+        return self.time_of(self.execute(f"SELECT {now}")[0][0] if now else 0.0)
 
-class Rows:
-    """Statements on one connection, within one transaction.
-
-    Attributes:
-        execute: runs a statement, and returns its rows.
-        execute_all: runs statements, in one message where the driver can; the rows of each.
-        send: runs a statement whose answer nobody needs; it may travel with the next statement.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self.execute = link.execute
-        self.execute_all = link.execute_all
-        self.send = link.send
-        self.execute_many = link.execute_many
-        self.dialect = link.dialect
+    def time_of(self, answer: float) -> float:
+        """The time in the database's answer, or of this machine if the database uses its clock."""
+        # Not ``clock.wall``: ``server_ahead`` has what a test adds to the clock of a database.
+        return (float(answer) if self.dialect.now else time.time()) + clock.server_ahead()
 
     def select_in(self, text: str, values: Iterable[Any]) -> Iterator[Sequence[Any]]:
         """The rows of a query that ends with ``IN``, for any number of values."""
         for statement in select_in(text, values):
             yield from self.execute(*statement)
+
+    def send_in(self, text: str, values: Iterable[Any]) -> None:
+        """Run a statement that ends with ``IN``, for any number of values."""
+        for statement in select_in(text, values):
+            self.send(*statement)
 
     def upsert(
         self, table: str, keys: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]
@@ -134,8 +143,7 @@ class Keys(dict[str, list[str]]):
         if not changed and not held:
             return
         for part in in_parts(list(dict.fromkeys([*changed, *held])), _PART):
-            marks = ", ".join(["%s"] * len(part))
-            self._rows.send(f'DELETE FROM tidemill_key WHERE "key" IN ({marks})', part)
+            self._rows.send_in('DELETE FROM tidemill_key WHERE "key" IN', part)
             rows: list[tuple[str, int, str, float]] = []
             for key in part:
                 jobs: list[str] = self[key] if dict.__contains__(self, key) else []

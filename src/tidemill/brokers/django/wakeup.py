@@ -64,6 +64,8 @@ class Bell:
 
 def ring(folder: str, kinds: str) -> None:
     """Wake the sleepers of these kinds, and remove the sockets of dead processes."""
+    if not kinds:
+        return
     try:
         names = [name for name in os.listdir(folder) if name[0] in kinds]
     except FileNotFoundError:

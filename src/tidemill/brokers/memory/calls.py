@@ -81,15 +81,11 @@ class Admin(Part):
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         with self._lock:
-            self._jobs.check_here()
-            row = self._jobs.queue(queue)
-            row.paused = row.paused if paused is None else paused
-            row.max_size = row.max_size if max_size is None else max_size
+            admin.set_queue(self._jobs, queue, paused, max_size)
             self._wake_all()
 
     def forget_queue(self, queue: str) -> bool:
         with self._lock:
-            self._jobs.check_here()
             return admin.forget_queue(self._jobs, queue)
 
     def command(self, owner_id: str, command: Command) -> bool:
@@ -174,8 +170,7 @@ class Transfer(Part):
         with self._lock:
             self._jobs.check_here()
             taken = transfer.adopt(self._jobs, departure, records, cursor)
-            new = [Change(s.name, 0, s.due, s.body) for s in schedules]
-            taken += [changed.done for changed in self._schedules.change(new)]
+            taken += transfer.adopt_schedules(self._schedules, schedules)
             self._wake_all()
             return taken
 

@@ -125,10 +125,18 @@ def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
     return True
 
 
+def set_queue(jobs: Jobs, queue: str, paused: bool | None, max_size: int | None) -> None:
+    """Pause or resume a queue, or set its bound; None changes nothing."""
+    jobs.check_here()
+    row = jobs.queue(queue)
+    row.paused = row.paused if paused is None else paused
+    row.max_size = row.max_size if max_size is None else max_size
+
+
 def forget_queue(jobs: Jobs, queue: str) -> bool:
     """Forget the counters and settings of a queue without unfinished jobs."""
-    row = jobs.stats.get(queue)
-    if row is not None and row.size:
+    jobs.check_here()
+    if jobs.queue(queue).size:
         return False
-    jobs.stats.pop(queue, None)
+    del jobs.stats[queue]
     return True

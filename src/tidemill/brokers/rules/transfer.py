@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rules.limits import declare
+from tidemill.brokers.rules.schedules import ScheduleTable
 from tidemill.brokers.rules.transitions import Item, Jobs, store_moved
 from tidemill.core.clock import new_id
 from tidemill.core.dependencies import was_dropped
@@ -30,6 +32,12 @@ def adopt(jobs: Jobs, departure: Departure, records: Sequence[Record], cursor: s
     jobs.seq = max(jobs.seq, first + departure.last)
     jobs.arrivals[departure.mark] = cursor, first
     return [_adopt_one(jobs, record, first) for record in records]
+
+
+def adopt_schedules(table: ScheduleTable, schedules: Sequence[Schedule]) -> list[bool]:
+    """Adopt the schedules of a departed store whose names are free."""
+    new = [Change(one.name, 0, one.due, one.body) for one in schedules]
+    return [changed.done for changed in table.change(new)]
 
 
 def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:

@@ -131,7 +131,8 @@ def broker(disk: Disk) -> Iterator[DjangoBroker]:
 
 def fill(disk: Disk, broker: DjangoBroker) -> None:
     disk.fill()
-    broker._database.close()  # from now on each call opens a connection, which finds the disk full
+    # From now on each call opens a connection, which finds the disk full.
+    broker._store.database.close()
 
 
 def large(**fields: Any) -> Envelope:

@@ -20,7 +20,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django import inspect
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
-from tidemill.brokers.django.transaction import Transaction
+from tidemill.brokers.django.store import Transaction
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope

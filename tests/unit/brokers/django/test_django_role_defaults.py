@@ -46,7 +46,7 @@ def broker(url: str) -> Iterator[DjangoBroker]:
 def settings(broker: DjangoBroker) -> dict[str, str]:
     """The settings of the broker's own sessions."""
     names = ", ".join(f"current_setting('{name}')" for name in DEFAULTS)
-    [row] = broker._read(lambda rows: rows.execute(f"SELECT {names}"))
+    [row] = broker._store.read(lambda rows: rows.execute(f"SELECT {names}"))
     return dict(zip(DEFAULTS, row, strict=True))
 
 
@@ -58,7 +58,7 @@ def test_the_sessions_of_the_broker_have_the_settings_that_they_need(broker: Dja
         "extra_float_digits": "1",
         "statement_timeout": "0",
     }
-    isolation = broker._change(lambda one: one.rows.execute("SHOW transaction_isolation"))
+    isolation = broker._store.change(lambda one: one.rows.execute("SHOW transaction_isolation"))
     assert isolation == [("read committed",)]
 
 
@@ -99,7 +99,7 @@ def test_a_put_in_a_transaction_of_the_user_leaves_its_settings_alone(broker: Dj
     # then the times are right
     record = broker.get(first.id)
     assert record is not None
-    assert record.due == pytest.approx(broker._now() + 100, abs=60)
+    assert record.due == pytest.approx(broker.wall() + 100, abs=60)
 
 
 def test_a_step_without_a_limit_of_time_waits_as_long_as_the_server_can(

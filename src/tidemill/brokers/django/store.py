@@ -1,0 +1,213 @@
+"""The store in this process: its transactions, and the wake-ups that follow a transaction.
+
+Each transaction that changes jobs excludes all other transactions of this kind. Only puts of plain
+jobs need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidemill.brokers.django.caller import inside
+from tidemill.brokers.django.connections import Borrowed, Database
+from tidemill.brokers.django.dialects import Statement
+from tidemill.brokers.django.due import come_due
+from tidemill.brokers.django.jobs import Facts, StoredJobs, decode_facts
+from tidemill.brokers.django.settings import Address
+from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.django.wakeup import OWNERS, WAITERS, ring
+from tidemill.brokers.shared.owners import folder_here
+from tidemill.core.clock import new_id
+from tidemill.errors import BrokerUnavailable
+
+T = TypeVar("T")
+_FIRST = "(SELECT min({0}) FROM tidemill_job WHERE {0} IS NOT NULL)"
+_OPEN = (
+    "SELECT {now}, facts, "
+    + _FIRST.format("alarm")
+    + ", "
+    + _FIRST.format("prune")
+    + " FROM tidemill_store WHERE id = 1"
+)
+
+
+class Transaction:
+    """The state of the store in one transaction.
+
+    The argument ``also`` has further queries to run at the beginning. The attribute :attr:`also`
+    has the rows of each.
+    """
+
+    def __init__(self, rows: Rows, store: Store, also: Sequence[Statement] = ()) -> None:
+        opening = _OPEN.format(now=rows.dialect.now or "0")
+        opened, *self.also = rows.execute_all([(opening, []), *also])
+        if not opened:  # ``flush`` has emptied the tables: the store begins anew, with its name
+            store.create(rows)
+            opened, *self.also = rows.execute_all([(opening, []), *also])
+        [(now, facts, alarm, self.prune)] = opened
+        self.rows = rows
+        now = rows.time_of(now)
+        self.jobs = StoredJobs(rows, store.address.retention, now, bytes(facts))
+        self.alarm = self.jobs.alarm = alarm
+
+    @property
+    def is_late(self) -> bool:
+        """True when jobs had come due before the transaction began."""
+        return self.alarm is not None and self.alarm <= self.jobs.now
+
+    def come_due(self) -> bool:
+        """Move some of the jobs whose time has come; True when more such jobs may be left."""
+        return come_due(self.rows, self.jobs, self.alarm)
+
+
+class Store:
+    """The store, and the access of this process to its database.
+
+    Attributes:
+        name: no other store has this name. It is empty while a transaction of this thread prevents
+            the creation of the store.
+        last_queue: the queue that served the last fair want in this process.
+        wakes: the folder of the sockets of sleepers.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.database = Database(address)
+        self.last_queue = ""
+        self.name = ""
+        self.name = self.facts().store or self._found()
+        self.wakes = os.path.join(self.folder(), "wake")
+
+    def folder(self, *path: str) -> str:
+        """A folder of this user's processes that use the store on this machine."""
+        return folder_here(f"django-{self.name}", *path)
+
+    # -- the row of the store ---------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """The facts of the whole store."""
+        text = "SELECT facts FROM tidemill_store WHERE id = 1"
+        found = self.read(lambda rows: rows.execute(text))
+        return decode_facts(bytes(found[0][0])) if found else Facts()
+
+    def create(self, rows: Rows) -> None:
+        """Add the row of the store."""
+        facts = Facts(store=self.name or new_id(), born=rows.now())
+        text = "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)"
+        rows.execute(text, [msgspec.msgpack.encode(facts)])
+
+    def _found(self) -> str:
+        """Create the store's row with a name, unless another process was faster; return the name.
+
+        If a transaction of this thread prevents the creation, return an empty name. The first call
+        after the transaction creates the row.
+        """
+
+        def work(rows: Rows) -> None:
+            if not rows.execute("SELECT id FROM tidemill_store WHERE id = 1"):
+                self.create(rows)
+
+        with (
+            contextlib.suppress(BrokerUnavailable),
+            self._no_wait_for_own_transaction() as patience,
+        ):
+            self.database.write(work, patience=patience)
+        return self.facts().store
+
+    # -- reading and changing ---------------------------------------------------------------
+
+    def read(self, work: Callable[[Rows], T], *, patience: float | None = None) -> T:
+        """Run queries without a lock."""
+        return self.database.read(work, patience=patience)
+
+    def change(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        rings: str = "",
+        patience: float | None = None,
+        also: Sequence[Statement] = (),
+    ) -> T:
+        """Change jobs in one transaction, and wake the sleepers that the changes concern.
+
+        ``rings`` are kinds of sleepers to wake in any case. ``also`` are queries that run when the
+        transaction begins.
+        """
+
+        def run(rows: Rows) -> tuple[T, StoredJobs]:
+            transaction = Transaction(rows, self, also)
+            done = work(transaction)
+            transaction.jobs.flush()
+            return done, transaction.jobs
+
+        done, jobs = self.database.write(run, patience=patience)
+        self.ring(rings + OWNERS * jobs.news + WAITERS * jobs.ends)
+        return done
+
+    def change_on_time(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        rings: str = "",
+        patience: float | None = None,
+        also: Sequence[Statement] = (),
+        with_each: Callable[[Transaction], object] = lambda transaction: None,
+    ) -> T:
+        """First move all jobs whose time has come; then change jobs.
+
+        Many due jobs move in several transactions, so that each transaction is short. Each of these
+        transactions also calls ``with_each``.
+        """
+
+        def run(transaction: Transaction) -> tuple[T] | None:
+            if transaction.come_due():
+                with_each(transaction)
+                return None
+            return (work(transaction),)
+
+        while (done := self.change(run, rings=rings, patience=patience, also=also)) is None:
+            pass
+        return done[0]
+
+    def change_within(self, wrapper: Any, work: Callable[[Transaction], T]) -> T:
+        """Change jobs within a caller's transaction, on the caller's connection."""
+        rows = Borrowed(wrapper)
+        with rows.entered():
+            transaction = Transaction(rows, self)
+            transaction.come_due()
+            done = work(transaction)
+            transaction.jobs.flush()
+        return done
+
+    def ring(self, kinds: str) -> None:
+        """Wake sleepers of this machine."""
+        ring(self.wakes, kinds)
+
+    def look(self) -> None:
+        """Move the jobs whose time has come, if there are any.
+
+        Within a transaction of this thread, jobs that the transaction holds are left for later.
+        """
+
+        def first(rows: Rows) -> bool:
+            text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"
+            [(alarm,)] = rows.execute(text)
+            return alarm is not None and alarm <= rows.now()
+
+        if self.read(first):
+            with self._no_wait_for_own_transaction() as patience:
+                self.change_on_time(lambda _: None, patience=patience)
+
+    @contextlib.contextmanager
+    def _no_wait_for_own_transaction(self) -> Iterator[float | None]:
+        """Leave out the change if a transaction of this thread prevents it: no wait would end."""
+        if inside(self.address.alias) is None:
+            yield None
+        else:
+            with contextlib.suppress(BrokerUnavailable):
+                yield 0.0
