@@ -10,20 +10,23 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
+from tidemill.brokers.contract.admin import Admin
+from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import History
-from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
+from tidemill.brokers.contract.job_waits import JobWaits
+from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
-from tidemill.brokers.contract.transfer import Departure
+from tidemill.brokers.contract.transfer import Departure, Transfer
 from tidemill.brokers.django import history as history_rows
 from tidemill.brokers.django import inspect
 from tidemill.brokers.django import schedules as stored
@@ -31,6 +34,7 @@ from tidemill.brokers.django.caller import inside, joined
 from tidemill.brokers.django.claim import need_limited
 from tidemill.brokers.django.connections import Borrowed, Unsure
 from tidemill.brokers.django.due import PIECE, delete_surplus, prune, surplus
+from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.owners import Owners
 from tidemill.brokers.django.put import (
     forget_nonces,
@@ -40,7 +44,7 @@ from tidemill.brokers.django.put import (
     put_within,
 )
 from tidemill.brokers.django.settings import Address, check_url, set_up
-from tidemill.brokers.django.store import Store, Transaction
+from tidemill.brokers.django.store import Store
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.django.waits import Waits
 from tidemill.brokers.django.wakeup import OWNERS, WAITERS
@@ -54,9 +58,8 @@ from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Put, Record
 from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Command, Owner
-from tidemill.errors import BrokerUnavailable, TidemillError
-from tidemill.limits.arithmetic import Held, LimitStats
+from tidemill.core.owner import Command
+from tidemill.limits.arithmetic import LimitStats
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,6 +86,47 @@ def _reads(
         return broker._open().read(lambda rows: run(rows, **given))
 
     return forwarded_to(method, answer)
+
+
+def _changes(
+    method: Callable[Concatenate[Any, P], R], run: Callable[..., R], rings: str = ""
+) -> Callable[Concatenate[Any, P], R]:
+    """A call that a function answers in one transaction, which then wakes these sleepers."""
+
+    def answer(broker: DjangoBroker, **given: Any) -> R:
+        return broker._open().change(lambda jobs: run(jobs, **given), rings=rings)
+
+    return forwarded_to(method, answer)
+
+
+def _by(
+    part: str, method: Callable[Concatenate[Any, P], R], name: str = ""
+) -> Callable[Concatenate[Any, P], R]:
+    """A call that a part of the broker answers, under the same name or another."""
+    name = name or method.__name__
+
+    def answer(broker: DjangoBroker, **given: Any) -> Any:
+        broker._open()
+        return getattr(getattr(broker, part), name)(**given)
+
+    return forwarded_to(method, answer)
+
+
+def _send_command(jobs: StoredJobs, owner_id: str, command: Command) -> bool:
+    """Add a command for an owner; False when the owner is not on the list."""
+    found = jobs.rows.execute("SELECT commands FROM tidemill_owner WHERE id = %s", [owner_id])
+    if not found:
+        return False
+    raw = bytes(found[0][0])
+    commands = [*(_commands.decode(raw) if raw else []), command]
+    text = "UPDATE tidemill_owner SET commands = %s WHERE id = %s"
+    jobs.rows.send(text, [_encode(commands), owner_id])
+    return True
+
+
+def _shown_limits(jobs: StoredJobs) -> list[LimitStats]:
+    need_limited(jobs)
+    return limit_rules.show(jobs)
 
 
 class DjangoBroker:
@@ -165,8 +209,8 @@ class DjangoBroker:
         wrapper = joined(txn, self._address.alias) or inside(self._address.alias)
         plain = is_plain(jobs, let_go) and not nonce
 
-        def by_rules(one: Transaction) -> list[Put]:
-            return put_within(one, jobs, hold, let_go, nonce)
+        def by_rules(stored: StoredJobs) -> list[Put]:
+            return put_within(stored, jobs, hold, let_go, nonce)
 
         if wrapper is not None:
             puts = put_plainly(Borrowed(wrapper), jobs) if plain else None
@@ -197,7 +241,7 @@ class DjangoBroker:
             try:
                 return attempt()
             except Unsure as error:
-                if puts := self._store.change(lambda one: put_again(one, jobs)):
+                if puts := self._store.change(lambda stored: put_again(stored, jobs)):
                     return puts
                 if time.monotonic() >= until:
                     raise BrokerUnavailable(str(error)) from error
@@ -205,15 +249,10 @@ class DjangoBroker:
 
     # -- owning -------------------------------------------------------------------------
 
-    def attach(self, owner: Owner) -> None:
-        self._open()
-        if owner.lease:
-            raise lacks(self.url, Feature.REMOTE_OWNERS, "an owner on another machine")
-        self._owners.attach(owner)
-
-    def detach(self, owner_id: str) -> None:
-        self._open()
-        self._owners.detach(owner_id)
+    attach = _by("_owners", Broker.attach)
+    detach = _by("_owners", Broker.detach)
+    release = _by("_owners", Broker.release)
+    owners = _by("_owners", Inspection.owners, "listed")
 
     def exchange(self, step: Step) -> Reply:
         self._open()
@@ -236,10 +275,6 @@ class DjangoBroker:
     def wake(self, owner_id: str) -> None:
         self._owners.wake(owner_id)
 
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        self._open()
-        return self._owners.release(owner_id, causes)
-
     def count_silence(self) -> float:
         return 3600.0
 
@@ -247,7 +282,7 @@ class DjangoBroker:
         store = self._open()
         self._next_tick = time.monotonic() + min(_TICK, self._address.owner_lease / 3)
         self._owners.reap()
-        while store.change_on_time(lambda one: prune(one.rows, one.jobs)):
+        while store.change_on_time(prune):
             pass
         for part in in_parts(
             store.read(lambda rows: surplus(rows, self._address.retention)), PIECE
@@ -262,6 +297,7 @@ class DjangoBroker:
     ahead = _reads(Inspection.ahead, inspect.ahead)
     stats = _reads(Inspection.stats, inspect.stats)
     head = _reads(JobNumbers.head, inspect.head)
+    wait_space = _by("waits", JobWaits.wait_space, "for_space")
 
     def get(self, job_id: str) -> Record | None:
         return self.get_many([job_id])[0]
@@ -273,10 +309,6 @@ class DjangoBroker:
     def was_here(self, job_id: str) -> bool:
         made = id_time(job_id)
         return made is not None and self._open().facts().born - 1 <= made <= self.wall() + 1
-
-    def owners(self) -> list[Owner]:
-        self._open()
-        return self._owners.listed()
 
     def info(self) -> dict[str, Any]:
         facts = self._open().facts()
@@ -292,20 +324,16 @@ class DjangoBroker:
         self.waits.for_jobs(ids, timeout, first=first)
         return self.get_many(ids)
 
-    def wait_space(self, queue: str, timeout: float) -> bool:
-        self._open()
-        return self.waits.for_space(queue, timeout)
-
     # -- jobs and queues ----------------------------------------------------------------
 
     def cancel(
         self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
     ) -> list[bool]:
-        def one(transaction: Transaction, job_id: str) -> bool:
-            send = functools.partial(_send_command, transaction.rows)
-            return rules.cancel(transaction.jobs, job_id, send, terminate=terminate, purge=purge)
+        def one(jobs: StoredJobs, job_id: str) -> bool:
+            send = functools.partial(_send_command, jobs)
+            return rules.cancel(jobs, job_id, send, terminate=terminate, purge=purge)
 
-        return self._each(job_ids, one, rings=OWNERS)
+        return self._each(job_ids, one, OWNERS)
 
     def retry(
         self,
@@ -316,105 +344,69 @@ class DjangoBroker:
         only_scheduled: bool = False,
     ) -> list[bool]:
         how: dict[str, Any] = {"force": force, "due": due, "only_scheduled": only_scheduled}
-        return self._each(job_ids, lambda one, i: rules.retry(one.jobs, i, **how))
+        return self._each(job_ids, lambda jobs, i: rules.retry(jobs, i, **how))
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
-        return self._each(
-            job_ids,
-            lambda one, i: rules.delete(one.jobs, i),
-            rings=OWNERS + WAITERS,
-            deletes=True,
-        )
+        return self._each(job_ids, rules.delete, OWNERS + WAITERS, deletes=True)
 
     def alter(
         self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
     ) -> list[bool]:
         return self._each(
-            job_ids, lambda one, i: rules.alter(one.jobs, i, rank, queue), rings=OWNERS + WAITERS
+            job_ids, lambda jobs, i: rules.alter(jobs, i, rank, queue), OWNERS + WAITERS
         )
 
     def _each(
         self,
         job_ids: Iterable[str],
-        act: Callable[[Transaction, str], bool],
-        *,
+        act: Callable[[StoredJobs, str], bool],
         rings: str = "",
+        *,
         deletes: bool = False,
     ) -> list[bool]:
         """Act on jobs in pieces, each in one transaction."""
 
-        def work(ids: Sequence[str], transaction: Transaction) -> list[bool]:
-            transaction.jobs.check_here(deletes=deletes)
-            transaction.jobs.need_ids_and_beside(ids)
-            return [act(transaction, job_id) for job_id in ids]
+        def work(ids: Sequence[str], jobs: StoredJobs) -> list[bool]:
+            jobs.check_here(deletes=deletes)
+            jobs.need_ids_and_beside(ids)
+            return [act(jobs, job_id) for job_id in ids]
 
         store, done = self._open(), list[bool]()
         for ids in in_parts(list(job_ids), PIECE):
             done += store.change(functools.partial(work, ids), rings=rings)
         return done
 
-    def set_queue(
-        self, queue: str, *, paused: bool | None = None, max_size: int | None = None
-    ) -> None:
-        self._open().change(
-            lambda one: rules.set_queue(one.jobs, queue, paused, max_size), rings=OWNERS + WAITERS
-        )
-
-    def forget_queue(self, queue: str) -> bool:
-        return self._open().change(lambda one: rules.forget_queue(one.jobs, queue))
-
-    def command(self, owner_id: str, command: Command) -> bool:
-        return self._open().change(
-            lambda one: _send_command(one.rows, owner_id, command), rings=OWNERS
-        )
-
     def backup(self, target: str) -> None:
         raise lacks(self.url, Feature.BACKUP, "backup")
 
-    # -- limits -------------------------------------------------------------------------
+    set_queue = _changes(Admin.set_queue, rules.set_queue, OWNERS + WAITERS)
+    forget_queue = _changes(Admin.forget_queue, rules.forget_queue)
+    command = _changes(Admin.command, _send_command, OWNERS)
+
+    # -- limits, schedules, history and moves -------------------------------------------
 
     def set_limit(
         self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
     ) -> None:
-        def work(transaction: Transaction) -> None:
-            transaction.jobs.check_here()
-            limit_rules.set_limit(transaction.jobs, name, terms, queue=queue, declared=declared)
+        def work(jobs: StoredJobs) -> None:
+            jobs.check_here()
+            limit_rules.set_limit(jobs, name, terms, queue=queue, declared=declared)
 
         self._open().change(work, rings=OWNERS)
-
-    def held(self, job_id: str) -> Held | None:
-        return self._open().change(lambda one: limit_rules.held(one.jobs, job_id))
-
-    def limits(self) -> list[LimitStats]:
-        def work(transaction: Transaction) -> list[LimitStats]:
-            need_limited(transaction.rows, transaction.jobs)
-            return limit_rules.show(transaction.jobs)
-
-        return self._open().change(work)
-
-    # -- schedules, history and moves ---------------------------------------------------
 
     def wall(self) -> float:
         return self._open().read(Rows.now)
 
     def change_schedules(self, changes: Sequence[Change]) -> list[Changed]:
-        def work(transaction: Transaction) -> list[Changed]:
-            transaction.jobs.check_here()
-            return stored.StoredSchedules(transaction.rows, transaction.jobs).change(changes)
+        def work(jobs: StoredJobs) -> list[Changed]:
+            jobs.check_here()
+            return stored.StoredSchedules(jobs).change(changes)
 
         return self._open().change_on_time(work, rings=OWNERS)
 
-    def keep_history(self, rows: Sequence[HistoryRow]) -> None:
-        self._open().change(lambda one: history_rows.keep(one.rows, rows))
-
-    def depart(self, where: str, *, seal: bool = False) -> Departure:
-        return self._open().change(
-            lambda one: transfer_rules.depart(one.jobs, where, seal), rings=OWNERS + WAITERS
-        )
-
     def stay(self) -> None:
-        def work(transaction: Transaction) -> None:
-            transaction.jobs.departure = None
+        def work(jobs: StoredJobs) -> None:
+            jobs.departure = None
 
         self._open().change(work, rings=OWNERS + WAITERS)
 
@@ -425,41 +417,31 @@ class DjangoBroker:
         cursor: str,
         schedules: Sequence[Schedule] = (),
     ) -> list[bool]:
-        def work(transaction: Transaction) -> list[bool]:
-            jobs = transaction.jobs
+        def work(jobs: StoredJobs) -> list[bool]:
             jobs.check_here()
             jobs.need_ids([record.envelope.id for record in records])
             jobs.need_keys([record.envelope.key for record in records])
             taken = transfer_rules.adopt(jobs, departure, records, cursor)
-            table = stored.StoredSchedules(transaction.rows, jobs)
-            return taken + transfer_rules.adopt_schedules(table, schedules)
+            return taken + transfer_rules.adopt_schedules(stored.StoredSchedules(jobs), schedules)
 
         return self._open().change(work, rings=OWNERS + WAITERS)
 
     def adopted(self, mark: str) -> str:
         return self._open().facts().arrivals.get(mark, ("", 0))[0]
 
+    held = _changes(LimitCalls.held, limit_rules.held)
+    limits = _changes(LimitCalls.limits, _shown_limits)
     schedules = _reads(Schedules.schedules, stored.read)
     list_schedules = _reads(Schedules.list_schedules, stored.page)
     history = _reads(History.history, history_rows.find)
     history_kinds = _reads(History.history_kinds, history_rows.kinds)
+    keep_history = _changes(History.keep_history, history_rows.keep)
+    depart = _changes(Transfer.depart, transfer_rules.depart, OWNERS + WAITERS)
 
 
-def _send_command(rows: Rows, owner_id: str, command: Command) -> bool:
-    """Add a command for an owner; False when the owner is not on the list."""
-    found = rows.execute("SELECT commands FROM tidemill_owner WHERE id = %s", [owner_id])
-    if not found:
-        return False
-    raw = bytes(found[0][0])
-    commands = [*(_commands.decode(raw) if raw else []), command]
-    text = "UPDATE tidemill_owner SET commands = %s WHERE id = %s"
-    rows.send(text, [_encode(commands), owner_id])
-    return True
-
-
-def _tidy(transaction: Transaction) -> None:
+def _tidy(jobs: StoredJobs) -> None:
     """Forget old numbers by period, old answers to puts, and keys whose period is over."""
-    forget_nonces(transaction)
-    history_rows.prune(transaction.rows, transaction.jobs)
+    forget_nonces(jobs)
+    history_rows.prune(jobs)
     text = 'DELETE FROM tidemill_key WHERE place = 3 AND "until" <= %s'
-    transaction.rows.send(text, [transaction.jobs.now])
+    jobs.rows.send(text, [jobs.now])

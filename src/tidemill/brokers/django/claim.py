@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -12,10 +12,9 @@ from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import SELECT
-from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules import claim as rules
 from tidemill.brokers.rules import limits as limit_rules
-from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Ready
+from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Ready, ReadyList
 from tidemill.core.job import Lease
 from tidemill.core.owner import Owner
 
@@ -71,7 +70,7 @@ def asking_queues(want: Want | None) -> Statement:
 
 
 def read_ahead(
-    rows: Rows, jobs: StoredJobs, held: Sequence[Item], step: Step, stored: list[str] | None
+    jobs: StoredJobs, held: Sequence[Item], step: Step, stored: list[str] | None
 ) -> None:
     """Read, in one message, the rows that most exchanges need: queues, numbers, first ready jobs.
 
@@ -81,18 +80,18 @@ def read_ahead(
     want = step.want or Want(0)
     queues = [*(want.queues or stored or ())] if want.count else []
     names = {item.record.envelope.queue for item in held}.union(queues)
-    asked = jobs.rows_of.queues.asking(names)
+    asked = jobs.queue_rows.asking(names)
     count = len(asked)
-    draw = rows.dialect.draw(want.count) if want.count else None
+    draw = jobs.rows.dialect.draw(want.count) if want.count else None
     follows = any(verdict.followers for verdict in step.verdicts)
     if len(queues) == 1 and not follows and _is_plain(jobs, want):
         asked += _asking_ready(jobs, queues[0], want)
         jobs.read_ahead = queues[0]
-    answers = rows.execute_all([*asked, *([draw] if draw else [])])
+    answers = jobs.rows.execute_all([*asked, *([draw] if draw else [])])
     if draw:
         jobs.add_numbers([number for (number,) in answers.pop()])
     for found in answers[:count]:
-        jobs.rows_of.queues.load(found)
+        jobs.queue_rows.load(found)
     for found in answers[count:]:
         for row in found:
             jobs.enter_row(row)
@@ -103,30 +102,28 @@ def _is_plain(jobs: StoredJobs, want: Want) -> bool:
     return want.tasks and not jobs.facts.has_limits
 
 
-def lease(
-    rows: Rows, jobs: StoredJobs, owner: Owner, want: Want, stored: list[str] | None = None
-) -> list[Lease]:
+def lease(jobs: StoredJobs, owner: Owner, want: Want, stored: list[str] | None) -> list[Lease]:
     """Lease up to ``want.count`` jobs.
 
     ``stored`` are the names of queues with ready jobs in the table, if they are known.
     """
     if not want.count:
         return list(rules.lease(jobs, owner, want))
-    queues = want.queues or _queues_with_jobs(rows, jobs, stored)
-    jobs.rows_of.queues.need(queues)
+    queues = want.queues or _queues_with_jobs(jobs, stored)
+    jobs.queue_rows.need(queues)
     jobs.reserve(want.count)
     if not _is_plain(jobs, want):
         for queue in queues:
-            _read(rows, jobs, queue, want)
+            _read(jobs, queue, want)
         if jobs.facts.has_limits:
-            need_limited(rows, jobs, want.count)
+            need_limited(jobs, want.count)
         return list(rules.lease(jobs, owner, want))
-    return _lease_plainly(rows, jobs, owner, msgspec.structs.replace(want, queues=tuple(queues)))
+    return _lease_plainly(jobs, owner, msgspec.structs.replace(want, queues=tuple(queues)))
 
 
-def _queues_with_jobs(rows: Rows, jobs: StoredJobs, stored: list[str] | None) -> list[str]:
+def _queues_with_jobs(jobs: StoredJobs, stored: list[str] | None) -> list[str]:
     if stored is None:
-        stored = [row[0] for row in rows.execute(_QUEUES, [])]
+        stored = [row[0] for row in jobs.rows.execute(_QUEUES, [])]
     here = [queue for (queue, _), entries in jobs.ready.items() if entries]
     return sorted({*stored, *here})
 
@@ -137,11 +134,11 @@ def _kinds(want: Want) -> list[int]:
     return [*kinds, MESSAGES] if want.messages else kinds
 
 
-def _read(rows: Rows, jobs: StoredJobs, queue: str, want: Want) -> None:
+def _read(jobs: StoredJobs, queue: str, want: Want) -> None:
     """Read the first ready jobs of a queue, with all their facts."""
     if queue == jobs.read_ahead:
         return
-    for found in rows.execute_all(_asking_ready(jobs, queue, want)):
+    for found in jobs.rows.execute_all(_asking_ready(jobs, queue, want)):
         for row in found:
             jobs.enter_row(row)
 
@@ -152,11 +149,11 @@ def _asking_ready(jobs: StoredJobs, queue: str, want: Want) -> list[Statement]:
     return [(text, [queue, kind, most.get(kind, want.count + touched)]) for kind in _kinds(want)]
 
 
-def need_limited(rows: Rows, jobs: StoredJobs, count: int = 1) -> None:
+def need_limited(jobs: StoredJobs, count: int = 1) -> None:
     """Read the first ready jobs of each key of each limit."""
-    text = _FIRSTS[rows.dialect.vendor]
-    firsts = [row[0] for row in rows.execute(text, [count + jobs.touched])]
-    for row in rows.select_in(SELECT + "seq IN", firsts):
+    text = _FIRSTS[jobs.rows.dialect.vendor]
+    firsts = [row[0] for row in jobs.rows.execute(text, [count + jobs.touched])]
+    for row in jobs.rows.select_in(SELECT + "seq IN", firsts):
         jobs.enter_row(row)
     claims = [
         claim
@@ -164,18 +161,25 @@ def need_limited(rows: Rows, jobs: StoredJobs, count: int = 1) -> None:
         for entry in entries
         if (claim := jobs.items[entry[2]].record.envelope.limit)
     ]
-    jobs.rows_of.partitions.need((claim.name, claim.key) for claim in claims)
+    jobs.partition_rows.need((claim.name, claim.key) for claim in claims)
 
 
 # -- without limits --------------------------------------------------------------------------------
 
 
-def _lease_plainly(rows: Rows, jobs: StoredJobs, owner: Owner, want: Want) -> list[Lease]:
-    stats = jobs.stats
-    open_queues = [name for name in want.queues if not (name in stats and stats[name].paused)]
-    if len(open_queues) == 1:
-        _read(rows, jobs, open_queues[0], want)
-    chosen = _choose(rows, jobs, want, open_queues)
+def _lease_plainly(jobs: StoredJobs, owner: Owner, want: Want) -> list[Lease]:
+    """Lease jobs by the ids in the ready lists, so that only the chosen jobs are read."""
+    ready = jobs.ready
+    if len(want.queues) == 1:
+        _read(jobs, want.queues[0], want)
+        jobs.ready = {line: [*entries] for line, entries in ready.items()}
+    else:
+        jobs.ready = _ready_lists(jobs, want)
+    chosen: list[str] = []
+    while len(chosen) < want.count and (job_id := rules.choose(jobs, want, first=not chosen)):
+        chosen.append(job_id)
+        next(line for line in jobs.ready.values() if line and line[0][2] == job_id).pop(0)
+    jobs.ready = ready
     jobs.need_ids(chosen)
     items = [jobs.items[job_id] for job_id in chosen]
     inputs = [i for item in items if (links := item.record.envelope.links) for i in links.inputs]
@@ -183,78 +187,31 @@ def _lease_plainly(rows: Rows, jobs: StoredJobs, owner: Owner, want: Want) -> li
     return [rules.start_lease(jobs, item, owner) for item in items]
 
 
-def _choose(rows: Rows, jobs: StoredJobs, want: Want, queues: Sequence[str]) -> list[str]:
-    """The ids of the next jobs, in order."""
-    here = len(queues) == 1
-    lost = _first_lost(rows, jobs, want, queues, here)
-    kinds = [kind for kind in _kinds(want) if kind != LOST]
-    count = want.count - bool(lost)
-    lines: dict[str, list[Ready]] = {}
-    for queue in queues:
-        heads = [_heads(rows, jobs, queue, kind, count, here) for kind in kinds]
-        line = list(heapq.merge(*heads))[:count]
-        if line:
-            lines[queue] = line
-        if want.mode is Mode.STRICT and sum(map(len, lines.values())) >= count:
-            break
-    return [*lost, *_in_mode(jobs, want, lines, count)]
+def _ready_lists(jobs: StoredJobs, want: Want) -> dict[ReadyList, list[Ready]]:
+    """The first entries of the ready lists: from the table, with the changes of this transaction.
 
-
-def _in_mode(jobs: StoredJobs, want: Want, lines: dict[str, list[Ready]], count: int) -> list[str]:
-    if want.mode is Mode.MERGED:
-        return [job_id for _, _, job_id in list(heapq.merge(*lines.values()))[:count]]
-    if want.mode is Mode.STRICT:
-        return [entry[2] for line in lines.values() for entry in line][:count]
-    return list(_in_turn(jobs, lines, count))
-
-
-def _in_turn(jobs: StoredJobs, lines: dict[str, list[Ready]], count: int) -> Iterator[str]:
-    waiting = {queue: iter(line) for queue, line in lines.items()}
-    while count and waiting:
-        names = sorted(waiting)
-        later = [name for name in names if name > jobs.last_queue]
-        for name in later or names:
-            entry = next(waiting[name], None)
-            if entry is None:
-                del waiting[name]
-                continue
-            jobs.last_queue = name
-            yield entry[2]
-            count -= 1
-            if not count:
-                return
-
-
-def _first_lost(
-    rows: Rows, jobs: StoredJobs, want: Want, queues: Sequence[str], here: bool
-) -> list[str]:
-    if not (want.alone and want.tasks):
-        return []
-    firsts: list[Ready] = []
-    for queue in queues:
-        firsts += _heads(rows, jobs, queue, LOST, 1, here)
-    return [min(firsts)[2]] if firsts else []
-
-
-def _heads(
-    rows: Rows, jobs: StoredJobs, queue: str, kind: int, count: int, here: bool
-) -> list[Ready]:
-    """The first entries of a ready list: from the table, with the changes of this transaction.
-
-    ``here`` is True when this transaction has read the first jobs of the queue.
+    A strict want needs no list after the queues that have enough jobs.
     """
-    known = jobs.ready.get((queue, kind), [])
-    if here:
-        return known[:count]
     text = f"SELECT rank, seq, id FROM tidemill_job WHERE {_LIST} {_ORDER}"
-    found = rows.execute(text, [queue, kind, count + jobs.touched])
-    stored = [(rank, seq, job_id) for rank, seq, job_id in found if not jobs.knows(job_id)]
-    return list(heapq.merge(stored, known))[:count]
+    lists: dict[ReadyList, list[Ready]] = {}
+    left: float = want.count if want.mode is Mode.STRICT else math.inf
+    for queue in want.queues:
+        if (row := jobs.stats.get(queue)) and row.paused:
+            continue
+        kinds = _kinds(want) if left > 0 else [kind for kind in _kinds(want) if kind == LOST]
+        for kind in kinds:
+            most = (1 if kind == LOST else want.count) + jobs.touched
+            found = map(tuple, jobs.rows.execute(text, [queue, kind, most]))
+            stored = [entry for entry in found if not jobs.knows(entry[2])]
+            known = jobs.ready.get((queue, kind), [])
+            lists[queue, kind] = list(heapq.merge(stored, known))
+            left -= len(lists[queue, kind]) if kind != LOST else 0
+    return lists
 
 
-def next_opening(rows: Rows, jobs: StoredJobs) -> float:
+def next_opening(jobs: StoredJobs) -> float:
     """Seconds until a closed limit opens for a ready job; infinity when no time opens a limit."""
     if not jobs.facts.has_limits:
         return math.inf
-    need_limited(rows, jobs)
+    need_limited(jobs)
     return limit_rules.next_opening(jobs)

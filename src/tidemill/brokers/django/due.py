@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import IN_FLOW
@@ -16,34 +15,28 @@ from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.workflows import is_needed
 from tidemill.core.retention import Retention
 
-if TYPE_CHECKING:
-    from tidemill.brokers.django.store import Transaction
-
 PIECE = 500
 """The most jobs of one piece."""
 
 
-def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
-    """Move jobs whose time has come; True when more such jobs may be left.
-
-    ``alarm`` is the earliest alarm in the table.
-    """
+def come_due(jobs: StoredJobs) -> bool:
+    """Move some of the jobs whose time has come; True when more such jobs may be left."""
     now = jobs.now
-    if jobs.sealed or alarm is None or alarm > now:
+    if jobs.sealed or not jobs.is_late:
         return False
     jobs.alarm_passed = True
     text = (
         "SELECT seq, state, due, expires FROM tidemill_job WHERE alarm <= %s "
         "ORDER BY alarm LIMIT %s"
     )
-    found = rows.execute(text, [now, PIECE])
+    found = jobs.rows.execute(text, [now, PIECE])
     plain: list[int] = []
     others: list[int] = []
     for seq, state, due, expires in found:
         is_plain = state == 1 and due <= now and not 0 < expires <= now
         (plain if is_plain else others).append(seq)
     if plain:
-        rows.send_in(
+        jobs.rows.send_in(
             "UPDATE tidemill_job SET state = 2, "
             "alarm = CASE WHEN expires > 0 THEN expires ELSE NULL END WHERE seq IN",
             plain,
@@ -56,26 +49,26 @@ def come_due(rows: Rows, jobs: StoredJobs, alarm: float | None) -> bool:
     return len(found) == PIECE
 
 
-def next_due(rows: Rows, jobs: StoredJobs) -> float:
+def next_due(jobs: StoredJobs) -> float:
     """Seconds until a job comes due, at least 0; infinity when no job will."""
     if jobs.sealed:
         return math.inf
     alarms = [jobs.alarm, jobs.soonest]
     if jobs.alarm_passed:
         text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"
-        alarms = [alarm for (alarm,) in rows.execute(text, [])]
+        alarms = [alarm for (alarm,) in jobs.rows.execute(text)]
     return min([max(0.0, when - jobs.now) for when in alarms if when is not None], default=math.inf)
 
 
 # -- finished jobs ---------------------------------------------------------------------------------
 
 
-def prune(rows: Rows, jobs: StoredJobs) -> bool:
+def prune(jobs: StoredJobs) -> bool:
     """Delete finished jobs that are too old; True when more such jobs may be left."""
     if jobs.sealed:
         return False
     text = "SELECT seq, linked FROM tidemill_job WHERE prune <= %s ORDER BY prune LIMIT %s"
-    due = rows.execute(text, [jobs.now, PIECE])
+    due = jobs.rows.execute(text, [jobs.now, PIECE])
     in_flow = jobs.need_numbers([seq for seq, linked in due if linked == IN_FLOW])
     jobs.need_flows(in_flow)
     old = [seq for seq, linked in due if linked != IN_FLOW]
@@ -83,7 +76,7 @@ def prune(rows: Rows, jobs: StoredJobs) -> bool:
     for item, is_kept in zip(in_flow, needed, strict=True):
         (jobs.keep if is_kept else jobs.keep_plainly)(item)
     jobs.flush()
-    rows.send_in("DELETE FROM tidemill_job WHERE seq IN", old)
+    jobs.rows.send_in("DELETE FROM tidemill_job WHERE seq IN", old)
     return len(due) == PIECE or not all(needed)
 
 
@@ -111,7 +104,7 @@ def surplus(rows: Rows, retention: Retention) -> list[int]:
     return [seq for seq, linked, finished in reversed(found) if linked == 2 or finished <= last]
 
 
-def delete_surplus(numbers: Sequence[int], transaction: Transaction) -> None:
+def delete_surplus(numbers: Sequence[int], jobs: StoredJobs) -> None:
     """Delete these jobs, except jobs that were made ready again."""
-    if not transaction.jobs.sealed:
-        transaction.rows.send_in(f"DELETE FROM tidemill_job WHERE {_KEPT} AND seq IN", numbers)
+    if not jobs.sealed:
+        jobs.rows.send_in(f"DELETE FROM tidemill_job WHERE {_KEPT} AND seq IN", numbers)

@@ -16,7 +16,6 @@ from tidemill.brokers.django.due import next_due, prune
 from tidemill.brokers.django.jobs import StoredJobs, decode_facts
 from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.schedules import NEXT_SCHEDULE, StoredSchedules, seconds_until
-from tidemill.brokers.django.store import Transaction
 from tidemill.brokers.django.tables import Rows, select_in
 from tidemill.brokers.rules.settle import note, settle, touch
 from tidemill.brokers.rules.workflows import inputs_of
@@ -73,83 +72,77 @@ def first_reads(step: Step) -> list[Statement]:
     return [_asking_owner(step.owner), asking_queues(step.want), schedule, *asking_tokens]
 
 
-def exchange(
-    transaction: Transaction, owner: Owner, step: Step, serial: int, alive: float
-) -> Reply:
+def exchange(jobs: StoredJobs, owner: Owner, step: Step, serial: int, alive: float) -> Reply:
     """Make one step. ``alive`` is the length of the owner's lease in seconds.
 
     Most steps send two messages to read rows. The first begins the transaction
     (:func:`first_reads`). The second comes before the verdicts are settled
     (:func:`~.claim.read_ahead`). More messages follow if verdicts or jobs need further rows.
     """
-    rows, jobs, want = transaction.rows, transaction.jobs, step.want
-    found_owner, queue_names, schedule, *running = transaction.also
+    want = step.want
+    found_owner, queue_names, schedule, *running = jobs.also
     row = _owner_of(found_owner)
     if row is None:
         return lost(step)
     if serial == row.serial:
         return _repeated(jobs, owner, row)
     held = [jobs.enter_row(one) for found in running for one in found]
-    queues = None if transaction.is_late else [name for (name,) in queue_names]
-    read_ahead(rows, jobs, held, step, queues)
+    queues = None if jobs.is_late else [name for (name,) in queue_names]
+    read_ahead(jobs, held, step, queues)
     jobs.need_beside(held)
     reply = Reply()
-    _hand_in(transaction, owner, step, reply)
+    _hand_in(jobs, owner, step, reply)
     if want is not None and jobs.departure is None:
-        reply.leases = lease(rows, jobs, owner, want, queues)
+        reply.leases = lease(jobs, owner, want, queues)
     reply.commands = row.commands
     if jobs.departure is not None and want is not None and want.count:
         reply.commands = [*row.commands, Command("quiet")]
-    if transaction.prune is not None and transaction.prune <= jobs.now:
-        prune(rows, jobs)
-    opening = next_opening(rows, jobs)
+    if jobs.prune is not None and jobs.prune <= jobs.now:
+        prune(jobs)
+    opening = next_opening(jobs)
     jobs.flush()
-    reply.next_due = min(next_due(rows, jobs), max(0.0, opening))
-    _hand_out_schedules(transaction, step.fires, schedule, reply)
-    _keep(rows, owner, serial, reply, jobs.now + alive)
+    reply.next_due = min(next_due(jobs), max(0.0, opening))
+    _hand_out_schedules(jobs, step.fires, schedule, reply)
+    _keep(jobs, owner, serial, reply, alive)
     return reply
 
 
-def _hand_in(transaction: Transaction, owner: Owner, step: Step, reply: Reply) -> None:
+def _hand_in(jobs: StoredJobs, owner: Owner, step: Step, reply: Reply) -> None:
     """Store notes, settle verdicts, and renew leases of messages."""
-    jobs = transaction.jobs
     followers = [job for verdict in step.verdicts for job in verdict.followers]
     jobs.need_ids([job.id for job in followers])
     jobs.need_ids([i for job in followers if job.links for i in job.links.next])
     for one in step.notes:
         note(jobs, owner.id, one)
     reply.settled = [settle(jobs, owner.id, verdict) for verdict in step.verdicts]
-    history.add(transaction.rows, jobs, step.history)
+    history.add(jobs, step.history)
     reply.touched = [touch(jobs, owner.id, token, secs) for token, secs in step.touch]
 
 
-def _hand_out_schedules(
-    transaction: Transaction, most: int, found: Sequence[Any], reply: Reply
-) -> None:
-    jobs = transaction.jobs
+def _hand_out_schedules(jobs: StoredJobs, most: int, found: Sequence[Any], reply: Reply) -> None:
     if most and jobs.departure is None:
         due = seconds_until(found, jobs.now)
         if due <= 0:
-            schedules = StoredSchedules(transaction.rows, jobs)
+            schedules = StoredSchedules(jobs)
             reply.schedules = schedules.hand_out(most)
             due = schedules.next_due()
         reply.next_due = min(reply.next_due, due)
 
 
-def renew(transaction: Transaction, owner: str, alive: float) -> None:
+def renew(jobs: StoredJobs, owner: str, alive: float) -> None:
     """Renew the lease of an owner whose step must wait while many due jobs are moved."""
     text = 'UPDATE tidemill_owner SET "until" = %s WHERE id = %s'
-    transaction.rows.send(text, [transaction.jobs.now + alive, owner])
+    jobs.rows.send(text, [jobs.now + alive, owner])
 
 
-def _keep(rows: Rows, owner: Owner, serial: int, reply: Reply, until: float) -> None:
+def _keep(jobs: StoredJobs, owner: Owner, serial: int, reply: Reply, alive: float) -> None:
     """Renew the owner's lease, and keep the reply, which may be lost on its way."""
     slim = [msgspec.structs.replace(one, envelope=b"", inputs=()) for one in reply.leases]
     kept = Kept(reply.settled, reply.touched, slim, reply.commands)
-    rows.send(
+    jobs.rows.send(
         'UPDATE tidemill_owner SET "until" = %s, serial = %s, commands = %s, reply = %s '
         "WHERE id = %s",
-        [until, serial, b"", _encode(kept), owner.id],
+        [jobs.now + alive, serial, b"", _encode(kept), owner.id],
     )
 
 

@@ -19,32 +19,34 @@ _counts = msgspec.msgpack.Decoder(tuple[int, ...])
 _PRUNE = 60.0  # seconds between two prunings
 
 
-def add(rows: Rows, jobs: StoredJobs, added: Sequence[HistoryRow]) -> None:
+def add(jobs: StoredJobs, added: Sequence[HistoryRow]) -> None:
     """Add counts to rows; from time to time, delete old rows."""
     if not added:
         return
-    stored = {_key(row): row for row in _read(rows, added)}
+    stored = {_key(row): row for row in _read(jobs.rows, added)}
     for row in added:
         before = stored.get(_key(row))
         if before is not None:
             counts = add_counts(before.counts, row.counts)
             row = msgspec.structs.replace(row, counts=counts, sample=row.sample or before.sample)
         stored[_key(row)] = row
-    _write(rows, list(stored.values()))
+    _write(jobs.rows, list(stored.values()))
     if jobs.wall >= jobs.history_pruned + _PRUNE:
-        prune(rows, jobs)
+        prune(jobs)
 
 
-def keep(rows: Rows, kept: Sequence[HistoryRow]) -> None:
+def keep(jobs: StoredJobs, rows: Sequence[HistoryRow]) -> None:
     """Replace rows; a row without counts and without a sample is deleted."""
-    for row in kept:
+    kept = {_key(row): row for row in rows}
+    for key, row in list(kept.items()):
         if not (row.counts or row.sample):
-            rows.send(
+            del kept[key]
+            jobs.rows.send(
                 "DELETE FROM tidemill_history WHERE kind = %s AND span = %s AND at = %s "
                 "AND name = %s",
-                list(_key(row)),
+                key,
             )
-    _write(rows, [row for row in {_key(row): row for row in kept}.values() if _has(row)])
+    _write(jobs.rows, list(kept.values()))
 
 
 def find(
@@ -64,10 +66,6 @@ def kinds(rows: Rows) -> list[tuple[str, int]]:
     """The kinds and spans that have rows, in order."""
     found = rows.execute("SELECT DISTINCT kind, span FROM tidemill_history", [])
     return sorted((kind, span) for kind, span in found)
-
-
-def _has(row: HistoryRow) -> bool:
-    return bool(row.counts or row.sample)
 
 
 def _key(row: HistoryRow) -> tuple[str, int, int, str]:
@@ -91,10 +89,10 @@ def _write(rows: Rows, changed: Sequence[HistoryRow]) -> None:
     rows.upsert("tidemill_history", _KEY, _COLUMNS, values)
 
 
-def prune(rows: Rows, jobs: StoredJobs) -> None:
+def prune(jobs: StoredJobs) -> None:
     """Delete old rows: rows of each span have their own age limit."""
     jobs.history_pruned = jobs.wall
     for span, seconds in KEEP.items():
-        rows.send(
+        jobs.rows.send(
             "DELETE FROM tidemill_history WHERE span = %s AND at < %s", [span, jobs.wall - seconds]
         )

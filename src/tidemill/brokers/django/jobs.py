@@ -44,7 +44,6 @@ class Facts(msgspec.Struct):
     born: float = 0.0
     departure: Departure | None = None
     arrivals: dict[str, tuple[str, int]] = {}
-    numbered: int = 0
     history_pruned: float = 0.0
     has_limits: bool = False
 
@@ -91,66 +90,55 @@ class _Items(dict[str, Item]):
         super().__setitem__(job_id, item)
 
 
-class Containers:
-    """The containers of one transaction: they read rows, and write the changed rows."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.keys = Keys(rows, HeldKeys())
-        self.queues = Queues(rows)
-        self.queue_limits = Limits(rows, "q")
-        self.limits = Limits(rows, "n")
-        self.partitions = Partitions(rows)
-
-    def load_limits(self, rows: Rows) -> None:
-        """Read all limits, which are few."""
-        for name, raw in rows.execute("SELECT name, facts FROM tidemill_limit", []):
-            (self.queue_limits if name[0] == "q" else self.limits).load(name[1:], bytes(raw))
-
-    def flush(self) -> None:
-        """Write the changed rows."""
-        self.queues.flush()
-        self.keys.flush()
-        if self.limits or self.queue_limits:
-            self.limits.flush()
-            self.queue_limits.flush()
-            self.partitions.flush()
-
-
 class StoredJobs(Jobs):
-    """The jobs of a database, in one transaction."""
+    """The jobs of a database, in one transaction.
 
-    def __init__(self, rows: Rows, retention: Retention, now: float, facts: bytes) -> None:
-        self._rows = rows
-        self._now = now
-        self._raw = facts
+    ``opened`` has the time of the database, the facts of the store, and the first times at which an
+    unfinished and a finished job must be looked at. ``also`` has the rows of further queries that
+    ran when the transaction began.
+    """
+
+    def __init__(
+        self, rows: Rows, retention: Retention, opened: Sequence[Any], also: Sequence[list[Any]]
+    ) -> None:
+        now, facts, self.alarm, self.prune = opened
+        self.rows = rows
+        self.also = also
+        self._now = rows.time_of(now)
+        self._raw = bytes(facts)
         self._numbers: list[int] = []
-        self.facts = decode_facts(facts) if facts else Facts()
         self._stored: dict[str, Stored] = {}
         self._missing: set[str] = set()
         self._deleted: list[int] = []
         self._moved: list[Item] = []  # jobs that moved to another queue
-        self.alarm: float | None = None  # the table's earliest alarm, at the beginning
-        self.alarm_passed = False  # True when the table no longer has this alarm
+        self.alarm_passed = False  # True when the table no longer has the alarm
         self.soonest: float | None = None  # the earliest alarm that was written here
         self.read_ahead = ""  # the queue whose first jobs were read
         self.news = False  # True when sleeping owners must look for jobs
         self.ends = False  # True when a job has ended
         super().__init__(retention, self._job_ended, workflows.ended)
         self.items = self._items = _Items(self)
-        self.rows_of = Containers(rows)
-        self.keys, self.held = self.rows_of.keys, self.rows_of.keys.held
-        self.stats = self.rows_of.queues
-        self.queue_limits, self.limits = self.rows_of.queue_limits, self.rows_of.limits
-        self.partitions = self.rows_of.partitions
+        self.keys = self.key_rows = Keys(rows, HeldKeys())
+        self.held = self.key_rows.held
+        self.stats = self.queue_rows = Queues(rows)
+        self.queue_limits = self._queue_limits = Limits(rows, "q")
+        self.limits = self._limits = Limits(rows, "n")
+        self.partitions = self.partition_rows = Partitions(rows)
         self._take_over_facts()
 
     def _take_over_facts(self) -> None:
-        facts = self.facts
+        self.facts = facts = decode_facts(self._raw) if self._raw else Facts()
         self.born, self.departure = facts.born, facts.departure
-        self.arrivals = facts.arrivals
-        self.numbered, self.history_pruned = facts.numbered, facts.history_pruned
+        self.arrivals, self.history_pruned = facts.arrivals, facts.history_pruned
         if facts.has_limits:
-            self.rows_of.load_limits(self._rows)
+            for name, raw in self.rows.execute("SELECT name, facts FROM tidemill_limit"):
+                limits = self._queue_limits if name[0] == "q" else self._limits
+                limits.load(name[1:], bytes(raw))
+
+    @property
+    def is_late(self) -> bool:
+        """True when jobs had come due before the transaction began."""
+        return self.alarm is not None and self.alarm <= self._now
 
     def _job_ended(self) -> None:
         self.ends = True
@@ -168,19 +156,19 @@ class StoredJobs(Jobs):
     @property
     def seq(self) -> int:
         """The last number of the sequence."""
-        return self._rows.dialect.last_number(self._rows.execute)
+        return self.rows.dialect.last_number(self.rows.execute)
 
     @seq.setter
     def seq(self, number: int) -> None:
         if number:
             self._numbers.clear()
-            self._rows.dialect.advance(self._rows.execute, number)
+            self.rows.dialect.advance(self.rows.execute, number)
 
     def reserve(self, count: int) -> None:
         """Draw numbers for ``count`` calls of :meth:`next_number` by one statement."""
         if count > len(self._numbers):
             missing = count - len(self._numbers)
-            self.add_numbers(self._rows.dialect.numbers(self._rows.execute, missing))
+            self.add_numbers(self.rows.dialect.numbers(self.rows.execute, missing))
 
     def add_numbers(self, numbers: Sequence[int]) -> None:
         """Add numbers that the database has given."""
@@ -201,7 +189,7 @@ class StoredJobs(Jobs):
         if not new:
             return
         missing.update(new)
-        for row in self._rows.select_in(SELECT + "id IN", new):
+        for row in self.rows.select_in(SELECT + "id IN", new):
             self.enter_row(row)
 
     def need_ids_and_beside(self, ids: Iterable[str]) -> None:
@@ -212,7 +200,7 @@ class StoredJobs(Jobs):
 
     def need_numbers(self, numbers: Iterable[int]) -> list[Item]:
         """Read the jobs of these numbers that exist, and the other rows that the rules need."""
-        found = [self.enter_row(r) for r in self._rows.select_in(SELECT + "seq IN", numbers)]
+        found = [self.enter_row(r) for r in self.rows.select_in(SELECT + "seq IN", numbers)]
         self.need_beside(found)
         return found
 
@@ -222,19 +210,19 @@ class StoredJobs(Jobs):
 
     def load(self, text: str, parameters: list[Any]) -> list[Item]:
         """Read the jobs of a query. Jobs that this transaction read before keep their changes."""
-        return [self.enter_row(row) for row in self._rows.execute(text, parameters)]
+        return [self.enter_row(row) for row in self.rows.execute(text, parameters)]
 
     def need_beside(self, items: Sequence[Item]) -> None:
         """Read the queues, keys and successors of jobs, and the jobs that wait for these jobs."""
         envelopes = [item.record.envelope for item in items]
-        self.rows_of.queues.need({envelope.queue for envelope in envelopes})
+        self.queue_rows.need({envelope.queue for envelope in envelopes})
         keys = [envelope.key for envelope in envelopes if envelope.key]
         self.need_keys(keys)
         self.need_ids([job_id for item in items for job_id in item.dependents])
 
     def need_keys(self, keys: Sequence[str]) -> None:
         """Read keys, and the jobs that have them."""
-        self.rows_of.keys.need(keys)
+        self.key_rows.need(keys)
         self.need_ids([job_id for key in keys if key for job_id in self.keys.get(key, ())])
 
     def need_flows(self, items: Sequence[Item]) -> None:
@@ -293,7 +281,7 @@ class StoredJobs(Jobs):
             self._deleted.append(stored.item.record.seq)
 
     def queue(self, name: str) -> QueueRow:
-        return self.rows_of.queues.row(name)
+        return self.queue_rows.row(name)
 
     def count(self, item: Item, by: int) -> None:
         self.queue(item.record.envelope.queue).change(item.record.state, by)
@@ -343,11 +331,16 @@ class StoredJobs(Jobs):
             became_ready = stored.item.record.state is State.READY and before[1] != values[1]
             self.news |= self._note_alarm(before[5], values[5]) or became_ready
             stored.before = values
-        self._rows.insert("tidemill_job", COLUMNS, new)
+        self.rows.insert("tidemill_job", COLUMNS, new)
         self._update(changed)
         self._move()
         self.facts.has_limits |= bool(self.limits or self.queue_limits)
-        self.rows_of.flush()
+        self.queue_rows.flush()
+        self.key_rows.flush()
+        if self.limits or self.queue_limits:
+            self._limits.flush()
+            self._queue_limits.flush()
+            self.partition_rows.flush()
         self._flush_facts()
 
     def _note_alarm(self, before: float | None, after: float | None) -> bool:
@@ -361,7 +354,7 @@ class StoredJobs(Jobs):
         return first is None or after < first
 
     def _delete(self) -> None:
-        self._rows.send_in("DELETE FROM tidemill_job WHERE seq IN", self._deleted)
+        self.rows.send_in("DELETE FROM tidemill_job WHERE seq IN", self._deleted)
         self._deleted = []
 
     def _move(self) -> None:
@@ -369,35 +362,34 @@ class StoredJobs(Jobs):
         for item in self._moved:
             envelope = item.record.envelope
             text = "UPDATE tidemill_job SET queue = %s, envelope = %s WHERE seq = %s"
-            self._rows.send(text, [envelope.queue, encode_envelope(envelope), item.record.seq])
+            self.rows.send(text, [envelope.queue, encode_envelope(envelope), item.record.seq])
         self._moved = []
 
     def _update(self, changed: list[Any]) -> None:
         if not changed:
             return
-        update = self._rows.dialect.update_jobs(CHANGING, changed)
+        update = self.rows.dialect.update_jobs(CHANGING, changed)
         if update is not None:
-            self._rows.send(*update)
+            self.rows.send(*update)
             return
-        if self._rows.dialect.vendor == "sqlite":
+        if self.rows.dialect.vendor == "sqlite":
             sets = ", ".join(f"{name} = %s" for name in CHANGING)
-            self._rows.execute_many(f"UPDATE tidemill_job SET {sets} WHERE seq = %s", changed)
+            self.rows.execute_many(f"UPDATE tidemill_job SET {sets} WHERE seq = %s", changed)
             return
         fixed = ("", "", "", "", "", b"")
         columns = (*CHANGING, "seq", "id", "queue", "task", "key", "share", "envelope")
-        before, behind = self._rows.dialect.upsert("tidemill_job", ["seq"], columns)
+        before, behind = self.rows.dialect.upsert("tidemill_job", ["seq"], columns)
         for name in columns[-6:]:
             behind = behind.replace(f', "{name}" = excluded."{name}"', "")
             behind = behind.replace(f", `{name}` = VALUES(`{name}`)", "")
-        self._rows.insert_between(before, [(*row, *fixed) for row in changed], behind)
+        self.rows.insert_between(before, [(*row, *fixed) for row in changed], behind)
 
     def _flush_facts(self) -> None:
         facts = self.facts
-        facts.departure = self.departure
-        facts.numbered, facts.history_pruned = self.numbered, self.history_pruned
+        facts.departure, facts.history_pruned = self.departure, self.history_pruned
         raw = _encode(facts)
         if raw != self._raw:
             self._raw = raw
             departs = int(self.departure is not None)
             text = "UPDATE tidemill_store SET departs = %s, facts = %s WHERE id = 1"
-            self._rows.send(text, [departs, raw])
+            self.rows.send(text, [departs, raw])

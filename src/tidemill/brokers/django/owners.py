@@ -15,9 +15,11 @@ from collections.abc import Generator, Mapping, Sequence
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
+from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.django.exchange import exchange, first_reads, has_nothing, renew
-from tidemill.brokers.django.store import Store, Transaction
+from tidemill.brokers.django.jobs import StoredJobs
+from tidemill.brokers.django.store import Store
 from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.django.wakeup import OWNERS, Bell
 from tidemill.brokers.rules.settle import release_owner
@@ -64,17 +66,17 @@ class AttachedOwner(shared.ConnectedOwner):
         if found is not None:
             return found
 
-        def work(transaction: Transaction) -> Reply:
-            transaction.jobs.last_queue = store.last_queue
-            reply = exchange(transaction, self.owner, step, serial, alive)
-            store.last_queue = transaction.jobs.last_queue
+        def work(jobs: StoredJobs) -> Reply:
+            jobs.last_queue = store.last_queue
+            reply = exchange(jobs, self.owner, step, serial, alive)
+            store.last_queue = jobs.last_queue
             return reply
 
-        def stay(transaction: Transaction) -> None:
-            renew(transaction, step.owner, alive)
-
         reply = store.change_on_time(
-            work, patience=patience, also=first_reads(step), with_each=stay
+            work,
+            patience=patience,
+            also=first_reads(step),
+            with_each=lambda jobs: renew(jobs, step.owner, alive),
         )
         self.renewed = time.monotonic()
         return reply
@@ -116,21 +118,24 @@ class Owners(shared.Owners[AttachedOwner]):
     def _draw(self, owner: Owner) -> int:
         return number_of(owner.id)
 
+    def _join(self, owner: Owner) -> int:
+        raise lacks(self._store.address.text, Feature.REMOTE_OWNERS, "an owner on another machine")
+
     def _make(self, owner: Owner, number: int) -> AttachedOwner:
         return AttachedOwner(self._store, owner, number)
 
     def _list(self, attached: AttachedOwner, before: AttachedOwner | None) -> None:
         owner, lease = attached.owner, self._store.address.owner_lease
 
-        def enlist(transaction: Transaction) -> None:
-            transaction.jobs.check_here()
-            transaction.jobs.need_holder(owner.id)
-            release_owner(transaction.jobs, owner.id, {})
-            transaction.rows.upsert(
+        def enlist(jobs: StoredJobs) -> None:
+            jobs.check_here()
+            jobs.need_holder(owner.id)
+            release_owner(jobs, owner.id, {})
+            jobs.rows.upsert(
                 "tidemill_owner",
                 ["id"],
                 ("id", "until", "serial", "facts", "commands", "reply"),
-                [(owner.id, transaction.jobs.now + lease, 0, _encode(owner), b"", b"")],
+                [(owner.id, jobs.now + lease, 0, _encode(owner), b"", b"")],
             )
 
         self._store.change(enlist)
@@ -149,14 +154,13 @@ class Owners(shared.Owners[AttachedOwner]):
     ) -> int:
         is_late = isinstance(proof, Row) and proof.late > 0
 
-        def work(transaction: Transaction) -> int:
-            rows, jobs = transaction.rows, transaction.jobs
+        def work(jobs: StoredJobs) -> int:
             text = 'SELECT id FROM tidemill_owner WHERE id = %s AND "until" > %s'
-            if is_late and rows.execute(text, [owner_id, jobs.now]):
+            if is_late and jobs.rows.execute(text, [owner_id, jobs.now]):
                 return 0
             jobs.need_holder(owner_id)
             held = release_owner(jobs, owner_id, causes)
-            rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
+            jobs.rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
             return held
 
         return self._store.change(work, rings=OWNERS)

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import kind_of
-from tidemill.brokers.django.store import Transaction
 from tidemill.brokers.django.tables import Rows, in_parts
 from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.put import put as put_by_rules
@@ -105,7 +105,7 @@ def _insert(rows: Rows, jobs: Sequence[Envelope]) -> list[str]:
 
 
 def put_within(
-    transaction: Transaction,
+    jobs: StoredJobs,
     envelopes: Sequence[Envelope],
     hold: Collection[str],
     let_go: Collection[str],
@@ -115,7 +115,7 @@ def put_within(
 
     Later puts with the same nonce get the answer of the first.
     """
-    rows, jobs = transaction.rows, transaction.jobs
+    rows = jobs.rows
     text = "SELECT sample FROM tidemill_history WHERE kind = %s AND name = %s AND at > %s"
     if nonce and (found := rows.execute(text, [_NONCE, nonce, int(jobs.now)])):
         return [Put(*one) for one in _puts.decode(bytes(found[0][0]))]
@@ -127,7 +127,7 @@ def put_within(
     jobs.need_keys(keys)
     for job_id in [i for key in keys if key for i in jobs.keys.get(key, ())]:
         check_due(jobs, jobs.items[job_id])  # many due jobs may not have moved yet
-    jobs.rows_of.queues.need({one.queue for one in envelopes})
+    jobs.queue_rows.need({one.queue for one in envelopes})
     jobs.reserve(len(envelopes))
     puts = put_by_rules(jobs, envelopes, hold, let_go)
     if nonce:
@@ -141,17 +141,17 @@ def put_within(
     return puts
 
 
-def put_again(transaction: Transaction, envelopes: Sequence[Envelope]) -> list[Put] | None:
+def put_again(jobs: StoredJobs, envelopes: Sequence[Envelope]) -> list[Put] | None:
     """The answer to a put whose first attempt may have been committed; None if it was not."""
-    transaction.jobs.need_ids([envelope.id for envelope in envelopes])
+    jobs.need_ids([envelope.id for envelope in envelopes])
     for envelope in envelopes:
-        item = transaction.jobs.items.get(envelope.id)
+        item = jobs.items.get(envelope.id)
         if item is None or item.record.envelope != envelope:
             return None
     return [Put(envelope.id, Placed.CREATED) for envelope in envelopes]
 
 
-def forget_nonces(transaction: Transaction) -> None:
+def forget_nonces(jobs: StoredJobs) -> None:
     """Forget old answers."""
     text = "DELETE FROM tidemill_history WHERE kind = %s AND at <= %s"
-    transaction.rows.send(text, [_NONCE, int(transaction.jobs.now)])
+    jobs.rows.send(text, [_NONCE, int(jobs.now)])

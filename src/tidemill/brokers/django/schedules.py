@@ -57,11 +57,10 @@ class _Records(dict[str, Schedule]):
 class StoredSchedules(ScheduleTable):
     """The schedules of a database, in one transaction."""
 
-    def __init__(self, rows: Rows, jobs: StoredJobs) -> None:
+    def __init__(self, jobs: StoredJobs) -> None:
         super().__init__(jobs)
-        self._rows = rows
-        self._stored = _Records(rows)
-        self.records = self._stored
+        self._rows = jobs.rows
+        self.records = self._stored = _Records(jobs.rows)
 
     def change(self, changes: Sequence[Change]) -> list[Changed]:
         """Read the records by few statements, change them, and write them."""

@@ -36,35 +36,6 @@ _OPEN = (
 )
 
 
-class Transaction:
-    """The state of the store in one transaction.
-
-    The argument ``also`` has further queries to run at the beginning. The attribute :attr:`also`
-    has the rows of each.
-    """
-
-    def __init__(self, rows: Rows, store: Store, also: Sequence[Statement] = ()) -> None:
-        opening = _OPEN.format(now=rows.dialect.now or "0")
-        opened, *self.also = rows.execute_all([(opening, []), *also])
-        if not opened:  # ``flush`` has emptied the tables: the store begins anew, with its name
-            store.create(rows)
-            opened, *self.also = rows.execute_all([(opening, []), *also])
-        [(now, facts, alarm, self.prune)] = opened
-        self.rows = rows
-        now = rows.time_of(now)
-        self.jobs = StoredJobs(rows, store.address.retention, now, bytes(facts))
-        self.alarm = self.jobs.alarm = alarm
-
-    @property
-    def is_late(self) -> bool:
-        """True when jobs had come due before the transaction began."""
-        return self.alarm is not None and self.alarm <= self.jobs.now
-
-    def come_due(self) -> bool:
-        """Move some of the jobs whose time has come; True when more such jobs may be left."""
-        return come_due(self.rows, self.jobs, self.alarm)
-
-
 class Store:
     """The store, and the access of this process to its database.
 
@@ -95,7 +66,7 @@ class Store:
         found = self.read(lambda rows: rows.execute(text))
         return decode_facts(bytes(found[0][0])) if found else Facts()
 
-    def create(self, rows: Rows) -> None:
+    def _create(self, rows: Rows) -> None:
         """Add the row of the store."""
         facts = Facts(store=self.name or new_id(), born=rows.now())
         text = "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)"
@@ -110,7 +81,7 @@ class Store:
 
         def work(rows: Rows) -> None:
             if not rows.execute("SELECT id FROM tidemill_store WHERE id = 1"):
-                self.create(rows)
+                self._create(rows)
 
         with (
             contextlib.suppress(BrokerUnavailable),
@@ -127,7 +98,7 @@ class Store:
 
     def change(
         self,
-        work: Callable[[Transaction], T],
+        work: Callable[[StoredJobs], T],
         *,
         rings: str = "",
         patience: float | None = None,
@@ -140,10 +111,10 @@ class Store:
         """
 
         def run(rows: Rows) -> tuple[T, StoredJobs]:
-            transaction = Transaction(rows, self, also)
-            done = work(transaction)
-            transaction.jobs.flush()
-            return done, transaction.jobs
+            jobs = self._begin(rows, also)
+            done = work(jobs)
+            jobs.flush()
+            return done, jobs
 
         done, jobs = self.database.write(run, patience=patience)
         self.ring(rings + OWNERS * jobs.news + WAITERS * jobs.ends)
@@ -151,12 +122,12 @@ class Store:
 
     def change_on_time(
         self,
-        work: Callable[[Transaction], T],
+        work: Callable[[StoredJobs], T],
         *,
         rings: str = "",
         patience: float | None = None,
         also: Sequence[Statement] = (),
-        with_each: Callable[[Transaction], object] = lambda transaction: None,
+        with_each: Callable[[StoredJobs], object] = lambda jobs: None,
     ) -> T:
         """First move all jobs whose time has come; then change jobs.
 
@@ -164,25 +135,34 @@ class Store:
         transactions also calls ``with_each``.
         """
 
-        def run(transaction: Transaction) -> tuple[T] | None:
-            if transaction.come_due():
-                with_each(transaction)
+        def run(jobs: StoredJobs) -> tuple[T] | None:
+            if come_due(jobs):
+                with_each(jobs)
                 return None
-            return (work(transaction),)
+            return (work(jobs),)
 
         while (done := self.change(run, rings=rings, patience=patience, also=also)) is None:
             pass
         return done[0]
 
-    def change_within(self, wrapper: Any, work: Callable[[Transaction], T]) -> T:
+    def change_within(self, wrapper: Any, work: Callable[[StoredJobs], T]) -> T:
         """Change jobs within a caller's transaction, on the caller's connection."""
         rows = Borrowed(wrapper)
         with rows.entered():
-            transaction = Transaction(rows, self)
-            transaction.come_due()
-            done = work(transaction)
-            transaction.jobs.flush()
+            jobs = self._begin(rows)
+            come_due(jobs)
+            done = work(jobs)
+            jobs.flush()
         return done
+
+    def _begin(self, rows: Rows, also: Sequence[Statement] = ()) -> StoredJobs:
+        """The state of the store in a transaction that has just begun."""
+        opening = _OPEN.format(now=rows.dialect.now or "0"), ()
+        opened, *found = rows.execute_all([opening, *also])
+        if not opened:  # ``flush`` has emptied the tables: the store begins anew, with its name
+            self._create(rows)
+            opened, *found = rows.execute_all([opening, *also])
+        return StoredJobs(rows, self.address.retention, opened[0], found)
 
     def ring(self, kinds: str) -> None:
         """Wake sleepers of this machine."""

@@ -81,7 +81,7 @@ class Admin(Part):
         self, queue: str, *, paused: bool | None = None, max_size: int | None = None
     ) -> None:
         with self._lock:
-            admin.set_queue(self._jobs, queue, paused, max_size)
+            admin.set_queue(self._jobs, queue, paused=paused, max_size=max_size)
             self._wake_all()
 
     def forget_queue(self, queue: str) -> bool:
@@ -153,7 +153,7 @@ class Transfer(Part):
     def depart(self, where: str, *, seal: bool = False) -> Departure:
         with self._lock:
             self._wake_all()
-            return transfer.depart(self._jobs, where, seal)
+            return transfer.depart(self._jobs, where, seal=seal)
 
     def stay(self) -> None:
         with self._lock:

@@ -125,7 +125,9 @@ def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
     return True
 
 
-def set_queue(jobs: Jobs, queue: str, paused: bool | None, max_size: int | None) -> None:
+def set_queue(
+    jobs: Jobs, queue: str, *, paused: bool | None = None, max_size: int | None = None
+) -> None:
     """Pause or resume a queue, or set its bound; None changes nothing."""
     jobs.check_here()
     row = jobs.queue(queue)

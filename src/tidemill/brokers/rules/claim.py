@@ -16,11 +16,10 @@ from tidemill.core.owner import Owner
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
     """Lease up to ``want.count`` jobs."""
     for number in range(want.count):
-        item = _choose_lost(jobs, want) if number == 0 else None
-        item = item or _choose(jobs, want)
-        if item is None:
+        chosen = choose(jobs, want, first=number == 0)
+        if not chosen:
             return
-        yield start_lease(jobs, item, owner)
+        yield start_lease(jobs, jobs.items[chosen], owner)
 
 
 def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
@@ -48,12 +47,6 @@ def _lend(jobs: Jobs, item: Item, token: int, turn: int, ttr: float) -> Lease:
     return Lease(token, *counts, e.timeout, r.leased, ttr, envelope, inputs)
 
 
-def _choose_lost(jobs: Jobs, want: Want) -> Item | None:
-    """The first task that must run alone, if the want allows such a task."""
-    heads = _heads(jobs, want, [LOST]) if want.alone and want.tasks else {}
-    return jobs.items[min(heads.values())[2]] if heads else None
-
-
 def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
     """The first job of these kinds in each queue that is not paused and whose limit has room."""
     heads: dict[str, Ready] = {}
@@ -68,15 +61,21 @@ def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
     return heads
 
 
-def _choose(jobs: Jobs, want: Want) -> Item | None:
-    """The next job for this want, or None."""
+def choose(jobs: Jobs, want: Want, *, first: bool) -> str:
+    """The id of the next job for this want, or an empty string.
+
+    Only as the ``first`` job, and if the want allows it, a task may be chosen that must run alone.
+    """
+    lost = _heads(jobs, want, [LOST]) if first and want.alone and want.tasks else {}
+    if lost:
+        return min(lost.values())[2]
     kinds = [kind for kind, wanted in ((TASKS, want.tasks), (MESSAGES, want.messages)) if wanted]
     heads = _heads(jobs, want, kinds)
     if not heads:
-        return None
+        return ""
     if want.mode is Mode.MERGED:
-        return jobs.items[min(heads.values())[2]]
+        return min(heads.values())[2]
     if want.mode is Mode.FAIR:
         jobs.last_queue = min((n for n in heads if n > jobs.last_queue), default=min(heads))
-        return jobs.items[heads[jobs.last_queue][2]]
-    return jobs.items[next(iter(heads.values()))[2]]
+        return heads[jobs.last_queue][2]
+    return next(iter(heads.values()))[2]

@@ -16,7 +16,7 @@ from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import Record, State
 
 
-def depart(jobs: Jobs, where: str, seal: bool) -> Departure:
+def depart(jobs: Jobs, where: str, *, seal: bool = False) -> Departure:
     """Begin a departure, or continue it."""
     known = jobs.departure or Departure(new_id(), where)
     if known.where != where:

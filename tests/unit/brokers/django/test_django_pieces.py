@@ -18,9 +18,10 @@ from servers import django_on_sqlite
 
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django import inspect
+from tidemill.brokers.django import store as store_module
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.django.connections import Connection
-from tidemill.brokers.django.store import Transaction
+from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
@@ -302,15 +303,15 @@ def test_an_owner_whose_step_waits_for_many_due_jobs_keeps_its_lease(
     store.put(1200, delay=10.0)
     store.advance(20)
     seen: list[float] = []
-    come_due = Transaction.come_due
+    come_due = store_module.come_due
 
-    def late(transaction: Transaction) -> bool:
+    def late(jobs: StoredJobs) -> bool:
         text = 'SELECT "until" FROM tidemill_owner'
-        seen.extend(until for (until,) in transaction.rows.execute(text, []))
+        seen.extend(until for (until,) in jobs.rows.execute(text))
         store.advance(1)
-        return come_due(transaction)
+        return come_due(jobs)
 
-    monkeypatch.setattr(Transaction, "come_due", late)
+    monkeypatch.setattr(store_module, "come_due", late)
     # when the owner makes a step
     assert len(store.owner.take(10)) == 10
     # then each transaction has renewed its lease

@@ -58,7 +58,7 @@ def test_the_sessions_of_the_broker_have_the_settings_that_they_need(broker: Dja
         "extra_float_digits": "1",
         "statement_timeout": "0",
     }
-    isolation = broker._store.change(lambda one: one.rows.execute("SHOW transaction_isolation"))
+    isolation = broker._store.change(lambda jobs: jobs.rows.execute("SHOW transaction_isolation"))
     assert isolation == [("read committed",)]
 
 
