@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
         return pass_by_key
     if name in __all__:
-        from tidemill.django.framework.public import public
+        from tidemill.django.framework.backend import public
 
         return public(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

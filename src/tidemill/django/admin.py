@@ -2,65 +2,458 @@
 
 The index of the admin lists the models of ``django://``. Their permissions decide who may view,
 change or delete jobs, queues and schedules, and who may add schedules. The pages read the stores of
-the apps through the broker contract (:mod:`.admin_pages`). So they show the same on LMDB, Redis or
-PostgreSQL.
+the apps through the broker contract. So they show the same on LMDB, Redis or PostgreSQL.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import datetime as dt
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from django.contrib import admin
-from django.urls import path
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.http import urlencode
+from django.utils.text import capfirst
 
-from tidemill.django.admin_pages import JobPages, Pages, QueuePages, SchedulePages, WorkerPages
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
+from tidemill.brokers.generic.purges import purge as purge_jobs
+from tidemill.brokers.generic.purges import restore as restore_jobs
+from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
+from tidemill.client.search import states_of, users_queues
+from tidemill.client.trail import trail_of
+from tidemill.core.job import Record, State
+from tidemill.django.framework.parts import mills
 from tidemill.django.models import Job, Owner, Queue, Schedule
+from tidemill.django.project import DjangoMill, load_tasks, project_mill
+from tidemill.errors import (
+    InvalidOption,
+    JobNotFound,
+    ScheduleExists,
+    ScheduleNotFound,
+    TidemillError,
+)
+from tidemill.schedules.declare import Schedule as Declared
+from tidemill.schedules.parse import When
+
+PAGE = 100
+FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
+
+Action = Callable[[DjangoMill, list[str], Any], str]
+
+
+def stores() -> dict[str, DjangoMill]:
+    """The apps of the project by name: its own app, and the apps of aliases with another store."""
+    own = project_mill()
+    return {"": own} | {alias: mill for alias, mill in mills().items() if mill is not own}
 
 
 class StoreAdmin(admin.ModelAdmin):
-    """A model admin with the pages of a class in :mod:`.admin_pages`."""
+    """The pages of one kind of things, such as jobs or queues.
 
-    pages: type[Pages]
+    Attributes:
+        verbs: each action with the permission that it needs and the function that does it.
+        add: the view that adds a thing, or None.
+    """
+
+    template = ""
+    title = ""
+    add: Any = None
+    verbs: ClassVar[dict[str, tuple[str, Action]]] = {}
 
     def get_urls(self) -> list[Any]:
         """The URLs of the list and of the page of one thing. Both pages also receive actions."""
-        pages = self.pages(self)
         view, name = self.admin_site.admin_view, f"tidemill_{self.opts.model_name}"
-        adding = [path("add/", view(pages.add), name=f"{name}_add")] if pages.add else []
+        adding = [path("add/", view(self.add), name=f"{name}_add")] if self.add else []
         return [
-            path("", view(pages.list), name=f"{name}_changelist"),
+            path("", view(self.list_view), name=f"{name}_changelist"),
             *adding,
-            path("<path:object_id>/change/", view(pages.show), name=f"{name}_change"),
+            path("<path:object_id>/change/", view(self.one_view), name=f"{name}_change"),
         ]
 
     def has_add_permission(self, request: Any) -> bool:
         """False for things that only code and workers make, such as jobs."""
-        return bool(self.pages.add) and super().has_add_permission(request)
+        return bool(self.add) and super().has_add_permission(request)
+
+    # -- views ------------------------------------------------------------------------------------
+
+    def list_view(self, request: Any) -> HttpResponse:
+        """The list, or an action on the selected things."""
+        return self._answer(request, self.template, self.rows, {"title": self.title})
+
+    def one_view(self, request: Any, object_id: str) -> HttpResponse:
+        """The page of one thing, or an action on it."""
+
+        def one(mill: DjangoMill, request: Any) -> dict[str, Any]:
+            return self.one(mill, object_id)
+
+        more = {"title": object_id, "object_id": object_id}
+        return self._answer(request, self.template.replace(".", "_one."), one, more)
+
+    def _answer(self, request: Any, template: str, look: Any, more: dict[str, Any]) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        mill = self._mill(request)
+        if request.method == "POST":
+            return self._act(mill, request)
+        try:
+            shown = look(mill, request)
+        except (JobNotFound, ScheduleNotFound) as error:
+            raise Http404(str(error)) from error
+        except TidemillError as error:
+            messages.error(request, str(error))
+            shown = {}
+        return self._page(request, template, {**more, **shown})
+
+    def _mill(self, request: Any) -> DjangoMill:
+        """The app whose store the URL of the request names."""
+        name = request.GET.get("store", "")
+        mill = stores().get(name)
+        if mill is None:
+            raise Http404(f"no store {name!r}")
+        return mill
+
+    def _page(self, request: Any, template: str, shown: dict[str, Any]) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "store": request.GET.get("store", ""),
+            "stores": list(stores()),
+            "may_add": self.has_add_permission(request),
+            "may_change": self.has_change_permission(request),
+            "may_delete": self.has_delete_permission(request),
+            **shown,
+        }
+        return TemplateResponse(request, f"admin/tidemill/{template}", context)
+
+    def _act(self, mill: DjangoMill, request: Any) -> HttpResponse:
+        action = self.verbs.get(request.POST.get("action", ""))
+        if action is None:
+            raise Http404("no such action")
+        permission, do = action
+        allowed = getattr(self, f"has_{permission}_permission")
+        if not allowed(request):
+            raise PermissionDenied
+        names = request.POST.getlist("selected")
+        try:
+            messages.success(request, do(mill, names, request))
+        except TidemillError as error:
+            messages.error(request, str(error))
+        back = request.get_full_path() if request.POST.get("stay") else self._list_url(request)
+        return HttpResponseRedirect(back)
+
+    def _list_url(self, request: Any) -> str:
+        if "/change/" in request.path or request.path.endswith("/add/"):
+            view = f"admin:tidemill_{self.opts.model_name}_changelist"
+            base = str(reverse(view, current_app=self.admin_site.name))
+            store = request.GET.get("store")
+            return f"{base}?{urlencode({'store': store})}" if store else base
+        return str(request.get_full_path())
+
+    # -- what a subclass shows --------------------------------------------------------------------
+
+    def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
+        """The context of the list."""
+        raise NotImplementedError
+
+    def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
+        """The context of the page of one thing."""
+        raise Http404
+
+
+def _moment(seconds: float) -> dt.datetime | None:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC) if seconds else None
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
+    done = retry_jobs(mill.runtime, ids)
+    return f"{sum(done)} of {len(ids)} jobs start again."
+
+
+def _cancel(mill: DjangoMill, ids: list[str], _: Any) -> str:
+    done = cancel_jobs(mill.runtime, ids)
+    return f"{sum(done)} of {len(ids)} jobs are asked to stop."
+
+
+def _delete(mill: DjangoMill, ids: list[str], _: Any) -> str:
+    return f"{sum(delete_jobs(mill.runtime, ids))} of {len(ids)} jobs are deleted."
 
 
 @admin.register(Job)
 class JobAdmin(StoreAdmin):
-    """Jobs: list, search, trail, retry, cancel, delete."""
+    """Jobs, newest first, by state, queue, task, key, tag, text or the beginning of the id."""
 
-    pages = JobPages
+    template = "jobs.html"
+    title = "Jobs"
+    verbs: ClassVar = {
+        "retry": ("change", _retry),
+        "cancel": ("change", _cancel),
+        "delete": ("delete", _delete),
+    }
+
+    def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
+        """A page of jobs."""
+        given = {name: request.GET.get(name, "").strip() for name in FILTERS}
+        context: dict[str, Any] = {"filters": given, "states": list(State), "jobs": []}
+        what = Filter(
+            states=states_of(given["state"] or ()),
+            queue=given["queue"],
+            task=given["task"],
+            key=given["key"],
+            tag=given["tag"],
+            text=given["text"],
+            id_prefix=given["id"],
+        )
+        page = mill.jobs(what).page(limit=PAGE, cursor=request.GET.get("after", ""))
+        context["jobs"] = [self._row(record) for record in page.records]
+        if page.cursor:
+            kept = {**given, "store": request.GET.get("store", ""), "after": page.cursor}
+            context["older"] = urlencode({name: value for name, value in kept.items() if value})
+        return context
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        envelope = record.envelope
+        return {
+            "id": envelope.id,
+            "task": envelope.task or "message",
+            "state": str(record.state),
+            "queue": envelope.queue,
+            "arguments": envelope.text,
+            "created": _moment(envelope.created),
+            "attempt": record.current_attempt,
+            "progress": record.progress,
+            "progress_text": record.progress_text,
+            "error": record.latest_error,
+        }
+
+    def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
+        """A job with its trail, its attempts and its log."""
+        record = mill.job(name).refresh()
+        return {
+            "job": self._row(record),
+            "public": record.public(),
+            "trail": [(_moment(event.time), event) for event in trail_of(record)],
+            "attempts": [
+                {"attempt": each, "started": _moment(each.started), "ended": _moment(each.ended)}
+                for each in record.attempts
+            ],
+            "log": [(_moment(when), line) for when, line in record.log],
+            "result": repr(record.result)[:2000] if record.state is State.SUCCEEDED else "",
+            "finished": record.state.finished,
+        }
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+def _set_paused(paused: bool) -> Action:
+    def do(mill: DjangoMill, names: list[str], _: Any) -> str:
+        for name in names:
+            mill.broker.set_queue(name, paused=paused)
+        return f"{', '.join(names)}: {'paused' if paused else 'resumed'}."
+
+    return do
+
+
+def _purge(mill: DjangoMill, names: list[str], _: Any) -> str:
+    return f"{sum(purge_jobs(mill.broker, name).jobs for name in names)} jobs are deleted."
+
+
+def _restore(mill: DjangoMill, names: list[str], _: Any) -> str:
+    b = mill.broker
+    done = [restore_jobs(b, name) for name in names if list_purges(b, name)]
+    text = f"{sum(one.jobs for one in done)} jobs are restored."
+    if left := sum(one.left for one in done):
+        text += f" {left} stay purged: {WHY_LEFT}."
+    return text
 
 
 @admin.register(Queue)
 class QueueAdmin(StoreAdmin):
-    """Queues: numbers, pause, resume, purge."""
+    """Queues in numbers."""
 
-    pages = QueuePages
+    template = "queues.html"
+    title = "Queues"
+    verbs: ClassVar = {
+        "pause": ("change", _set_paused(True)),
+        "resume": ("change", _set_paused(False)),
+        "purge": ("delete", _purge),
+        "restore": ("delete", _restore),
+    }
+
+    def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
+        """All queues."""
+        return {"queues": users_queues(mill.broker.stats())}
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+
+class ScheduleForm(forms.Form):
+    """Name, call and times of a schedule. :meth:`save` makes the checks that need the store."""
+
+    name = forms.CharField(max_length=200)
+    task = forms.CharField(
+        max_length=500,
+        help_text="The name of a task, such as shop.tasks.send_receipt.",
+        widget=forms.TextInput(attrs={"list": "tasks", "size": 60}),
+    )
+    arguments = forms.JSONField(
+        required=False,
+        help_text='A list in JSON, such as ["night", 3].',
+        widget=forms.TextInput(attrs={"size": 60}),
+    )
+    keywords = forms.JSONField(
+        required=False,
+        help_text='An object in JSON, such as {"note": "night"}.',
+        widget=forms.TextInput(attrs={"size": 60}),
+    )
+    queue = forms.CharField(
+        required=False, max_length=200, help_text="Leave it empty for the queue of the task."
+    )
+    cron = forms.CharField(
+        required=False,
+        max_length=200,
+        help_text="Minute, hour, day of month, month, day of week: 0 3 * * * is 3:00 every day.",
+    )
+    every = forms.CharField(
+        required=False, max_length=100, help_text="Such as 15 minutes, or 1 day. Instead of cron."
+    )
+    at = forms.DateTimeField(
+        required=False, help_text="A single time: 2030-12-31 23:59. Instead of cron."
+    )
+    zone = forms.CharField(
+        required=False,
+        max_length=100,
+        label="Time zone",
+        initial=timezone.get_default_timezone_name,
+    )
+    repeats = forms.IntegerField(
+        required=False, min_value=1, help_text="The number of jobs. Empty: the schedule never ends."
+    )
+
+    def clean_arguments(self) -> list[Any]:
+        """The arguments, which must be a list."""
+        given = self.cleaned_data["arguments"]
+        if given is not None and not isinstance(given, list):
+            raise forms.ValidationError("This must be a list in JSON.")
+        return given or []
+
+    def clean_keywords(self) -> dict[str, Any]:
+        """The keywords, which must be an object."""
+        given = self.cleaned_data["keywords"]
+        if given is not None and not isinstance(given, dict):
+            raise forms.ValidationError("This must be an object in JSON.")
+        return given or {}
+
+    def save(self, mill: DjangoMill) -> Declared:
+        """Add the schedule.
+
+        Raises:
+            TidemillError: a value is wrong, the name is taken, or nobody has declared the task.
+            TypeError: the task does not take these arguments.
+        """
+        given = self.cleaned_data
+        load_tasks()
+        call = mill.call(given["task"], *given["arguments"], **given["keywords"])
+        if given["queue"]:
+            call = call.using(queue=given["queue"])
+        names = ("cron", "every", "at", "zone", "repeats")
+        times: Any = {name: given[name] for name in names if given[name]}
+        return mill.schedules.add(given["name"], call, **times)
+
+
+def known_tasks(mill: DjangoMill) -> list[str]:
+    """The names of the tasks in the modules ``tasks`` of the project."""
+    load_tasks()
+    return sorted(name for name in list(mill.tasks) if not name.startswith("tidemill."))
+
+
+def _each(verb: str, outcome: str) -> Action:
+    def do(mill: DjangoMill, names: list[str], _: Any) -> str:
+        for name in names:
+            getattr(mill.schedules, verb)(name)
+        return f"{', '.join(names)}: {outcome}."
+
+    return do
+
+
+def _edit(mill: DjangoMill, names: list[str], request: Any) -> str:
+    if len(names) != 1:
+        raise InvalidOption("name must be one schedule: choose one and edit again")
+    (name,) = names
+    given = {key: request.POST.get(key, "").strip() for key in ("cron", "every", "zone")}
+    times: Any = {key: value for key, value in given.items() if value}
+    if mill.schedules.get(name).code:
+        raise InvalidOption(
+            f"code declares the schedule {name!r}, and the next worker would restore its times; "
+            "change the code"
+        )
+    mill.schedules.retime(name, When(**times))
+    return f"{name} has new times."
 
 
 @admin.register(Schedule)
 class ScheduleAdmin(StoreAdmin):
-    """Schedules: times, add, run now, pause, resume, edit, remove."""
+    """Schedules, and the forms for a new schedule and for new times."""
 
-    pages = SchedulePages
+    template = "schedules.html"
+    title = "Schedules"
+    verbs: ClassVar = {
+        "run": ("change", _each("run", "a job is enqueued")),
+        "pause": ("change", _each("pause", "paused")),
+        "resume": ("change", _each("resume", "resumed")),
+        "edit": ("change", _edit),
+        "remove": ("delete", _each("remove", "removed")),
+    }
+
+    def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
+        """All schedules."""
+        return {"schedules": list(mill.schedules)}
+
+    def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
+        """A schedule with its next times."""
+        return {"schedule": mill.schedules.get(name), "times": mill.schedules.next_times(name)}
+
+    def add(self, request: Any) -> HttpResponse:
+        """The form for a new schedule."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        mill, form = self._mill(request), ScheduleForm(request.POST or None)
+        if form.is_valid():
+            try:
+                name = form.save(mill).name
+            except ScheduleExists as error:
+                form.add_error("name", capfirst(str(error)))
+            except (TidemillError, TypeError) as error:
+                form.add_error(None, capfirst(str(error)))
+            else:
+                messages.success(request, f"The schedule {name} is added.")
+                return HttpResponseRedirect(self._list_url(request))
+        shown = {"title": "Add schedule", "form": form, "tasks": known_tasks(mill)}
+        return self._page(request, "schedules_add.html", shown)
+
+
+# -- workers --------------------------------------------------------------------------------------
 
 
 @admin.register(Owner)
 class WorkerAdmin(StoreAdmin):
     """Workers and consumers that are alive."""
 
-    pages = WorkerPages
+    template = "workers.html"
+    title = "Workers"
+
+    def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
+        """All owners."""
+        owners = sorted(mill.broker.owners(), key=lambda owner: owner.started)
+        return {"workers": [{"owner": each, "started": _moment(each.started)} for each in owners]}

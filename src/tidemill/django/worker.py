@@ -16,10 +16,9 @@ from typing import Any
 import django
 from django.apps import apps
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 
 from tidemill.core.suggest import hint
-from tidemill.django.framework.parts import default
+from tidemill.django.framework.parts import default, mills
 from tidemill.django.project import load_tasks, project_mill
 from tidemill.django.q.calls import declare
 from tidemill.errors import InvalidOption
@@ -52,19 +51,9 @@ class _Backends:
         return mill
 
 
-def _make_backends() -> None:
-    """Make the backends of ``TASKS``. A backend finds the framework's tasks for its app."""
-    try:
-        handler = default().backends
-    except ImproperlyConfigured:  # no tasks framework is installed
-        return
-    for alias in handler.settings:
-        getattr(handler[alias], "mill", None)
-
-
 _start()
 mill = project_mill()
 mill.runtime.find_in_apps()
 declare(mill)
-_make_backends()
+mills()  # each backend finds the tasks of the framework for its app
 backends = _Backends()

@@ -20,16 +20,22 @@ from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
 from tidemill.client.puts import PendingPuts
 from tidemill.core.clock import new_id
-from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Record
 from tidemill.django.checks import app_missing, problems
 from tidemill.django.commit import CommitRule
-from tidemill.django.framework.parts import Framework
-from tidemill.django.framework.results import ALIAS, end_failed, found_task, moment_of, result_of
+from tidemill.django.framework.parts import Framework, default, load
+from tidemill.django.framework.results import (
+    ALIAS,
+    arguments_of,
+    end_failed,
+    found_task,
+    moment_of,
+    result_of,
+)
 from tidemill.django.framework.run import runner
-from tidemill.django.framework.task import OPTIONS, moment, task_class
+from tidemill.django.framework.task import OPTIONS, decorator, moment, task_class
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.settings import read_settings
 from tidemill.errors import InvalidOption, TidemillError
@@ -254,7 +260,7 @@ class _Backend:
 
     def _new_result(self, task: Any, envelope: Envelope, job_id: str) -> Any:
         base = self.framework.base
-        args, kwargs = _arguments(envelope)
+        args, kwargs = arguments_of(envelope)
         return base.TaskResult(
             task=task,
             id=job_id,
@@ -306,10 +312,6 @@ class _Backend:
 _ABSENT = object()
 
 
-def _arguments(envelope: Envelope) -> Any:
-    return (unpack_pickle if envelope.pickled else unpack)(envelope.body)
-
-
 @functools.cache
 def backend_class(framework: Framework) -> Any:
     """The backend of a framework."""
@@ -320,3 +322,28 @@ def backend_class(framework: Framework) -> Any:
         "task_class": task_class(framework),
     }
     return type("TaskBackend", (_Backend, framework.Backend), members)
+
+
+def public(name: str) -> Any:
+    """A public name of :mod:`tidemill.django` that belongs to a framework.
+
+    Raises:
+        ImportError: the name belongs to a framework that is not installed.
+    """
+    if name == "BackportTaskBackend":
+        return backend_class(_backport())
+    framework = default()
+    makers: dict[str, Any] = {"TaskBackend": backend_class, "Task": task_class, "task": decorator}
+    return makers[name](framework)
+
+
+def _backport() -> Any:
+    try:
+        return load("django_tasks")
+    except ModuleNotFoundError as error:
+        if error.name != "django_tasks":
+            raise
+        raise ImportError(
+            "BackportTaskBackend needs the package django-tasks: pip install django-tasks; "
+            "or use TaskBackend, since Django 6 has a tasks framework of its own"
+        ) from error

@@ -1,7 +1,7 @@
 """Django's tasks framework: ``django.tasks`` since Django 6.0, or the package ``django_tasks``.
 
 The two packages have the same parts at different paths. A :class:`Framework` names the parts of one
-package. Each framework has its own backend and its own task class (:mod:`.public`).
+package. Each framework has its own backend and its own task class.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ def default() -> Framework:
         "this version of Django has no tasks framework; install the package django-tasks, or "
         "declare tasks with: from tidemill.django import mill"
     )
+
+
+def mills() -> dict[str, Any]:
+    """The apps of the aliases in ``TASKS`` whose backend is ours, by alias."""
+    try:
+        handler = default().backends
+    except ImproperlyConfigured:  # no tasks framework is installed
+        return {}
+    found = {alias: getattr(handler[alias], "mill", None) for alias in handler.settings}
+    return {alias: mill for alias, mill in found.items() if mill is not None}
 
 
 @functools.cache

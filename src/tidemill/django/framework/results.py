@@ -26,6 +26,7 @@ from django.utils.module_loading import import_string
 import tidemill
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
+from tidemill.core.envelope import Envelope
 from tidemill.core.job import Attempt, Outcome, Record, State
 from tidemill.core.priority import priority_of
 from tidemill.django.framework.parts import Framework
@@ -47,6 +48,12 @@ def moment_of(seconds: float) -> dt.datetime | None:
     if not seconds:
         return None
     return dt.datetime.fromtimestamp(seconds, dt.UTC if settings.USE_TZ else None)
+
+
+def arguments_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a job, encoded with msgpack or pickle."""
+    args, kwargs = (unpack_pickle if envelope.pickled else unpack)(envelope.body)
+    return args, kwargs
 
 
 def found_task(framework: Framework, record: Record, func: Callable[..., Any] | None) -> Any:
@@ -71,7 +78,7 @@ def found_task(framework: Framework, record: Record, func: Callable[..., Any] | 
 def result_of(framework: Framework, task: Any, record: Record) -> Any:
     """The result of a job as it is now."""
     base, envelope = framework.base, record.envelope
-    args, kwargs = (unpack_pickle if envelope.pickled else unpack)(envelope.body)
+    args, kwargs = arguments_of(envelope)
     attempts = record.attempts
     first = attempts[0].started or attempts[0].leased if attempts else 0.0
     last = attempts[-1].started or attempts[-1].leased if attempts else 0.0

@@ -26,8 +26,7 @@ from tidemill.django.q.results import (
     result,
     result_group,
 )
-from tidemill.django.q.schedule_objects import Schedule
-from tidemill.django.q.schedules import schedule
+from tidemill.django.q.schedules import Schedule, schedule
 
 __all__ = [
     "AsyncTask",

@@ -9,10 +9,8 @@ from typing import Any
 
 from tidemill.client.call import Ended
 from tidemill.client.job_handle import Job
-from tidemill.core.codec import unpack, unpack_pickle
-from tidemill.core.envelope import Envelope
 from tidemill.core.job import GROUP, Record, State
-from tidemill.django.framework.results import moment_of
+from tidemill.django.framework.results import arguments_of, moment_of
 from tidemill.django.project import DjangoMill, project_mill
 from tidemill.errors import JobNotFound, ResultTimeout
 
@@ -78,7 +76,7 @@ class Task:
         envelope = record.envelope
         task = cls(id=envelope.id, name=envelope.id, cluster=envelope.queue)
         if envelope.task != GROUP:
-            args, _ = _arguments(envelope)
+            args, _ = arguments_of(envelope)
             task.func, task.args, task.kwargs = args[0], tuple(args[1]), args[2]
         for tag in envelope.tags:
             kind, _, value = tag.partition(":")
@@ -202,19 +200,13 @@ def split_group(group_id: str) -> tuple[list[Task], list[str]]:
 def _ungrouped(mill: DjangoMill, group_id: str) -> set[str]:
     """The ids of the tasks that have left a group."""
     found = _records(mill, ungrouped_tag(group_id))
-    return {task_id for record in found for task_id in _arguments(record.envelope)[0]}
+    return {task_id for record in found for task_id in arguments_of(record.envelope)[0]}
 
 
 def _records(mill: DjangoMill, tag: str) -> list[Record]:
     """The records of the jobs with a tag."""
     ids = [job.id for job in mill.jobs(tag=tag)]
     return [record for record in mill.runtime.job_store.wait_for(ids, 0) if record is not None]
-
-
-def _arguments(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a job, encoded with msgpack or pickle."""
-    args, kwargs = (unpack_pickle if envelope.pickled else unpack)(envelope.body)
-    return args, kwargs
 
 
 def _place(record: Record) -> tuple[str, int]:
