@@ -192,14 +192,6 @@ class Commits(Case):
         self.assertEqual(result.id, known.id)
         self.assertEqual([copy.placed for copy in copies], ["created"])
 
-    def test_a_savepoint_that_rolls_back_leaves_no_job(self):
-        with transaction.atomic():
-            kept = tasks.noop.enqueue()
-            with contextlib.suppress(RuntimeError), transaction.atomic():
-                tasks.noop.enqueue()
-                raise RuntimeError
-        self.assertEqual(self.stored(), [kept.id])
-
     def test_a_place_of_a_limit_is_taken_inside_a_transaction(self):
         limit = Limit(name="report", concurrency=1)
         with transaction.atomic(), mill.limits.hold(limit, timeout=60):

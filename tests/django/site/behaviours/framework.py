@@ -1,10 +1,20 @@
-"""Behaviours of the tasks framework, as the published tests of its database backend state them."""
+"""Behaviours of the tasks framework, as its published tests and its database backend state them.
 
+Not here, since tidemill has no such thing: a function for ids; a model of results with its indexes,
+order, locks and names; a polling interval; a worker that excludes queues; a command that prunes
+results (``result_ttl`` does). A job whose task cannot be imported waits for a worker that knows the
+task, and does not fail. ``--max-jobs`` replaces a process and does not end the worker.
+"""
+
+import asyncio
 import datetime as dt
 import uuid
 
+from django.core import checks
 from django.core.exceptions import SuspiciousOperation
+from django.test import SimpleTestCase, override_settings
 from django.utils import timezone
+from django.utils.module_loading import import_string
 from shop import tasks
 from shop.framework import (
     InvalidTask,
@@ -22,8 +32,10 @@ from shop.models import Order
 from shop.receivers import received
 
 import tidemill.django
+from tidemill import InvalidOption
 from tidemill.django import mill
-from tidemill.django.testing import TidemillTestCase
+from tidemill.django.checks import problems
+from tidemill.django.testing import TidemillTestCase, immediate, run_jobs
 
 MINUTE = dt.timedelta(minutes=1)
 
@@ -141,11 +153,8 @@ class Enqueueing(TidemillTestCase):
                 self.assertIsNone(found.task.run_after)
 
     def test_enqueueing_is_logged(self):
-        with (
-            self.assertLogs("django", "DEBUG")
-            if _logs_here()
-            else self.assertLogs("django_tasks", "DEBUG") as logs
-        ):
+        name = "django" if Task.__module__.startswith("django.") else "django_tasks"
+        with self.assertLogs(name, "DEBUG") as logs:
             result = tasks.noop.enqueue()
         self.assertTrue(any(result.id in line and "enqueued" in line for line in logs.output))
 
@@ -158,10 +167,6 @@ class Enqueueing(TidemillTestCase):
         with self.assertLogs("django.dispatch"):
             result = tasks.noop.enqueue()
         self.assertEqual(tasks.noop.get_result(result.id).status, TaskResultStatus.READY)
-
-
-def _logs_here():
-    return task_enqueued.__class__ is not None and Task.__module__.startswith("django.")
 
 
 class Running(TidemillTestCase):
@@ -395,8 +400,6 @@ class Aliases(TidemillTestCase):
         self.run_jobs()
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.READY)
-        from tidemill.django.testing import run_jobs
-
         run_jobs(self.second)
         result.refresh()
         self.assertEqual(result.return_value, "second")
@@ -410,8 +413,6 @@ class Aliases(TidemillTestCase):
         self.assertFalse(hasattr(tasks.on_immediate, "retries"))
         moved = tasks.on_immediate.using(backend="second", run_after=MINUTE)
         result = moved.enqueue()
-        from tidemill.django.testing import run_jobs
-
         run_jobs(self.second, scheduled=True)
         result.refresh()
         self.assertEqual(result.return_value, "immediate")
@@ -446,10 +447,107 @@ class Parity(TidemillTestCase):
                 here = task.enqueue(*args)
                 self.run_jobs()
                 here.refresh()
-                with tidemill.django.testing.immediate():
+                with immediate():
                     inline = task.enqueue(*args)
                 for ours in (here, inline):
                     for name in ("status", "args", "kwargs", "_return_value", "attempts"):
                         self.assertEqual(getattr(ours, name), getattr(there, name), name)
                     kinds = [error.exception_class for error in there.errors]
                     self.assertEqual([error.exception_class for error in ours.errors], kinds)
+
+
+class Declared(TidemillTestCase):
+    """The task objects, which are of a class of ours."""
+
+    def test_a_task_has_its_names(self):
+        for task in (tasks.noop, tasks.noop_async):
+            self.assertEqual(task.module_path, f"shop.tasks.{task.name}")
+            self.assertIs(import_string(task.module_path), task)
+            self.assertIsInstance(task, Task)
+        self.assertEqual(tasks.noop.name, "noop")
+
+    def test_using_makes_a_new_task(self):
+        self.assertEqual(tasks.noop.using(), tasks.noop)
+        self.assertIsNot(tasks.noop.using(), tasks.noop)
+        now = timezone.now()
+        changed = tasks.noop.using(run_after=now).using(priority=10, queue_name="queue-1")
+        self.assertEqual(
+            (changed.run_after, changed.priority, changed.queue_name), (now, 10, "queue-1")
+        )
+        self.assertEqual((tasks.noop.run_after, tasks.noop.priority), (None, 0))
+        for edge in (-100, 0, 100):
+            self.assertEqual(tasks.noop.using(priority=edge).priority, edge)
+
+    def test_a_function_that_no_worker_finds_is_refused(self):
+        for bad in (any, self.test_a_task_has_its_names, lambda: None):
+            for decorate in (tasks.task(), tidemill.django.task()):
+                with self.subTest(bad), self.assertRaises(InvalidTask):
+                    decorate(bad)
+
+    def test_a_task_that_takes_the_context_has_a_place_for_it(self):
+        for decorate in (tasks.task, tidemill.django.task):
+            with self.assertRaises(InvalidTask):
+                decorate(takes_context=True)(tasks.add.func)
+
+
+class Results(TidemillTestCase):
+    def test_a_result_whose_task_is_gone_cannot_be_imported(self):
+        for path in ("missing.func", "shop.tasks.missing"):
+            envelope = mill.runtime.envelope(mill.call(path).using(queue="default"))
+            envelope.headers = {"django-tasks": "default"}
+            (job,) = mill.runtime.put([envelope])
+            with self.subTest(path), self.assertRaises(ImportError):
+                default_task_backend.get_result(job.id)
+
+
+class EnqueueingWrongly(TidemillTestCase):
+    def test_a_task_is_checked_again_when_it_is_enqueued(self):
+        with self.settings(
+            TASKS={
+                "default": {"BACKEND": "tidemill.django.TaskBackend", "QUEUES": ["elsewhere"]},
+            }
+        ):
+            task = tasks.noop.using(queue_name="elsewhere")
+        said = "Queue 'elsewhere' is not valid for backend"
+        with self.assertRaisesMessage(InvalidTask, said):
+            task.enqueue()
+        with self.assertRaisesMessage(InvalidTask, said):
+            asyncio.run(task.aenqueue())
+
+    def test_a_task_that_interrupts_has_failed(self):
+        result = tasks.interrupts.enqueue()
+        self.run_jobs()
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.FAILED)
+        self.assertIs(result.errors[0].exception_class, KeyboardInterrupt)
+        with immediate(), self.assertRaises(KeyboardInterrupt):
+            tasks.interrupts.enqueue()
+
+
+class Settings(SimpleTestCase):
+    def test_a_backend_without_the_app_has_no_commands(self):
+        with self.modify_settings(INSTALLED_APPS={"remove": "tidemill.django"}):
+            (warning,) = default_task_backend.check()
+        self.assertEqual((warning.id, warning.level), ("tidemill.W003", checks.WARNING))
+        self.assertIn("'tidemill.django'", warning.hint)
+
+    @override_settings(
+        TASKS={
+            "default": {
+                "BACKEND": "tidemill.django.TaskBackend",
+                "OPTIONS": {"RETRIES": -1},
+            }
+        }
+    )
+    def test_wrong_options_of_a_backend_are_told(self):
+        (error,) = default_task_backend.check()
+        self.assertEqual(error.id, "tidemill.E001")
+        self.assertEqual(len(problems({"RETRIES": -1}, "x")), 1)
+
+    def test_a_worker_of_an_alias_that_cannot_have_one(self):
+        from tidemill.django.worker import backends
+
+        with self.assertRaisesMessage(InvalidOption, "TASKS has no alias 'secnd'"):
+            backends.secnd  # noqa: B018
+        with self.assertRaisesMessage(InvalidOption, "TASKS['immediate'] is not a backend of"):
+            backends.immediate  # noqa: B018

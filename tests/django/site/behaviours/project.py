@@ -17,6 +17,7 @@ from django.db import connection
 from django.test import SimpleTestCase
 from django.utils import timezone
 from shop import tasks
+from shop.hooks import multiply
 from shop.models import Customer, Order
 
 from tidemill import Tidemill, this_job
@@ -26,8 +27,7 @@ from tidemill.django.connections import fresh_connections
 from tidemill.django.management.commands.tidemill import APP, arguments_of
 from tidemill.django.project import DjangoMill
 from tidemill.django.settings import read_settings
-from tidemill.django.testing import TidemillTestCase, _connections_shared, immediate
-from tidemill.errors import CodecError
+from tidemill.django.testing import TidemillTestCase, _connections_shared, immediate, run_jobs
 
 
 class Settings(SimpleTestCase):
@@ -100,6 +100,15 @@ class Settings(SimpleTestCase):
         )
         self.assertEqual(app.url, "memory://")  # while tests run
         self.assertEqual(app.runtime.settings.url, "lmdb://./y")
+
+    def test_middleware_and_sync_are_settings(self):
+        self.assertTrue(DjangoMill(read_settings({"SYNC": True})).sync)
+        app = DjangoMill(read_settings({"MIDDLEWARE": ["shop.hooks.around"]}))
+        self.addCleanup(app.close)
+        task = app.task(name="double")(multiply)
+        job = task.enqueue(4)
+        run_jobs(app)
+        self.assertEqual(job.result(), ["double", 8])
 
 
 class Tasks(TidemillTestCase):

@@ -25,3 +25,8 @@ def planned(when=None):
 
 def remember(task):
     seen.append((task.func, task.success, task.result, task.group))
+
+
+def around(call_next, context):
+    """Middleware."""
+    return [context.task, call_next()]

@@ -65,12 +65,6 @@ def interrupts():
 
 
 @task()
-def enqueues():
-    """Enqueue another task, and return the id of its result."""
-    return add.enqueue(1, 2).id
-
-
-@task()
 def sleeps(seconds):
     """Report that the task has begun, and take time."""
     this_job().progress(0, seconds)
