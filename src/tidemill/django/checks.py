@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -76,57 +76,47 @@ def _no_database(read: Settings, where: str) -> list[checks.CheckMessage]:
     return [checks.Error(text, id="tidemill.E002")]
 
 
-def _of_store(read: Settings, where: str) -> list[checks.CheckMessage]:
+def _of_store(read: Settings, where: str) -> Iterator[checks.CheckMessage]:
     if read.url and read.url.startswith("memory:") and not read.app["sync"]:
-        return [
-            checks.Warning(
-                f"{where}['URL'] is memory://, which no worker in another process sees",
-                hint="Name a store that processes share, such as lmdb:// with a folder.",
-                id="tidemill.W001",
-            )
-        ]
+        yield checks.Warning(
+            f"{where}['URL'] is memory://, which no worker in another process sees",
+            hint="Name a store that processes share, such as lmdb:// with a folder.",
+            id="tidemill.W001",
+        )
     alias = database_of(read.url)
     database = settings.DATABASES.get(alias, {})
     mode = str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper()
     is_sqlite = bool(database) and connections[alias].vendor == "sqlite"
     if is_sqlite and mode not in ("IMMEDIATE", "EXCLUSIVE"):
-        return [
-            checks.Warning(
-                f"{where}['URL'] keeps the jobs in the SQLite database {alias!r}, in which a put "
-                "inside atomic fails when another process writes after the block's first read",
-                hint=f"Add 'transaction_mode': 'IMMEDIATE' to DATABASES[{alias!r}]['OPTIONS'].",
-                id="tidemill.W004",
-            )
-        ]
-    return []
+        yield checks.Warning(
+            f"{where}['URL'] keeps the jobs in the SQLite database {alias!r}, in which a put "
+            "inside atomic fails when another process writes after the block's first read",
+            hint=f"Add 'transaction_mode': 'IMMEDIATE' to DATABASES[{alias!r}]['OPTIONS'].",
+            id="tidemill.W004",
+        )
 
 
-def _of_join(read: Settings, where: str) -> list[checks.CheckMessage]:
+def _of_join(read: Settings, where: str) -> Iterator[checks.CheckMessage]:
     if not read.join:
-        return []
-    if not (read.url or "").startswith(("postgres:", "postgresql:")):
-        return [
-            checks.Error(
-                f"{where}['JOIN_ATOMIC'] needs a store in PostgreSQL: a URL postgresql://…",
-                hint="Leave JOIN_ATOMIC out: puts then wait for the commit. "
-                "django:// joins atomic on each database.",
-                id="tidemill.E003",
-            )
-        ]
+        return
     database, url = settings.DATABASES[read.join], urlsplit(read.url or "")
-    name = unquote(url.path.strip("/"))
-    if "postgresql" not in database.get("ENGINE", "") and "postgis" not in database["ENGINE"]:
+    name, engine = unquote(url.path.strip("/")), database.get("ENGINE", "")
+    if url.scheme not in ("postgres", "postgresql"):
+        yield checks.Error(
+            f"{where}['JOIN_ATOMIC'] needs a store in PostgreSQL: a URL postgresql://…",
+            hint="Leave JOIN_ATOMIC out: puts then wait for the commit. "
+            "django:// joins atomic on each database.",
+            id="tidemill.E003",
+        )
+    elif "postgresql" not in engine and "postgis" not in engine:
         text = f"{where}['JOIN_ATOMIC'] names {read.join!r}, which is no PostgreSQL database"
-        return [checks.Error(text, id="tidemill.E004")]
-    if name and name != database.get("NAME"):
-        return [
-            checks.Error(
-                f"{where}['JOIN_ATOMIC'] joins the database {database.get('NAME')!r}, and the URL "
-                f"names the database {name!r}; both must be the same",
-                id="tidemill.E005",
-            )
-        ]
-    return []
+        yield checks.Error(text, id="tidemill.E004")
+    elif name and name != database.get("NAME"):
+        yield checks.Error(
+            f"{where}['JOIN_ATOMIC'] joins the database {database.get('NAME')!r}, and the URL "
+            f"names the database {name!r}; both must be the same",
+            id="tidemill.E005",
+        )
 
 
 checks.register(check_settings, "tidemill")

@@ -18,6 +18,7 @@ from tidemill.brokers.django.limits import Limits, Partitions
 from tidemill.brokers.django.rows import (
     CHANGING,
     COLUMNS,
+    FIXED,
     SELECT,
     Stored,
     item_of,
@@ -377,11 +378,7 @@ class StoredJobs(Jobs):
             self.rows.execute_many(f"UPDATE tidemill_job SET {sets} WHERE seq = %s", changed)
             return
         fixed = ("", "", "", "", "", b"")
-        columns = (*CHANGING, "seq", "id", "queue", "task", "key", "share", "envelope")
-        before, behind = self.rows.dialect.upsert("tidemill_job", ["seq"], columns)
-        for name in columns[-6:]:
-            behind = behind.replace(f', "{name}" = excluded."{name}"', "")
-            behind = behind.replace(f", `{name}` = VALUES(`{name}`)", "")
+        before, behind = self.rows.dialect.upsert("tidemill_job", FIXED, COLUMNS)
         self.rows.insert_between(before, [(*row, *fixed) for row in changed], behind)
 
     def _flush_facts(self) -> None:

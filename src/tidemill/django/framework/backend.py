@@ -32,6 +32,7 @@ from tidemill.django.framework.results import (
     end_failed,
     found_task,
     moment_of,
+    new_result,
     result_of,
 )
 from tidemill.django.framework.run import runner
@@ -112,9 +113,8 @@ class _Backend:
     @functools.cached_property
     def _features(self) -> frozenset[Feature]:
         """The features of the store, if its URL tells them; else all features."""
-        known = (
-            features_of(self.mill.runtime.settings.url) if self.mill.runtime.settings.url else None
-        )
+        url = self.mill.runtime.settings.url
+        known = features_of(url) if url else None
         return frozenset(Feature) if known is None else known
 
     @functools.cached_property
@@ -259,21 +259,16 @@ class _Backend:
         return self.get_result(job_id)
 
     def _new_result(self, task: Any, envelope: Envelope, job_id: str) -> Any:
-        base = self.framework.base
         args, kwargs = arguments_of(envelope)
-        return base.TaskResult(
-            task=task,
+        return new_result(
+            self.framework,
+            task,
             id=job_id,
-            status=base.TaskResultStatus.READY,
+            status=self.framework.base.TaskResultStatus.READY,
             enqueued_at=moment_of(envelope.created),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
             args=args,
             kwargs=kwargs,
             backend=self.alias,
-            errors=[],
-            worker_ids=[],
         )
 
     def _say_enqueued(self, result: Any) -> None:

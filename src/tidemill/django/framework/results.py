@@ -75,9 +75,17 @@ def found_task(framework: Framework, record: Record, func: Callable[..., Any] | 
     )
 
 
+def new_result(framework: Framework, task: Any, **known: Any) -> Any:
+    """A result of the framework with these attributes; the others are empty."""
+    empty = dict.fromkeys(("started_at", "finished_at", "last_attempted_at"))
+    return framework.base.TaskResult(
+        task=task, **{**empty, "errors": [], "worker_ids": [], **known}
+    )
+
+
 def result_of(framework: Framework, task: Any, record: Record) -> Any:
     """The result of a job as it is now."""
-    base, envelope = framework.base, record.envelope
+    envelope = record.envelope
     args, kwargs = arguments_of(envelope)
     attempts = record.attempts
     first = attempts[0].started or attempts[0].leased if attempts else 0.0
@@ -86,8 +94,9 @@ def result_of(framework: Framework, task: Any, record: Record) -> Any:
     if record.state is State.RUNNING:
         first, last = first or record.leased, record.leased or last
         workers.append(record.worker)
-    result = base.TaskResult(
-        task=task,
+    result = new_result(
+        framework,
+        task,
         id=envelope.id,
         status=_status(framework, record.state),
         enqueued_at=moment_of(envelope.created),

@@ -15,8 +15,7 @@ from tidemill.client.context import JobContext, this_job
 from tidemill.core.clock import clock
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping
 from tidemill.django.framework.parts import Framework
-from tidemill.django.framework.results import ALIAS, end_failed, moment_of, result_of
-from tidemill.errors import JobCancelled, TidemillError
+from tidemill.django.framework.results import ALIAS, end_failed, moment_of, new_result, result_of
 
 
 def runner(framework: Framework, task: Any) -> Callable[..., Any]:
@@ -74,20 +73,18 @@ class _Attempt:
 
     def _running(self, task: Any, args: Any, kwargs: Any) -> Any:
         """The result of the running job. From the second attempt on, this reads the store."""
-        job, base = self._job, self._framework.base
-        now = moment_of(clock.wall())
-        result = base.TaskResult(
-            task=task,
+        job, now = self._job, moment_of(clock.wall())
+        result = new_result(
+            self._framework,
+            task,
             id=job.id,
-            status=base.TaskResultStatus.RUNNING,
+            status=self._framework.base.TaskResultStatus.RUNNING,
             enqueued_at=moment_of(job.created.timestamp()),
             started_at=now,
-            finished_at=None,
             last_attempted_at=now,
             args=list(args),
             kwargs=kwargs,
             backend=self._alias,
-            errors=[],
             worker_ids=[job.worker] * job.attempt,
         )
         if job.attempt > 1:
