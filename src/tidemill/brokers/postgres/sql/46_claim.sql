@@ -65,18 +65,14 @@ LANGUAGE sql IMMUTABLE AS $$
                               CASE WHEN w.tasks AND w.alone THEN 2 END], NULL)
 $$;
 
--- Rows of "ready", without expired jobs whose key another step has locked. That step may wait for such a
--- row, so this step does not wait for the key. The other step wakes us when it is done.
-CREATE OR REPLACE FUNCTION tidemill.without_held(rows tid[], t float8) RETURNS tid[]
+-- Whether a claim may take a job: not if the job has expired and another step has locked its key.
+-- That step may wait for a row that the claim has locked, so the claim does not wait for the key.
+-- The other step wakes us when it is done.
+CREATE OR REPLACE FUNCTION tidemill.may_take(name text, expires float8, t float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ARRAY (
-        SELECT r.row
-        FROM (SELECT ctid AS row, seq FROM ready WHERE ctid = ANY (rows)) AS r
-        CROSS JOIN LATERAL (SELECT key, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
-        WHERE CASE WHEN j.key IS NOT NULL AND j.expires > 0 AND j.expires <= t
-              THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
-              ELSE true END);
+    RETURN name IS NULL OR expires = 0 OR expires > t
+        OR pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
 END $$;
 
 -- Lease up to "most" jobs of some lines, as if these lines were one line. Returns how many, and the
@@ -118,7 +114,10 @@ DECLARE
 BEGIN
     got := 0;
     IF cardinality(rows) > 0 AND EXISTS (SELECT FROM key) THEN
-        rows := without_held(rows, t);
+        rows := ARRAY (
+            SELECT r.row FROM (SELECT ctid AS row, seq FROM ready WHERE ctid = ANY (rows)) AS r
+            CROSS JOIN LATERAL (SELECT key, expires FROM job WHERE job.seq = r.seq OFFSET 0) AS j
+            WHERE may_take(j.key, j.expires, t));
     END IF;
     IF cardinality(rows) = 0 THEN
         RETURN;

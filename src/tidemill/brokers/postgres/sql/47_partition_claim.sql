@@ -127,7 +127,10 @@ BEGIN
             ORDER BY rank, seq LIMIT least(most, room) FOR UPDATE SKIP LOCKED) AS r);
     c := choose(plain, near, costs, first, lines, rooms, most, now);
     IF cardinality(c.seqs) > 0 AND EXISTS (SELECT FROM key) THEN
-        c.free := free_of_keys(c.seqs, t);
+        c.free := ARRAY (
+            SELECT x.seq FROM unnest(c.seqs) AS x (seq)
+            CROSS JOIN LATERAL (SELECT key, expires FROM job WHERE job.seq = x.seq OFFSET 0) AS j
+            WHERE may_take(j.key, j.expires, t));
     END IF;
     IF cardinality(c.seqs) > 0 AND cardinality(c.free) > 0 THEN
         -- Each start in a partition with a key draws a number. This number is the partition's new
@@ -217,18 +220,6 @@ BEGIN
     WHERE place <= least(most, (SELECT min(s.place) FROM placed AS s WHERE s.stops AND s.turn = 0))
       AND turn <= coalesce((SELECT min(s.turn) FROM placed AS s WHERE s.stops AND s.turn > 0), most);
     RETURN c;
-END $$;
-
--- Jobs, without expired jobs whose key another step has locked: see without_held.
-CREATE OR REPLACE FUNCTION tidemill.free_of_keys(jobs bigint[], t float8) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY (
-        SELECT x.seq FROM unnest(jobs) AS x (seq) CROSS JOIN LATERAL (
-            SELECT key, expires FROM job WHERE job.seq = x.seq OFFSET 0) AS j
-        WHERE CASE WHEN j.key IS NOT NULL AND j.expires > 0 AND j.expires <= t
-              THEN pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(j.key))
-              ELSE true END);
 END $$;
 
 -- Lease the chosen jobs that are free. Returns the started jobs with their partitions and costs, and expired jobs.
