@@ -68,7 +68,6 @@ LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     start bigint;
     taken boolean[] := '{}';
-    r     record;
 BEGIN
     PERFORM check_here();
     PERFORM pg_advisory_xact_lock('acceptance'::regclass::oid::int, 0);
@@ -79,29 +78,15 @@ BEGIN
         PERFORM setval('acceptance', start + last);
     END IF;
     PERFORM lock_keys('{}', keys_of(records));
-    FOR r IN
-        SELECT x.*, envelopes[n] AS envelope, nullif(results[n], '') AS result
-        FROM jsonb_array_elements(records) WITH ORDINALITY AS e (item, n),
-            jsonb_to_record(item) AS x (
-                id text, seq bigint, rank bigint, line int, state int, policy int, tries int,
-                attempt int, losses int, due float8, expires float8, finished float8, timeout float8,
-                ttr float8, result_ttl float8, cancelling boolean, key text, error text,
-                trail jsonb, done float8, total float8, text text, log jsonb, linked boolean, inputs text[],
-                next text[], waits text, pending bigint, failures bigint, dropped boolean,
-                delay float8, at float8, until float8, lane text, cost float8, terms float8[],
-                backoff float8[], body int[])
-        ORDER BY n
-    LOOP
-        r.seq := start + r.seq;
-        taken := taken || adopt_one(to_jsonb(r) - 'envelope' - 'result', r.envelope, r.result,
-                                    clock(p), p);
+    FOR n IN 1..cardinality(envelopes) LOOP
+        taken := taken || adopt_one(records -> (n - 1), start, envelopes[n], nullif(results[n], ''), clock(p), p);
     END LOOP;
     PERFORM tell_all('all');
     RETURN taken;
 END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.adopt_one(
-    item jsonb, envelope bytea, answer bytea, t float8, p tidemill.prefs) RETURNS boolean
+    item jsonb, start bigint, envelope bytea, answer bytea, t float8, p tidemill.prefs) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     r     record;
@@ -116,6 +101,7 @@ BEGIN
         total float8, text text, log jsonb, linked boolean,
         inputs text[], next text[], waits text, pending bigint, failures bigint, dropped boolean,
         delay float8, at float8, until float8, lane text, cost float8, terms float8[], backoff float8[], body int[]);
+    r.seq := start + r.seq;
     what := ('{waiting,scheduled,ready,running,succeeded,failed,cancelled,expired}'::text[])[r.state + 1];
     ended := r.state > 3;
     IF EXISTS (SELECT FROM job WHERE id = r.id) THEN
