@@ -258,24 +258,19 @@ CREATE OR REPLACE PROCEDURE tidemill.change_schedules(
     p tidemill.prefs, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    did record;
+    first record;
+    did   record;
 BEGIN
-    UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
-    WHERE c.line = client AND c.serial < this;
-    IF NOT FOUND THEN
-        INSERT INTO tidemill.call (line, serial, seen) VALUES (client, this, tidemill.clock(p))
-        ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN  -- this call was done before
-            SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
-            COMMIT;
-            PERFORM tidemill.ring_again(p);
-            PERFORM tidemill.fire_sooner();
-            RETURN;
-        END IF;
+    first := tidemill.begin_call(client, this, p);
+    IF NOT first.fresh THEN  -- this call was done before
+        answer := first.told;
+        COMMIT;
+        PERFORM tidemill.ring_again(p);
+        PERFORM tidemill.fire_sooner();
+        RETURN;
     END IF;
     did := tidemill.change_all(changes, new_jobs, p);
-    answer := did.answer;
-    UPDATE tidemill.call AS c SET answer = change_schedules.answer WHERE c.line = client;
+    answer := tidemill.end_call(client, did.answer);
     COMMIT;
     IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
         CALL tidemill.open_gates(p);
