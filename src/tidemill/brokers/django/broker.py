@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
+from tidemill import TidemillError
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
@@ -59,6 +60,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import Put, Record
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command
+from tidemill.errors import BrokerUnavailable
 from tidemill.limits.arithmetic import LimitStats
 
 T = TypeVar("T")

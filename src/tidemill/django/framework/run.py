@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from tidemill import JobCancelled, TidemillError
 from tidemill.client.context import JobContext, this_job
 from tidemill.core.clock import clock
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping

@@ -28,6 +28,7 @@ from tidemill.django.management.commands.tidemill import APP, arguments_of
 from tidemill.django.project import DjangoMill
 from tidemill.django.settings import read_settings
 from tidemill.django.testing import TidemillTestCase, _connections_shared, immediate, run_jobs
+from tidemill.errors import CodecError
 
 
 class Settings(SimpleTestCase):
