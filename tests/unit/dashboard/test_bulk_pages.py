@@ -12,11 +12,13 @@ from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Tidemill
 from tidemill.core.clock import new_id
-from tidemill.core.job import State
+from tidemill.core.job import GROUP, State
 from tidemill.dashboard import bulk, queues
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.bulk import Bulk
 from tidemill.dashboard.job_search import parse
+from tidemill.dashboard.jobs import Done, act
+from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.testing import run_all
 
 broken = threading.Event()
@@ -174,6 +176,119 @@ def test_a_bad_number_is_refused(anna: Visitor, form: dict[str, str]) -> None:
     assert "must be a whole number" in words(read(response))
 
 
+def test_jobs_that_match_since_the_start_are_in_the_count(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 12)
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="10")
+    ended(mill, bulk_id)
+    assert "Done 12 of 12 that matched, 2 of them since the start" in words(
+        anna.get(f"/bulk/{bulk_id}")
+    )
+    assert "12 of 12" in words(anna.get("/bulk"))
+
+
+def test_an_operation_that_goes_on_does_not_count_a_job_twice(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed_jobs(mill, 8)
+
+    def act_and_stop(*args: Any) -> Done:
+        done = act(*args)
+        [one] = bulk.operations(mill)
+        anna.post(f"/bulk/{one.id}/stop")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "act", act_and_stop)
+        bulk_id = started(anna, act="retry", q="state:failed", rate="5", expected="8")
+        one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("stopped", 5)
+    run_all(mill)  # these jobs fail again
+    bulk.resume(mill, one)
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("done", 8)
+
+
+def test_a_search_is_shown_as_the_user_typed_it(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 3)
+    assert GROUP not in words(anna.get("/bulk/new?act=retry&q=task:shop.pay"))
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="0", expected="3")
+    ended(mill, bulk_id)
+    for path in (f"/bulk/{bulk_id}", "/bulk", "/audit"):
+        text = words(anna.get(path))
+        assert "task:shop.pay state:failed" in text
+        assert GROUP not in text
+
+
+def test_a_runner_that_was_silent_does_not_run_beside_another(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a runner that halts just before it looks whether it may go on
+    failed_jobs(mill, 8)
+    halted, goes_on = threading.Event(), threading.Event()
+
+    def halt(*args: Any) -> None:
+        monkeypatch.setattr(bulk._Runner, "_go_on", look)
+        halted.set()
+        assert goes_on.wait(60)
+        look(*args)
+
+    look = bulk._Runner._go_on
+    monkeypatch.setattr(bulk._Runner, "_go_on", halt)
+    bulk_id = started(anna, act="retry", q="state:failed", rate="0", expected="8")
+    assert halted.wait(60)
+    [silent] = [thread for thread in threading.enumerate() if thread.name.startswith("bulk-")]
+    # and another runner that has retried all jobs, which failed again
+    one = bulk.get(mill, bulk_id)
+    one.beat -= 60
+    bulk.resume(mill, one)
+    for thread in threading.enumerate():
+        if thread.name.startswith("bulk-") and thread is not silent:
+            thread.join(60)
+    run_all(mill)
+    # when the first runner comes back
+    goes_on.set()
+    silent.join(60)
+    # then
+    assert states(mill) == {State.FAILED}
+    one = bulk.get(mill, bulk_id)
+    assert (one.state, one.done, one.refused) == ("done", 8, 0)
+    assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
+
+
+def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
+    failed_jobs(mill, 3)
+    bulk_id = started(anna, act="retry", q="state:failed", rate="1", expected="3")
+    anna.post(f"/bulk/{bulk_id}/stop")
+    ended(mill, bulk_id)
+    first, second = bulk.get(mill, bulk_id), bulk.get(mill, bulk_id)
+    bulk.resume(mill, first)
+    for change in (bulk.forget, bulk.resume):
+        with pytest.raises(InvalidOption, match="somebody else has changed"):
+            change(mill, second)
+        with pytest.raises(InvalidOption, match=r"stop the operation|nothing to resume"):
+            change(mill, bulk.get(mill, bulk_id))
+    anna.post(f"/bulk/{bulk_id}/stop")
+    ended(mill, bulk_id)
+
+
+def test_a_failed_act_leaves_its_place(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = failed_jobs(mill, 3)
+
+    def fail(*_: Any) -> Done:
+        raise BrokerUnavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "act", fail)
+        bulk_id = started(anna, act="retry", q="state:failed", rate="20", expected="3")
+        one = ended(mill, bulk_id)
+    assert (one.state, one.text) == ("failed", "the store is away")
+    bulk.resume(mill, one)
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done) == ("done", len(ids))
+
+
 # -- the restore of a purge ------------------------------------------------------------------------
 
 
@@ -210,3 +325,27 @@ def test_a_large_purge_is_restored_in_the_background(
         ("finished bulk restore to queue mail", 600),
         ("started bulk restore to queue mail", 600),
     ]
+
+
+def test_an_interrupted_restore_goes_on_where_it_stopped(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a restore whose process ends after the first piece
+    def end_after_a_piece(runner: bulk._Runner, seconds: float = 0.0) -> None:
+        if runner._bulk.done:
+            raise bulk._LeftError
+
+    monkeypatch.setattr(queues, "_RESTORED_AT_ONCE", 599)
+    purge_id = purged(mill, 600)
+    monkeypatch.setattr(bulk._Runner, "_go_on", end_after_a_piece)
+    one = ended(mill, restored(anna, purge_id))
+    assert (one.state, one.done) == ("running", 500)
+    monkeypatch.undo()
+    monkeypatch.setattr(bulk.Bulk, "shown_state", "interrupted")
+    # when somebody resumes the restore
+    anna.act(f"/bulk/{one.id}/resume")
+    # then the other jobs are back, too, each once
+    monkeypatch.undo()
+    one = ended(mill, one.id)
+    assert (one.state, one.done, one.refused) == ("done", 600, 0)
+    assert mill.queue("mail").size() == 600

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +57,11 @@ def test_a_hold_that_cannot_be_is_refused_by_one_sentence(
 def test_a_broker_without_limits_refuses_a_hold() -> None:
     with pytest.raises(FeatureMissing, match=r"limits\.hold\(\) needs the feature limits"):
         Tidemill("amqp://localhost").limits.hold(DB)
+
+
+def test_a_limit_without_a_name_has_the_name_of_its_task(mill: Tidemill) -> None:
+    with mill.limits.hold("tenant", key="ada", timeout=5):
+        assert [row.name for row in mill.limits.list()] == ["tenant"]
 
 
 def test_inline_mode_holds_nothing() -> None:
@@ -116,3 +123,17 @@ def test_a_lost_lease_is_logged_and_renewed_no_more(
     mill.broker.delete([message.id])
     eventually(lambda: "was lost: its process did not run for 60 s" in caplog.text, "the log line")
     assert not renewal.remove(message)
+
+
+def test_a_forked_child_does_not_free_the_place(url: str) -> None:
+    with Tidemill(url) as mill:
+        hold = mill.limits.hold(DB, timeout=5)
+        with hold:
+            child = os.fork()
+            if not child:
+                signal.alarm(30)  # ends the child if it waits for a lock of its parent
+                hold.release()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            with pytest.raises(LimitTimeout), mill.limits.hold(DB, timeout=0):
+                pass
