@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from tidemill import InvalidOption, Message, Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
-from tidemill.client import messages
 from tidemill.core.job import Outcome, Verdict
-from tidemill.errors import BrokerUnavailable, LeaseLost
+from tidemill.errors import BrokerUnavailable
 
 
 @pytest.fixture
@@ -69,26 +67,6 @@ def test_a_message_whose_lease_was_lost_is_not_handed_out(
 def test_a_number_out_of_bounds_is_refused(mill: Tidemill, n: int) -> None:
     with pytest.raises(InvalidOption, match="n must be a whole number from 1 to 1000"):
         mill.queue("q").get_many(n, timeout=0)
-
-
-def test_messages_that_nobody_settles_are_forgotten(
-    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "_FEW", 10)
-    held = mill.runtime.consumers.session.held = messages.HeldMessages()
-    queue = mill.queue("q")
-    queue.put_many(range(10), ttr=0.01)
-    lost = queue.get_many(10, timeout=0)
-    until = time.monotonic() + 30
-    while not lost[-1].is_over:
-        assert time.monotonic() < until
-    # when further messages are taken
-    mill.queue("p").put_many(range(5))
-    kept = mill.queue("p").get_many(5, timeout=0)
-    # then
-    assert list(held._by_id) == [message.id for message in kept]
-    with pytest.raises(LeaseLost):
-        queue.ack(lost[0].id)
 
 
 def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:
