@@ -11,7 +11,7 @@ WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py te
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test full lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long breaks bench site clean
+.PHONY: help demo quick test full lint types mypy pyright servers unit pythons others wheel matrix orm storm faults abuse fuzz beanstalk clients long breaks bench screenshots site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -94,6 +94,9 @@ breaks: $(VENV)/dev servers  ## break the product in ten and more places; a test
 
 bench: $(VENV)/dev       ## tidemill beside its peers, one table; ARGS go to benchmarks/run.py
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+screenshots: $(VENV)/dev  ## the pictures of the README, in docs/assets, by chromium
+	$(BIN)/python scripts/screenshots/take.py
 
 site: $(VENV)/dev        ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -76,11 +76,10 @@ def test_the_readmes_first_example_does_what_it_says(tmp_path: Path) -> None:
     assert (tmp_path / ".tidemill" / "data.mdb").exists()
 
 
-def test_the_readmes_messages_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    snippet = next(b for b in blocks(ROOT / "README.md", "python") if "mill.queue(" in b)
-    snippet = snippet.replace("timeout=5", "timeout=0")
+def test_the_guides_first_messages_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    snippet = blocks(DOCS / "guide" / "messages.md", "python")[0]
     with Tidemill("memory://") as mill:
-        exec(compile(snippet, "README.md", "exec"), {"mill": mill})
+        exec(compile(snippet, "messages.md", "exec"), {"mill": mill})
         assert capsys.readouterr().out == "{'order': 17} 1\n"
         (orders,) = mill.queues()
         assert (orders.ready, orders.running, orders.scheduled) == (0, 0, 1)
