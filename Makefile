@@ -66,7 +66,7 @@ orm: $(VENV)/dev servers  ## the conformance suite of django:// on PostgreSQL an
 storm: $(VENV)/dev       ## random kills at full size; SEED, KILLS and BROKER may be given
 	$(BIN)/python -m tests.faults.storm --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER))
 
-faults: $(VENV)/dev      ## the storm with misfortunes of servers and disks, writes the table in docs/brokers.md; SEED, KILLS, BROKER, ONLY, TIMES may be given
+faults: $(VENV)/dev      ## the storm with misfortunes of servers and disks, writes the table in docs/brokers/faults.md; SEED, KILLS, BROKER, ONLY, TIMES may be given
 	$(BIN)/python -m tests.faults.faults --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED)) $(if $(BROKER),--broker $(BROKER)) \
 		$(if $(TIMES),--times $(TIMES)) $(if $(ONLY),--only $(ONLY),--write)
 

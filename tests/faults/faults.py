@@ -6,7 +6,7 @@ While the storm kills, the servers and disks of the broker suffer their misfortu
 other: fail-overs, SIGSTOP, locks, a full disk or memory, cut lines, old images. Afterwards the
 storm's checker looks at everything, and :mod:`.excuses` says what a misfortune may have cost. No
 put may outlast its ``patience``, and no run its timeout, by more than a second and the slack of a
-busy machine. ``--write`` puts the rows of the broker into ``docs/brokers.md``.
+busy machine. ``--write`` puts the rows of the broker into ``docs/brokers/faults.md``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAUSE = 0.3
 WORD = 1.0
 """Seconds within which a put keeps to its patience, and a run to its timeout."""
 
-PAGE = _HERE.parent.parent / "docs" / "brokers.md"
+PAGE = _HERE.parent.parent / "docs" / "brokers" / "faults.md"
 
 RIGS: dict[str, type[Rig]] = {
     "redis": RedisRig,
@@ -206,7 +206,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=(), help="names of misfortunes")
     parser.add_argument("--times", type=int, default=2, help="how often each strikes")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each lasts")
-    parser.add_argument("--write", action="store_true", help="write the rows to docs/brokers.md")
+    parser.add_argument("--write", action="store_true", help=f"write the rows to {PAGE.name}")
     return parser.parse_args()
 
 

@@ -2,7 +2,7 @@
 
 The role of some calls depends on the arguments. A worker has an operator's token. The worker
 declares limits and schedules. An admin changes them by hand, with the same calls. This module tells
-declarations from changes by hand where it can. ``docs/brokers.md`` lists the cases in which it
+declarations from changes by hand where it can. ``docs/brokers/http.md`` lists the cases in which it
 cannot.
 
 A shared owner of a server holds jobs of many clients, with different tokens. So only an admin may
