@@ -1,4 +1,4 @@
-"""The recipe for Sentry in docs/how-to/monitoring.md, with a transport that writes to a file."""
+"""The recipe for Sentry in docs/how-to/tracing.md, with a transport that writes to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness import Place
 
 from tidemill import Retries
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tracing.md"
 
 TRANSPORT = """
 import json, sentry_sdk
