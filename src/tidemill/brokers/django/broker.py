@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from tidemill import TidemillError
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
@@ -60,7 +59,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import Put, Record
 from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.owner import Command
-from tidemill.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.limits.arithmetic import LimitStats
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tidemill import JobCancelled, TidemillError
 from tidemill.client.context import JobContext, this_job
 from tidemill.core.clock import clock
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping
 from tidemill.django.framework.parts import Framework
 from tidemill.django.framework.results import ALIAS, end_failed, moment_of, new_result, result_of
+from tidemill.errors import JobCancelled, TidemillError
 
 
 def runner(framework: Framework, task: Any) -> Callable[..., Any]:
