@@ -69,11 +69,10 @@ $$;
 -- That step may wait for a row that the claim has locked, so the claim does not wait for the key.
 -- The other step wakes us when it is done.
 CREATE OR REPLACE FUNCTION tidemill.may_take(name text, expires float8, t float8) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN name IS NULL OR expires = 0 OR expires > t
-        OR pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(name));
-END $$;
+LANGUAGE sql AS $$
+    SELECT name IS NULL OR expires = 0 OR expires > t
+        OR pg_try_advisory_xact_lock('key'::regclass::oid::int, hashtext(name))
+$$;
 
 -- Lease up to "most" jobs of some lines, as if these lines were one line. Returns how many, and the
 -- packed leases. Where there are limits, claim_limited does this.
