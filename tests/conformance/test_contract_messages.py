@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from broker_driver import LiveOwner
 from kinds import Kind
 
 from tidemill import Message, Tidemill
 from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.envelope import Envelope
 
 
@@ -82,6 +85,33 @@ def test_get_many_returns_as_soon_as_there_is_one(mill: Tidemill) -> None:
     # then
     assert [message.body for message in found] == ["a"]
     assert found[0].ack()
+
+
+def test_a_call_that_took_fewer_messages_than_it_wanted_gets_no_wake_up(
+    mill: Tidemill, broker: Broker
+) -> None:
+    # given a consumer that has returned with fewer messages than it wanted
+    mill.queue("q").put("a")
+    (first,) = mill.queue("q").get_many(10, timeout=30)
+    # and another that waits, and has no more hints
+    waiter = LiveOwner(broker, "c2", "consumer")
+    want = Want(1, ("q",), Mode.STRICT, tasks=False, messages=True)
+    while not waiter.exchange(want=want).leases and slept(waiter, 0.1) < 0.1:
+        pass
+    # when
+    mill.queue("q").put("b")
+    # then
+    assert slept(waiter, 30) < 20
+    (second,) = waiter.await_all(1, queues=("q",))
+    assert waiter.settle(second)
+    assert first.ack()
+
+
+def slept(owner: LiveOwner, seconds: float) -> float:
+    """Wait for a hint, and return how long that took."""
+    begun = time.monotonic()
+    owner.broker.wait(owner.id, seconds)
+    return time.monotonic() - begun
 
 
 def test_get_many_hands_out_messages_with_ttr_0_once(mill: Tidemill) -> None:

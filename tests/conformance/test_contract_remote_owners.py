@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,28 @@ def test_a_remote_owner_is_hinted_at_its_last_server(
     finally:
         broker.put([job()])
         thread.join(60)
+
+
+def test_a_step_of_another_server_that_wants_nothing_leaves_it_asleep(
+    broker: Broker, open_store: Callable[..., Broker]
+) -> None:
+    # law 9: it settles what it holds through the other, and sleeps on here
+    if Feature.PROCESSES not in broker.features:
+        pytest.skip("nobody else can open it")
+    other = open_store()
+    guest = Guest(broker)
+    broker.wait(guest.id, 0.0)
+    guest.take()
+    # when
+    guest.broker = other
+    assert guest.say(touch=[(1, 0.0)]).touched == [False]
+    broker.wait(guest.id, 0.3)
+    other.put([job()])
+    # then
+    broker._next_tick = time.monotonic() + LONG  # type: ignore[attr-defined]
+    began = time.monotonic()
+    broker.wait(guest.id, 60.0)
+    assert time.monotonic() - began < 30
 
 
 def test_detach_gives_back_uncounted_wherever_it_is_called(
