@@ -116,14 +116,10 @@ class LiveOwner:
         return [(command.verb, command.token) for command in self.exchange().commands]
 
 
-def record_of(broker: Broker, job_id: str) -> Record:
+def state(broker: Broker, job_id: str) -> State:
     record = broker.get(job_id)
     assert record is not None, f"{job_id} is gone"
-    return record
-
-
-def state(broker: Broker, job_id: str) -> State:
-    return record_of(broker, job_id).state
+    return record.state
 
 
 def everything(broker: Broker, what: Filter | None = None, limit: int = 7) -> list[Record]:

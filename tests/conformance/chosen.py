@@ -25,7 +25,10 @@ OVER_HTTP = {
     "features": ("the_features_are_those_of_the_table",),
     "history": ("rows_are_read_by_kind_span_time_and_name_in_order",),
     "leases": ("each_report_of_progress_replaces_the_text_of_the_one_before",),
-    "limit_holds": ("holds_and_jobs_share_the_places",),
+    "limit_holds": (
+        "an_error_of_the_block_goes_before_a_lost_place",
+        "holds_and_jobs_share_the_places",
+    ),
     "limits": (
         "a_job_may_cost_more_than_one_token",
         "a_lease_that_may_have_run_refunds_no_token",

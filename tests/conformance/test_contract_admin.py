@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from broker_driver import LiveOwner, everything, ids_of, job, message, record_of, state
+from broker_driver import LiveOwner, everything, ids_of, job, message, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.job import NOT_STARTED, Outcome, State
 from tidemill.core.owner import Command
@@ -68,7 +69,8 @@ def test_cancel_reaches_a_running_job_through_its_owner(broker: Broker, worker: 
     assert worker.commands() == []
     # a retry of a job that is being cancelled ends it
     worker.settle(lease, Outcome.RETRY, delay=5)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "cancelled while it was running")
     # and who asked for it is in the trail
     asked = "cancel was asked for"
@@ -88,7 +90,8 @@ def test_an_unrun_job_counts_as_cancelled_before_its_start(
         broker.release(worker.id, {})
     else:
         worker.settle(lease, Outcome.RELEASE, error=NOT_STARTED)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, NOT_STARTED)
 
 
@@ -128,7 +131,8 @@ def test_a_retried_job_has_fresh_attempts_and_keeps_its_trail(
     # when
     assert broker.retry([given.id]) == [True]
     # then
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.error, record.finished, record.expires) == (State.READY, "", 0, 0)
     assert [a.number for a in record.attempts] == [1, 2]
     assert (record.run, record.attempt, record.max_attempts) == (2, 0, 2)
@@ -261,7 +265,8 @@ def test_the_witness_reports_jobs_of_a_dead_owner(broker: Broker, worker: LiveOw
     # when
     assert broker.release(worker.id, {one.token: "killed by SIGKILL"}) == 2
     # then
-    record = record_of(broker, ran.id)
+    record = broker.get(ran.id)
+    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 1, 0)
     assert record.attempts[0].error == "killed by SIGKILL"
     assert broker.get(held.id).attempt == 0
@@ -287,7 +292,8 @@ def test_a_job_that_kills_its_worker_each_time_fails(broker: Broker) -> None:
         hand = LiveOwner(broker)
         [lease] = hand.take()
         broker.release(hand.id, {lease.token: "killed by SIGSEGV"})
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.error, record.attempt) == (State.FAILED, "killed by SIGSEGV", 2)
 
 
@@ -301,7 +307,8 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
         [lease] = hand.take()
         assert (lease.attempt, lease.losses) == (1, losses)
         broker.release(hand.id, None)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.losses, record.attempt) == (State.FAILED, 2, 0)
     assert record.attempts == []
     assert record.error == "lost with its worker: loss 2 of 2"
@@ -344,6 +351,20 @@ def test_lost_tasks_are_leased_one_at_a_time(broker: Broker) -> None:
     broker.retry([lost[0].id])
     [fresh] = worker.exchange(want=Want(5, alone=False)).leases
     assert fresh.losses == 0
+
+
+@pytest.mark.needs("a witness")
+def test_lost_tasks_can_be_purged_and_cancelled(broker: Broker) -> None:
+    # law 6
+    jobs = [job() for _ in range(3)]
+    broker.put(jobs)
+    gone = LiveOwner(broker, "gone")
+    gone.take(3)
+    broker.release(gone.id, None)
+    assert state(broker, jobs[0].id) is State.READY
+    assert broker.cancel([jobs[0].id]) == [True]
+    assert delete_waiting(broker, "default") == 2
+    assert everything(broker, Filter(states=frozenset([State.READY]))) == []
 
 
 @pytest.mark.parametrize("causes", [{}, None])

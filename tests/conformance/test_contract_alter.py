@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_driver import LiveOwner, ids_of, job, record_of, state
+from broker_driver import LiveOwner, ids_of, job, message, state
 from kinds import Clock
 from test_contract_admin import in_every_state
 
@@ -16,9 +16,10 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import Links
-from tidemill.core.job import Outcome, State
+from tidemill.core.job import Outcome, Record, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.priority import rank_of
 from tidemill.errors import QueueFull, StoreMoved
@@ -27,6 +28,12 @@ WAITS = (State.WAITING, State.SCHEDULED, State.READY)
 URGENT = rank_of(9)
 
 pytestmark = pytest.mark.needs(Feature.ALTER)
+
+
+def shown(broker: Broker, job_id: str) -> Record:
+    record = broker.get(job_id)
+    assert record is not None
+    return record
 
 
 def sizes(broker: Broker) -> dict[str, int]:
@@ -44,10 +51,10 @@ def test_only_a_job_that_waits_is_altered(
 ) -> None:
     # law 3
     ids = in_every_state(broker, worker, clock)
-    before = {s: record_of(broker, ids[s]) for s in State}
+    before = {s: shown(broker, ids[s]) for s in State}
     for s in State:
         assert broker.alter([ids[s]], **change) == [s in WAITS], s
-        record, old = record_of(broker, ids[s]), before[s]
+        record, old = shown(broker, ids[s]), before[s]
         assert record.state is s
         assert record.seq == old.seq  # law 10
         assert record.due == pytest.approx(old.due)
@@ -100,12 +107,12 @@ def test_a_job_leased_meanwhile_is_refused(broker: Broker, worker: LiveOwner) ->
     [lease] = worker.take()
     assert broker.alter([given.id], rank=URGENT, queue="b") == [False]
     assert worker.settle(lease, Outcome.RETRY, delay=0)
-    assert record_of(broker, given.id).envelope.queue == "a"
+    assert shown(broker, given.id).envelope.queue == "a"
     # but between two attempts it waits
     assert broker.alter([given.id], queue="b") == [True]
     [again] = worker.take(1, ["b"])
     assert (again.open().id, again.attempt) == (given.id, 2)
-    assert [a.number for a in record_of(broker, given.id).attempts] == [1]
+    assert [a.number for a in shown(broker, given.id).attempts] == [1]
 
 
 def test_a_change_of_nothing_succeeds_and_leaves_no_trace(broker: Broker) -> None:
@@ -113,9 +120,9 @@ def test_a_change_of_nothing_succeeds_and_leaves_no_trace(broker: Broker) -> Non
     broker.put([given])
     assert broker.alter([given.id, given.id], rank=URGENT) == [True, True]
     assert broker.alter([given.id], rank=URGENT, queue="a") == [True]
-    assert [line for _, line in record_of(broker, given.id).log] == ["altered: priority 9"]
+    assert [line for _, line in shown(broker, given.id).log] == ["altered: priority 9"]
     assert broker.alter([given.id], rank=rank_of(-2.5), queue="b") == [True]
-    assert record_of(broker, given.id).log[-1][1] == "altered: queue b, priority -2.5"
+    assert shown(broker, given.id).log[-1][1] == "altered: queue b, priority -2.5"
 
 
 def test_a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room(
@@ -128,7 +135,7 @@ def test_a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room(
     # when
     assert broker.alter(ids_of(jobs), rank=URGENT, queue="small") == [True, True, False]
     # then the last is unchanged, in both respects
-    record = record_of(broker, jobs[2].id)
+    record = shown(broker, jobs[2].id)
     assert (record.envelope.queue, record.rank) == ("large", jobs[2].rank)
     assert sizes(broker) == {"large": 1, "small": 2}
     assert broker.alter([jobs[0].id], rank=0) == [True]  # within a full queue
@@ -153,6 +160,16 @@ def test_a_job_that_waits_for_others_needs_no_room(broker: Broker, worker: LiveO
     assert worker.settle(lease)
     assert state(broker, "z") is State.READY
     assert len(worker.take_ids(9, ["small"])) == 2
+
+
+def test_a_paused_queue_holds_what_comes(broker: Broker, worker: LiveOwner) -> None:
+    broker.set_queue("paused", paused=True)
+    given = job("a")
+    broker.put([given])
+    assert broker.alter([given.id], queue="paused") == [True]
+    assert worker.take_ids() == []
+    assert broker.alter([given.id], queue="a") == [True]
+    assert worker.take_ids() == [given.id]
 
 
 def test_a_scheduled_job_keeps_its_time_and_its_expiry(
@@ -185,6 +202,13 @@ def test_a_successor_stays_behind_its_key(broker: Broker, worker: LiveOwner) -> 
     broker.put([job("a", id="third", key="l")])
     assert broker.alter(["third"], queue="b") == [True]
     assert broker.put([job("a", key="l")])[0].id == "third"
+
+
+def test_messages_move_as_tasks_do(broker: Broker, consumer: LiveOwner) -> None:
+    first, second = message("a"), message("b")
+    broker.put([first, second])
+    assert broker.alter([second.id], rank=URGENT, queue="a") == [True]
+    assert consumer.take_ids(9, ["a"]) == [second.id, first.id]
 
 
 @pytest.mark.needs("a witness")
@@ -222,6 +246,15 @@ def test_limits_hold_in_the_new_queue(broker: Broker) -> None:
     assert worker.take_ids(9, ["a"]) == ["j2"]
     assert broker.alter(["j1"], queue="a") == [True]
     assert worker.take_ids(9, ["a"]) == []
+
+
+def test_a_purge_finds_what_has_come(broker: Broker, worker: LiveOwner) -> None:
+    ready, late, low = job("a"), job("a", delay=1000), job("a", priority=-3)
+    broker.put([ready, late, low])
+    assert broker.alter(ids_of([ready, late, low]), queue="b") == [True] * 3
+    assert delete_waiting(broker, "a") == 0
+    assert delete_waiting(broker, "b") == 3
+    assert worker.take_ids() == []
 
 
 @pytest.mark.needs("commands")

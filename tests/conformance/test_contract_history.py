@@ -47,6 +47,11 @@ def row(
     return HistoryRow(kind, name, span, at, counts, sample)
 
 
+def test_a_new_store_has_no_history(history: History) -> None:
+    assert history.history("task", MINUTE) == []
+    assert history.history_kinds() == []
+
+
 def test_kinds_with_rows_are_listed(history: History, worker: LiveOwner) -> None:
     worker.exchange(history=[row(), row("b"), row(span=HOUR), row(kind="tas")])
     history.keep_history([row(kind="mute", span=ALWAYS, at=0, sample=b"x"), row(kind="gone")])
@@ -136,6 +141,12 @@ def test_kept_rows_replace_rows_and_empty_rows_delete_them(
     assert history.history("task", MINUTE)[:2] == [row("a", (8,)), row("b", (3,))]
 
 
+def test_the_last_of_two_kept_rows_stays(history: History) -> None:
+    history.keep_history([row("a", (1,)), row("b"), row("a", (2,)), row("b", ())])
+    history.keep_history([])
+    assert history.history("task", MINUTE) == [row("a", (2,))]
+
+
 def test_rows_are_deleted_when_their_time_is_over_and_notes_stay(
     broker: Store, history: History, worker: LiveOwner
 ) -> None:
@@ -178,3 +189,18 @@ def test_an_owner_that_was_given_up_adds_nothing(
     reply = worker.exchange(verdicts=[Verdict(lease.token, DONE)], history=[row()])
     assert reply.settled == [False]
     assert history.history("task", MINUTE) == []
+
+
+def test_a_store_that_departs_still_counts_and_keeps(
+    need: Callable[[Feature], None], broker: Store, history: History, worker: LiveOwner
+) -> None:
+    need(Feature.MOVE)
+    broker.put([job()])
+    (lease,) = worker.take()
+    broker.depart("lmdb://./elsewhere")
+    assert worker.exchange(verdicts=[Verdict(lease.token, DONE)], history=[row()]).settled == [True]
+    history.keep_history([row("b", (3,))])
+    assert history.history("task", MINUTE) == [row(), row("b", (3,))]
+    broker.depart("lmdb://./elsewhere", seal=True)
+    history.keep_history([row("b", (4,))])
+    assert history.history("task", MINUTE) == [row(), row("b", (4,))]

@@ -11,6 +11,7 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.job_numbers import JobNumbers, with_job_numbers
+from tidemill.core.clock import clock
 from tidemill.core.job import Lease, Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 
@@ -64,6 +65,12 @@ def test_head_lists_the_first_jobs_of_each_state(
     assert head_ids(named, "a", State.FAILED) == head_ids(named, "none", State.READY) == []
     record = named.head("a", State.READY, 1)[0]
     assert (record.state, record.rank, record.envelope.queue) == (State.READY, 0, "a")
+
+
+def test_due_by_either_clock_is_one_order(broker: Broker, named: JobNumbers) -> None:
+    given = message(id="at", at=clock.wall() + 20)
+    broker.put([message(id="in30", delay=30), given, message(id="in10", delay=10)])
+    assert head_ids(named, "default", State.SCHEDULED) == ["in10", "at", "in30"]
 
 
 def test_leasing_by_id_in_every_state(
@@ -138,6 +145,14 @@ def test_a_message_with_ttr_0_is_leased_and_an_expired_message_is_not(
     assert state(broker, "old") is State.EXPIRED
 
 
+def test_no_job_is_leased_to_a_detached_owner(broker: Broker, named: JobNumbers) -> None:
+    broker.put([message(id="m")])
+    gone = LiveOwner(broker, "c2", "consumer")
+    broker.release(gone.id, {})
+    assert lease_one(named, gone, "m") is None
+    assert state(broker, "m") is State.READY
+
+
 def test_a_verdict_may_change_the_rank(
     broker: Broker, consumer: LiveOwner, named: JobNumbers
 ) -> None:
@@ -154,3 +169,13 @@ def test_a_verdict_may_change_the_rank(
     assert broker.retry(["b", "c"]) == [True, True]
     assert head_ids(named, "default", State.READY) == ["b", "c", "a"]
     assert consumer.take_ids(3) == ["b", "c", "a"]
+
+
+def test_a_late_verdict_changes_no_rank(broker: Broker, consumer: LiveOwner) -> None:
+    broker.put([message(id="m", rank=5)])
+    [lease] = consumer.take()
+    assert consumer.settle(lease, Outcome.RELEASE)
+    assert not consumer.settle(lease, Outcome.RELEASE, rank=1)
+    record = broker.get("m")
+    assert record is not None
+    assert record.rank == 5

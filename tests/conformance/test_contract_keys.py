@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, everything, job, record_of, state
+from broker_driver import LiveOwner, everything, job, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -55,7 +55,8 @@ def test_replace_takes_the_newest_data_and_time(
         "b", Placed.REPLACED
     )
     assert unfinished(broker) == {"b": State.SCHEDULED}
-    record = record_of(broker, "a")
+    record = broker.get("a")
+    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "replaced by b")
     assert worker.take() == []
 
@@ -159,7 +160,8 @@ def test_merge_takes_the_higher_priority_and_the_earlier_time(
     put(broker, "a", body=b"old", priority=1, delay=100, on_conflict="merge")
     assert put(broker, "b", priority=-5, delay=50, on_conflict="merge") == Put("a", Placed.MERGED)
     put(broker, "c", priority=7, delay=80, on_conflict="merge")
-    record = record_of(broker, "a")
+    record = broker.get("a")
+    assert record is not None
     assert record.rank == rank_of(7)
     assert record.envelope.body == b"old"
     assert unfinished(broker) == {"a": State.SCHEDULED}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, check_counts, ids_of, job, message, record_of, state
+from broker_driver import LiveOwner, check_counts, ids_of, job, message, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.backoff import RetryPolicy
 from tidemill.core.job import Outcome, State, Verdict
 from tidemill.errors import TidemillError
 
@@ -18,14 +19,16 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     given = job()
     broker.put([given])
     [lease] = worker.take()
-    running = record_of(broker, given.id)
+    running = broker.get(given.id)
+    assert running is not None
     assert (running.state, running.worker) == (State.RUNNING, "w1")
     assert running.leased > 0
     assert (running.token, running.lease_ends) == (lease.token, 0.0)
     # when
     assert worker.settle(lease, result=b"r", started=10.0, ended=11.0)
     # then
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.raw_result, record.error, record.worker) == (
         State.SUCCEEDED,
         b"r",
@@ -58,7 +61,8 @@ def test_every_outcome_leads_to_its_state(
         Outcome.CANCELLED: (State.CANCELLED, 1, "why"),
         Outcome.EXPIRED: (State.EXPIRED, 1, "why"),
     }[outcome]
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.attempt, record.error if record.state.finished else "") == expected
 
 
@@ -69,7 +73,8 @@ def test_a_held_retry_is_counted_at_once_and_runs_later(broker: Broker, worker: 
     [lease] = worker.take()
     assert worker.settle(lease, Outcome.RETRY, error="stuck", delay=50.0, hold=True)
     # then: written down, and still leased
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.attempt, record.worker) == (State.RUNNING, 1, "w1")
     assert [attempt.error for attempt in record.attempts] == ["stuck"]
     assert broker.retry([given.id]) == [False]
@@ -160,7 +165,8 @@ def test_attempts_are_counted_up_to_the_limit(broker: Broker, worker: LiveOwner)
         [lease] = worker.take()
         assert lease.attempt == number
         worker.settle(lease, Outcome.RETRY, error=f"no {number}", traceback="at line 1")
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.attempt, record.error) == (State.FAILED, 3, "no 3")
     assert [a.error for a in record.attempts] == ["no 1", "no 2", "no 3"]
     assert {a.traceback for a in record.attempts} == {"at line 1"}
@@ -177,7 +183,8 @@ def test_a_retry_of_the_last_attempt_is_shown_as_a_failure(
         for _ in expected:
             [lease] = worker.take()
             worker.settle(lease, Outcome.RETRY, error="why")
-        record = record_of(broker, given.id)
+        record = broker.get(given.id)
+        assert record is not None
         assert [attempt["outcome"] for attempt in record.public()["attempts"]] == expected
 
 
@@ -204,7 +211,8 @@ def test_a_trail_shows_the_latest_attempts(broker: Broker, worker: LiveOwner) ->
     broker.put([given])
     for _ in range(KEEP_ATTEMPTS + 5):
         worker.settle(worker.take()[0], Outcome.RETRY)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert record.attempt == KEEP_ATTEMPTS + 5
     numbers = [a.number for a in record.attempts]
     assert numbers == list(range(6, KEEP_ATTEMPTS + 6))
@@ -220,7 +228,8 @@ def test_without_an_ack_a_message_comes_back_after_its_ttr(
     [lease] = consumer.take()
     assert (lease.attempt, lease.deadline) == (1, 100.0)
     assert broker.stats()[0].size == 1
-    held = record_of(broker, given.id)
+    held = broker.get(given.id)
+    assert held is not None
     assert held.lease_ends == pytest.approx(held.leased + 100, abs=1)
     other = LiveOwner(broker, "c2", "consumer")
     clock.advance(90)
@@ -271,6 +280,20 @@ def test_a_task_with_a_worker_has_no_ttr(broker: Broker, worker: LiveOwner, cloc
     broker.tick()
     assert worker.touch(lease)
     assert worker.settle(lease)
+
+
+def test_a_message_can_have_a_limit_of_attempts(
+    broker: Broker, consumer: LiveOwner, clock: Clock
+) -> None:
+    given = message(ttr=1, retries=RetryPolicy(1, delay=0))
+    broker.put([given])
+    for _ in range(2):
+        consumer.take()
+        clock.advance(1.1)
+    broker.tick()
+    record = broker.get(given.id)
+    assert record is not None
+    assert (record.state, record.error) == (State.FAILED, "ttr passed without an ack")
 
 
 def test_strict_empties_the_first_queue_first(broker: Broker, worker: LiveOwner) -> None:
@@ -405,7 +428,8 @@ def test_progress_and_log_are_shown_while_it_runs_and_after(
     for n in range(150):
         worker.note(again, line=str(n), time=float(n))
     worker.settle(again)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert str(record.progress) == "(1, 4)"  # whole numbers
     assert record.log == [(float(n), str(n)) for n in range(50, 150)]
     assert broker.delete([given.id]) == [True]
@@ -421,7 +445,8 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
     worker.note(lease, line="begun", time=5.0)
 
     def shown() -> tuple[tuple[int, int] | None, str]:
-        record = record_of(broker, given.id)
+        record = broker.get(given.id)
+        assert record is not None
         return record.progress, record.progress_text
 
     # when it reports progress with a text
@@ -439,7 +464,8 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
     worker.note(lease, done=4.0, total=4.0, text="done")
     worker.settle(lease)
     assert shown() == ((4, 4), "done")
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert [line for _, line in record.log] == ["begun", "half way", "packed"]
 
 

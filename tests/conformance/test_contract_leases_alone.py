@@ -9,7 +9,7 @@ from broker_driver import LiveOwner, ids_of, job, message
 from kinds import KINDS, Clock
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.job import Outcome, Verdict
 
 pytestmark = pytest.mark.moving_clock
@@ -108,6 +108,25 @@ def test_the_due_come_by_their_time_whatever_was_put_first(
             clock.advance(passed * second)
         taken += worker.await_all(1)
     assert [lease.open().id for lease in taken] == ids_of([jobs[1], jobs[2], jobs[0]])
+
+
+@pytest.mark.parametrize("mode", [Mode.FAIR, Mode.STRICT])
+def test_high_comes_before_normal_before_low(broker: Broker, worker: LiveOwner, mode: Mode) -> None:
+    # law 10, case T13
+    jobs = [job(priority=priority) for priority in (-7, 0, 7) * 5]
+    broker.put(jobs)
+    taken = [worker.await_all(1, mode=mode)[0].open().id for _ in jobs]
+    assert taken == ids_of([*jobs[2::3], *jobs[1::3], *jobs[0::3]])
+
+
+def test_one_queue_is_emptied_before_the_next(broker: Broker, worker: LiveOwner) -> None:
+    # law 10, case Q15
+    jobs = [job(queue) for queue in "cab" * 4]
+    broker.put(jobs)
+    taken = [
+        worker.await_all(1, queues=("a", "b", "c"), mode=Mode.STRICT)[0].open().queue for _ in jobs
+    ]
+    assert "".join(taken) == "aaaabbbbcccc"
 
 
 @pytest.mark.parametrize("queues", [("a", "b", "c"), ()])

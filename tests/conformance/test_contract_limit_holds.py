@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import eventually
@@ -15,6 +16,8 @@ from tidemill import Limit, State, Tidemill, TidemillError
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
+from tidemill.client.limits import LimitHold
+from tidemill.client.messages import Stop
 from tidemill.core.owner import Owner
 from tidemill.errors import LeaseLost, LimitTimeout
 from tidemill.testing import worker
@@ -86,6 +89,15 @@ def test_a_place_is_taken_for_the_block_and_free_after_it(mill: Tidemill) -> Non
 def test_an_error_in_the_block_frees_the_place(mill: Tidemill) -> None:
     with pytest.raises(ZeroDivisionError), mill.limits.hold("db"):
         raise ZeroDivisionError
+    assert_nothing_is_left(mill)
+
+
+def test_several_places_are_held_at_once(make_mill: Callable[[], Tidemill]) -> None:
+    mill, limit = make_mill(), Limit(name="db", concurrency=2)
+    with mill.limits.hold(limit, timeout=SOON), mill.limits.hold(limit, timeout=SOON):
+        with pytest.raises(LimitTimeout), mill.limits.hold(limit, timeout=0):
+            pass
+        assert len(holds(mill)) == 2
     assert_nothing_is_left(mill)
 
 
@@ -186,6 +198,39 @@ def test_a_cancelled_wait_leaves_nothing(mill: Tidemill) -> None:
     asyncio.run(main())
 
 
+def test_a_wait_that_is_cancelled_when_it_has_the_place_frees_it(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a thread that took the place, which the event loop does not know yet
+    took, cancelled = threading.Event(), threading.Event()
+    begin = LimitHold._begin
+
+    def slow(hold: LimitHold, stop: Stop | None = None) -> None:
+        begin(hold, stop)
+        took.set()
+        cancelled.wait(SOON)
+
+    monkeypatch.setattr(LimitHold, "_begin", slow)
+
+    async def block() -> None:
+        async with mill.limits.hold("db"):
+            raise AssertionError("the block must not begin")
+
+    async def main() -> None:
+        # when its caller is cancelled
+        waiting = asyncio.ensure_future(block())
+        await asyncio.to_thread(took.wait, SOON)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        cancelled.set()
+        # then the place is free
+        await asyncio.to_thread(eventually, lambda: not holds(mill), "the queue")
+        assert_nothing_is_left(mill)
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_block_frees_its_place(mill: Tidemill) -> None:
     async def main() -> None:
         inside = asyncio.Event()
@@ -215,6 +260,14 @@ def test_a_lost_place_is_reported_at_the_end_of_the_block(mill: Tidemill) -> Non
     lost = pytest.raises(LeaseLost, match="'db' was lost inside the block")
     with lost, mill.limits.hold("db", timeout=SOON):
         give_up_holders(mill)
+    assert_nothing_is_left(mill)
+
+
+def test_an_error_of_the_block_goes_before_a_lost_place(mill: Tidemill) -> None:
+    hold = mill.limits.hold("db", timeout=SOON)
+    hold.__enter__()
+    give_up_holders(mill)
+    hold.__exit__(ZeroDivisionError)  # raises nothing, so the error of the block goes on
     assert_nothing_is_left(mill)
 
 
@@ -268,3 +321,11 @@ def test_the_first_hold_deletes_queues_of_owners_that_are_gone(
         assert HOLDS + "alive" in holds(mill)
         assert len(holds(mill)) == 2
     broker.detach("alive")
+
+
+def test_a_hold_inside_a_batch_does_not_wait_for_its_commit(mill: Tidemill) -> None:
+    with mill.batch():
+        job: Any = mill.tasks["task"].enqueue()
+        with mill.limits.hold("db", timeout=SOON):
+            pass
+    assert job.state == State.READY

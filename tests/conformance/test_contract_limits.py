@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
 from tidemill.brokers.generic.purges import delete_waiting
+from tidemill.core.envelope import Envelope, Planned
 from tidemill.core.job import Lease, Outcome, State
 from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
@@ -230,6 +232,53 @@ def test_a_window_is_never_overfull(
     assert worker.take_ids() == ids[4:6]
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_refund_leaves_its_own_slot_of_the_window(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner, clock: Clock, by_key: bool
+) -> None:
+    terms = LimitSettings(window=(2, 64))
+    if by_key:
+        put(broker, 9, queue="a", limit=keyed(terms, "k"))
+    else:
+        limits.set_limit("a", terms, queue=True)
+        put(broker, 9, queue="a")
+    [first] = worker.take(1)
+    clock.advance(40)
+    assert len(worker.take(9)) == 1
+    worker.settle(first, Outcome.RELEASE)
+    clock.advance(10)
+    assert len(worker.take(9)) == 1
+    clock.advance(20)  # both that ran count still
+    assert worker.take_ids() == []
+    clock.advance(37)
+    assert len(worker.take(9)) == 1
+
+
+def test_messages_are_limited_also_with_ttr_0(
+    broker: Broker, limits: LimitCalls, consumer: LiveOwner, clock: Clock
+) -> None:
+    limits.set_limit("a", LimitSettings(rate=(1, 10), burst=2), queue=True)
+    broker.put([message("a", id=f"m{n}", ttr=0.0) for n in range(4)])
+    assert consumer.take_ids() == ["m0", "m1"]
+    clock.advance(10)
+    assert consumer.take_ids() == ["m2"]
+
+
+def test_a_due_or_retried_job_waits_as_well(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner, clock: Clock
+) -> None:
+    limits.set_limit("a", LimitSettings(concurrency=1), queue=True)
+    ids = put(broker, 2, queue="a")
+    broker.put([job("a", id="later", delay=5, priority=50)])
+    [lease] = worker.take(5)
+    clock.advance(6)
+    assert worker.take_ids() == []
+    worker.settle(lease, Outcome.FAIL)
+    assert worker.take_ids() == ["later"]
+    assert broker.retry(ids[:1]) == [True]
+    assert worker.take_ids() == []
+
+
 # -- keys ----------------------------------------------------------------------------------------
 
 
@@ -280,6 +329,15 @@ def test_a_limit_with_keys_gives_each_key_its_turn(
     urgent = put(broker, 1, "urgent", queue="a", priority=5, limit=keyed(LimitSettings(), "big"))
     assert worker.take_ids(2) == [*urgent, "big003"]
     assert [worker.take_ids(1) for _ in range(2)] == [["big004"], ["big005"]]
+
+
+def test_the_first_of_a_key_that_had_its_turn_may_be_cancelled(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:
+    ids = put(broker, 4, queue="a", limit=keyed(LimitSettings(), "k"))
+    assert worker.take_ids(1) == ids[:1]
+    assert broker.cancel([ids[1]]) == [True]
+    assert worker.take_ids() == ids[2:]
 
 
 @pytest.mark.needs("exact turns")
@@ -345,6 +403,44 @@ def test_an_expired_job_does_not_hold_up_its_limit(
     assert state(broker, "late000") is State.EXPIRED
 
 
+def test_a_lost_task_of_a_limit_runs_alone_and_within_it(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:
+    claim = keyed(LimitSettings(concurrency=1))
+    ids = put(broker, 2, queue="a", limit=claim)
+    dying = LiveOwner(broker, "w2")
+    assert dying.take_ids(1) == ids[:1]
+    broker.release(dying.id, None)
+    want = Want(5, alone=False)
+    [lease] = worker.exchange(want=want).leases  # the other one, since the lost one is elsewhere
+    assert lease.open().id == ids[1]
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    assert worker.exchange(want=want).leases == []
+    assert worker.take_ids() == ids[:1]
+
+
+def test_a_lost_task_is_not_forgotten_when_its_queue_opens(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:
+    limits.set_limit("a", LimitSettings(concurrency=1), queue=True)
+    ids = put(broker, 1, queue="a")
+    dying = LiveOwner(broker, "w2")
+    assert dying.take_ids(1) == ids
+    broker.release(dying.id, None)
+    other = LiveOwner(broker, "w3")
+    broker.put([job("a", id="first", priority=9)])
+    [lease] = other.exchange(want=Want(1, alone=False)).leases
+    for _ in range(3):  # it has heard of all there was
+        assert worker.take_ids() == []
+        broker.wait(worker.id, 0)
+    other.settle(lease)
+    begun = time.monotonic()
+    broker.wait(worker.id, 30)
+    assert time.monotonic() - begun < 20  # it was woken
+    assert worker.take_ids() == ids
+
+
 # -- terms ---------------------------------------------------------------------------------------
 
 
@@ -393,6 +489,18 @@ def test_settings_by_hand_before_a_declaration_stay(
     assert (row.terms, row.declared, row.by_hand) == (mine, code, True)
     limits.set_limit("api", None, queue=queue)
     assert terms_of(limits, "api", queue=queue) == code
+
+
+def test_a_job_of_a_schedule_declares_its_limit_only_when_it_is_not_known(
+    broker: Broker, limits: LimitCalls
+) -> None:
+    old, new = LimitSettings(concurrency=1), LimitSettings(concurrency=2)
+    broker.put([job("a", limit=keyed(old), planned=Planned("s", 1.0))])
+    assert terms_of(limits, "api") == old
+    broker.put([job("a", limit=keyed(new))])
+    broker.put([job("a", limit=keyed(old), planned=Planned("s", 2.0))])
+    (row,) = limits.limits()
+    assert (row.terms, row.declared) == (new, new)
 
 
 def terms_of(limits: LimitCalls, name: str, *, queue: bool = False) -> LimitSettings:
@@ -551,6 +659,29 @@ def test_a_probe_that_never_ran_is_followed_by_another(
 
 
 # -- elsewhere -----------------------------------------------------------------------------------
+
+
+def test_a_successor_and_a_merged_job_stay_under_their_limit(
+    broker: Broker, limits: LimitCalls, worker: LiveOwner
+) -> None:
+    claim = keyed(LimitSettings(concurrency=1), "k")
+    put(broker, 1, "other", queue="a", limit=claim)
+    [lease] = worker.take()
+
+    def again(job_id: str, conflict: str, priority: int = 0) -> Envelope:
+        fields = {"key": "x", "on_conflict": conflict, "limit": claim}
+        return job("a", id=job_id, priority=priority, **fields)
+
+    broker.put([again("one", "keep")])
+    broker.put([again("two", "merge", priority=9)])
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    [lease] = worker.take(9)
+    assert lease.rank < job().rank
+    broker.put([again("three", "replace")])
+    assert worker.take_ids() == []
+    worker.settle(lease)
+    assert worker.take_ids() == ["three"]
 
 
 def test_a_moved_job_takes_its_limit_along(

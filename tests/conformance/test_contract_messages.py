@@ -69,6 +69,18 @@ def test_get_many_takes_up_to_n_messages_in_order(mill: Tidemill) -> None:
     assert all(message.ack() for message in first + rest)
 
 
+def test_get_many_empties_an_earlier_queue_first(mill: Tidemill) -> None:
+    mill.queue("late").put_many(["c", "d"])
+    mill.queue("early").put_many(["a", "b"])
+    found = []
+    while len(found) < 4:
+        more = mill.get_many(["early", "late"], 4 - len(found), timeout=30)
+        assert more
+        found += more
+    assert [message.body for message in found] == ["a", "b", "c", "d"]
+    assert all(message.ack() for message in found)
+
+
 def test_get_many_returns_as_soon_as_there_is_one(mill: Tidemill) -> None:
     waits, found = threading.Event(), list[Message]()
 

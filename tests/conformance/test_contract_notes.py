@@ -52,6 +52,13 @@ def test_a_note_is_written_over_an_earlier_note(notes: Notes) -> None:
     assert notes.get("b") is None
 
 
+def test_a_note_with_a_long_name_is_found(notes: Notes) -> None:
+    names = ["ä" * 200, "ä" * 201]
+    for name in names:
+        notes.put(name, name.encode())
+    assert [note.body.decode() for name in names if (note := notes.get(name))] == names
+
+
 def test_of_two_writers_the_first_replaces_a_note(notes: Notes) -> None:
     known = notes.put("a", b"1")
     new = notes.replace(known, b"2")

@@ -13,8 +13,9 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic import purges
 from tidemill.brokers.generic.purges import Purged, Restored, delete_waiting, purge, restore
-from tidemill.core.envelope import Links
+from tidemill.core.envelope import JobLimit, Links
 from tidemill.core.job import Outcome, Placed, Put, RunOn, State
+from tidemill.core.limit_settings import LimitSettings
 from tidemill.core.purge_mark import is_of_purge, purged
 from tidemill.errors import InvalidOption
 
@@ -199,6 +200,30 @@ def test_a_key_that_another_job_has_taken_stays_with_it(broker: Store, worker: L
     assert sorted(worker.take_ids(5)) == ["a", "b", "c"]
 
 
+@pytest.mark.needs(Feature.LIMITS)
+def test_jobs_that_wait_for_a_limit_are_purged(broker: Store, worker: LiveOwner) -> None:
+    claim = JobLimit("api", "k", 1.0, LimitSettings(concurrency=1))
+    broker.put([job("q", id=f"{n}", limit=claim) for n in range(3)])
+    [lease] = worker.take(3)
+    assert purge(broker, "q").kept == 2
+    assert restore(broker, "q") == Restored(jobs=2, left=0)
+    assert worker.settle(lease)
+    assert worker.take_ids() == ["1"]
+
+
+@pytest.mark.needs(Feature.KEYS)
+def test_a_successor_comes_back_once_its_key_is_free(broker: Store, worker: LiveOwner) -> None:
+    broker.put([job("q", id="runs", key="k")])
+    [lease] = worker.take()
+    assert broker.put([job("q", id="next", key="k", on_conflict="replace")])[0].id == "next"
+    assert state(broker, "next") is WAITING
+    assert purge(broker, "q").kept == 1
+    assert restore(broker, "q") == Restored(jobs=0, left=1)
+    assert worker.settle(lease)
+    assert restore(broker, "q") == Restored(jobs=1, left=0)
+    assert worker.take_ids() == ["next"]
+
+
 def put_flow(broker: Store, first: str, last: str) -> None:
     """Put a chain of two jobs, into two queues."""
     behind = job(last, id="last", links=Links((), waits=RunOn.SUCCESS, inputs=("first",)))
@@ -212,6 +237,13 @@ def test_a_restore_leaves_the_jobs_of_a_flow(broker: Store) -> None:
     assert purge(broker, "q").kept == 3  # the purge of a job does not end the job behind it
     assert restore(broker, "q") == Restored(jobs=1, left=2)
     assert in_state(broker, "first", "last", "alone") == [CANCELLED, CANCELLED, READY]
+
+
+@pytest.mark.needs(Feature.FLOWS)
+def test_a_flow_is_deleted_whole(broker: Store) -> None:
+    put_flow(broker, "q", "q")
+    assert delete_waiting(broker, "q") == 2
+    assert everything(broker) == []
 
 
 @pytest.mark.needs(Feature.FLOWS)
@@ -258,3 +290,36 @@ def test_purged_jobs_are_kept_as_long_as_failed_jobs(
     clock.advance(6000.0)
     broker.tick()
     assert purged_ids(broker, purge_id) == []
+
+
+@pytest.mark.needs(Feature.RESULTS)
+def test_purged_jobs_take_no_place_of_jobs_kept_by_number(
+    open_store: Callable[..., Store], clock: Clock
+) -> None:
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    # given as many succeeded jobs as are kept, and more purged jobs
+    broker = open_store(keep_count=3)
+    owner = LiveOwner(broker)
+    broker.put([job("a") for _ in range(3)])
+    for lease in owner.take(3):
+        owner.settle(lease)
+    broker.put([job("q") for _ in range(5)])
+    purge(broker, "q")
+    # when the store is tidied
+    clock.advance(100.0)
+    broker.tick()
+    # then all are there
+    assert row_of(broker, "a").succeeded == 3
+    assert len(everything(broker)) == 8
+
+
+def test_purged_jobs_can_be_retried_and_deleted_like_cancelled_jobs(
+    broker: Store, worker: LiveOwner
+) -> None:
+    broker.put([job("q", id="again"), job("q", id="gone"), job("q", id="stays")])
+    purge(broker, "q")
+    assert broker.retry(["again"]) == [True]
+    assert broker.delete(["gone"]) == [True]
+    assert restore(broker, "q") == Restored(jobs=1, left=0)
+    assert worker.take_ids(5) == ["again", "stays"]

@@ -5,19 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from broker_driver import (
-    LiveOwner,
-    check_counts,
-    everything,
-    ids_of,
-    job,
-    message,
-    record_of,
-    state,
-)
+from broker_driver import LiveOwner, check_counts, everything, ids_of, job, message, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.job import Outcome, Placed, State
 from tidemill.errors import DuplicateJob, QueueFull
@@ -50,7 +42,8 @@ def test_an_envelope_comes_back_as_it_was_put(broker: Broker, worker: LiveOwner)
         signature=b"s",
     )
     broker.put([given])
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert record.envelope == given
     [lease] = worker.take()
     assert lease.open() == given
@@ -208,7 +201,8 @@ def test_at_is_wall_time_and_the_past_is_now(
     past, future = job(at=clock.wall() - 5), job(at=clock.wall() + 100)
     broker.put([future, past])
     assert worker.take_ids() == [past.id]
-    record = record_of(broker, future.id)
+    record = broker.get(future.id)
+    assert record is not None
     assert record.due == pytest.approx(future.at, abs=0.01)
     clock.advance(101)
     assert worker.take_ids() == [future.id]
@@ -294,3 +288,9 @@ def test_setting_the_wall_clock_moves_nothing_but_at(
         assert len(broker.owners()) == 2
         assert worker.take_ids() == ids_of([older, newer])
     assert consumer.settle(lease)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_want_of_nothing_takes_nothing(broker: Broker, worker: LiveOwner, mode: Mode) -> None:
+    broker.put([job()])
+    assert worker.take(0, mode=mode) == []

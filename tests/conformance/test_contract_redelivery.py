@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, message, record_of, state
+from broker_driver import LiveOwner, message, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -23,6 +23,12 @@ POLICIES = (
     RetryPolicy(40_000, delay=70_000, factor=1, cap=3e9, jitter=False),
 )
 SMALL = RetryPolicy(3, delay=0.05, factor=2, cap=1, jitter=False)
+
+
+def shown(broker: Broker, job_id: str) -> Record:
+    record = broker.get(job_id)
+    assert record is not None
+    return record
 
 
 def take_one(consumer: LiveOwner, queue: str = "default") -> Lease:
@@ -67,6 +73,22 @@ def test_from_the_second_failed_hand_out_on_others_go_first(
     assert (again.open().id, again.attempt) == (poison.id, 3)
 
 
+@pytest.mark.still_clock
+def test_a_message_that_backs_off_is_scheduled_and_keeps_its_sequence(
+    broker: Broker, consumer: LiveOwner
+) -> None:
+    poison = message(retries=MESSAGE)
+    broker.put([poison])
+    before = shown(broker, poison.id).seq
+
+    for _ in range(2):
+        fail(consumer, take_one(consumer))
+
+    record = shown(broker, poison.id)
+    assert (record.state, record.seq, record.attempt) == (State.SCHEDULED, before, 2)
+    assert [attempt.error for attempt in record.attempts] == ["ValueError: bad"] * 2
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_broker_computes_the_delays_of_the_policy(
     broker: Broker, consumer: LiveOwner, clock: Clock, policy: RetryPolicy
@@ -75,13 +97,13 @@ def test_every_broker_computes_the_delays_of_the_policy(
     broker.put([message(id="m" * 40, body=b"x" * 300, key="k", retries=policy)])
     delays = []
     for attempt in range(1, min(policy.limit, 14) + 1):
-        before = record_of(broker, "m" * 40)
+        before = shown(broker, "m" * 40)
         if before.state is State.SCHEDULED:
             broker.retry([before.envelope.id])
         lease = take_one(consumer)
         now = clock_of(broker, consumer, clock)
         fail(consumer, lease)
-        after = record_of(broker, "m" * 40)
+        after = shown(broker, "m" * 40)
         delays.append(after.due - now if after.due else 0.0)
         assert after.attempt == attempt
 
@@ -97,7 +119,7 @@ def clock_of(broker: Broker, consumer: LiveOwner, clock: Clock) -> float:
     """The wall time of the store, by a message that is put with a delay."""
     probe = message("probe", delay=1000.0)
     broker.put([probe])
-    due = record_of(broker, probe.id).due
+    due = shown(broker, probe.id).due
     broker.delete([probe.id])
     return due - 1000.0
 
@@ -113,7 +135,7 @@ def test_jitter_draws_a_delay_up_to_the_bound(
     for lease in consumer.take(8, ["default"]):
         fail(consumer, lease)
 
-    delays = [record_of(broker, each.id).due - now for each in given]
+    delays = [shown(broker, each.id).due - now for each in given]
     assert all(0 < delay < 1000 + SLACK for delay in delays)
     assert len({round(delay, 3) for delay in delays}) > 4
 
@@ -134,7 +156,7 @@ def test_a_message_fails_for_good_after_twenty_hand_outs(
         assert handed <= 20
 
     assert handed == 20
-    assert record_of(broker, poison.id).error == "ValueError: 19"
+    assert shown(broker, poison.id).error == "ValueError: 19"
     (row,) = [row for row in broker.stats() if row.name == "default"]
     assert (row.failed, row.size) == (1, 0)
 
@@ -188,6 +210,22 @@ def test_a_ttr_that_runs_out_is_a_failed_hand_out(
 
 
 @pytest.mark.still_clock
+def test_a_ttr_that_runs_out_twice_delays_the_message(
+    broker: Broker, consumer: LiveOwner, clock: Clock, need: Callable[[Feature], None]
+) -> None:
+    need(Feature.INSPECT)
+    poison = message(ttr=20, retries=MESSAGE)
+    broker.put([poison])
+
+    for _ in range(2):
+        take_one(consumer)
+        clock.advance(20.3)
+        consumer.exchange()
+
+    assert state(broker, poison.id) is State.SCHEDULED
+
+
+@pytest.mark.still_clock
 def test_a_consumer_that_dies_fails_its_hand_out(
     broker: Broker, need: Callable[[Feature], None]
 ) -> None:
@@ -200,7 +238,7 @@ def test_a_consumer_that_dies_fails_its_hand_out(
         take_one(dying)
         assert broker.release(dying.id, None) == 1
 
-    record = record_of(broker, poison.id)
+    record = shown(broker, poison.id)
     assert (record.state, record.attempt, record.losses) == (State.SCHEDULED, 2, 0)
     assert [attempt.error for attempt in record.attempts] == ["its consumer died"] * 2
 
@@ -217,7 +255,7 @@ def test_a_message_whose_consumers_die_ends_as_failed(
         broker.release(dying.id, None)
         clock.advance(0.45)
 
-    record = record_of(broker, "poison")
+    record = shown(broker, "poison")
     assert (record.state, record.error) == (State.FAILED, "its consumer died")
 
 
@@ -233,6 +271,19 @@ def test_a_release_neither_counts_nor_backs_off(
         assert consumer.settle(lease, Outcome.RELEASE)
 
     assert take_one(consumer).attempt == 1
+
+
+def test_a_release_with_a_delay_does_not_count(
+    broker: Broker, consumer: LiveOwner, clock: Clock
+) -> None:
+    broker.put([message(id="m", retries=MESSAGE)])
+    for _ in range(3):
+        (lease,) = consumer.await_all(1, queues=("default",))
+        consumer.settle(lease, Outcome.RELEASE, delay=0.1)
+        clock.advance(0.15)
+
+    (lease,) = consumer.await_all(1, queues=("default",))
+    assert lease.attempt == 1
 
 
 def test_a_failure_with_a_delay_of_its_own_takes_that(
@@ -273,10 +324,10 @@ def test_a_retry_begins_the_backoff_anew(
 
     assert broker.retry(["m"]) == [True]
 
-    record = record_of(broker, "m")
+    record = shown(broker, "m")
     assert (record.run, record.attempt, record.max_attempts) == (2, 0, 3)
     assert failing_delays(broker, consumer, clock, 3) == pytest.approx([100, 1000, 0], abs=SLACK)
-    attempts = [(attempt.run, attempt.number) for attempt in record_of(broker, "m").attempts]
+    attempts = [(attempt.run, attempt.number) for attempt in shown(broker, "m").attempts]
     assert attempts == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
     assert state(broker, "m") is State.FAILED
 
@@ -291,6 +342,6 @@ def failing_delays(broker: Broker, consumer: LiveOwner, clock: Clock, count: int
         assert lease.attempt == attempt
         now = clock_of(broker, consumer, clock)
         fail(consumer, lease)
-        record = record_of(broker, "m")
+        record = shown(broker, "m")
         delays.append(record.due - now if record.state is State.SCHEDULED else 0.0)
     return delays

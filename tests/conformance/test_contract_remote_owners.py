@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_driver import LiveOwner, job, message, record_of, state
+from broker_driver import LiveOwner, job, message, state
 from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -59,6 +61,13 @@ class Guest:
 
     def settle(self, lease: Lease, outcome: Outcome = Outcome.SUCCESS) -> bool:
         return self.say(verdicts=[Verdict(lease.token, outcome)]).settled[0]
+
+
+def until(holds: Callable[[], object], limit: float = 60.0) -> None:
+    end = time.monotonic() + limit
+    while not holds():
+        assert time.monotonic() < end, f"not within {limit:g} s"
+        time.sleep(0.02)
 
 
 # -- a store that has lost steps -----------------------------------------------------------------
@@ -124,7 +133,8 @@ def test_a_repeated_step_is_answered_and_not_done_again(broker: Broker) -> None:
     # then
     assert (again.settled, again.touched) == ([True, False], [True, False])
     assert again.leases == [third, fourth]
-    record = record_of(broker, jobs[0].id)
+    record = broker.get(jobs[0].id)
+    assert record is not None
     assert (record.state, len(record.attempts)) == (State.SUCCEEDED, 1)
     assert [row.running for row in broker.stats()] == [3]
     assert guest.take(9)[-1].open().id == follower.id
@@ -167,6 +177,16 @@ def test_a_command_of_a_lost_reply_is_told_again(broker: Broker) -> None:
     assert guest.say().commands == []
 
 
+def test_a_step_without_effect_may_be_repeated_too(broker: Broker) -> None:
+    guest = Guest(broker)
+    assert guest.say(want=guest.want(1)).leases == []
+    broker.put([job()])
+    # then: what it still lacks, it may get, but only once
+    again = guest.again(want=guest.want(1))
+    assert guest.again(want=guest.want(1)).leases == again.leases
+    assert len(again.leases) + len(guest.take()) == 1
+
+
 @pytest.mark.parametrize("serials", [True, False])
 def test_a_step_on_behalf_is_no_sign_of_life(broker: Broker, serials: bool) -> None:
     """Its clients settle through another server what they were given here, and it goes on."""
@@ -202,6 +222,11 @@ def test_a_step_on_behalf_is_no_sign_of_life(broker: Broker, serials: bool) -> N
     # and who is not on the list has lost it
     broker.release(guest.id, None)
     assert broker.exchange(behalf).settled == [False, False]
+
+
+def test_a_step_without_a_serial_is_never_a_repetition(broker: Broker, worker: LiveOwner) -> None:
+    broker.put([job() for _ in range(2)])
+    assert len(worker.take()) == len(worker.take()) == 1
 
 
 # -- an owner of no process ----------------------------------------------------------------------
@@ -244,6 +269,24 @@ def test_closing_a_broker_keeps_a_remote_owner_listed(
     assert broker.owners() == []
 
 
+def test_two_servers_may_serve_a_remote_owner_in_turn(
+    broker: Broker, open_store: Callable[..., Broker]
+) -> None:
+    # its requests go now to the one, now to the other
+    if Feature.PROCESSES not in broker.features:
+        pytest.skip("nobody else can open it")
+    servers = [broker, open_store()]
+    guest, tokens = Guest(broker), []
+    for turn in range(8):
+        guest.broker = servers[turn % 2]
+        broker.put([job()])
+        reply = guest.say(want=guest.want(1))
+        tokens += [lease.token for lease in reply.leases]
+        assert guest.again(want=guest.want(1)).leases == reply.leases
+    assert len(set(tokens)) == len(tokens) == 8
+    assert [row.running for row in broker.stats()] == [8]
+
+
 def test_a_remote_owner_is_hinted_at_its_last_server(
     broker: Broker, open_store: Callable[..., Broker]
 ) -> None:
@@ -271,6 +314,31 @@ def test_a_remote_owner_is_hinted_at_its_last_server(
     finally:
         broker.put([job()])
         thread.join(60)
+
+
+def test_an_owner_attached_anew_at_one_server_is_kept_by_the_other(
+    broker: Broker, open_store: Callable[..., Broker]
+) -> None:
+    # law 5: the other has made its calls before, and has not counted the silence since
+    if Feature.PROCESSES not in broker.features:
+        pytest.skip("nobody else can open it")
+    other = open_store()
+    guest = Guest(other)
+    guest.take()
+    guest.broker = broker
+    broker.release(guest.id, None)
+    assert guest.say().commands == [Command("lost")]
+    broker.attach(guest.owner)
+    broker.put([job(), job()])
+    [first] = guest.take()
+    # when
+    guest.broker = other
+    [second] = guest.take()
+    # then
+    assert guest.settle(first)
+    other.wait(guest.id, 0.0)
+    guest.broker = broker
+    assert guest.settle(second)
 
 
 def test_a_step_of_another_server_that_wants_nothing_leaves_it_asleep(
@@ -304,9 +372,90 @@ def test_detach_gives_back_uncounted_wherever_it_is_called(
     guest.take()
     server = open_store() if Feature.PROCESSES in broker.features else broker
     server.detach(guest.id)
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 0)
     server.detach(guest.id)
+
+
+def test_its_wait_returns_in_time_for_its_next_word(broker: Broker) -> None:
+    guest = Guest(broker, lease=1.5)
+    guest.take()
+    began = time.monotonic()
+    broker.wait(guest.id, LONG)
+    assert time.monotonic() - began < 60
+
+
+def test_a_given_up_owner_leaves_nothing_behind(broker: Broker) -> None:
+    """No descriptor, or a server would have none left one day. Who waits for it comes back."""
+    if Feature.PROCESSES not in broker.features:
+        pytest.skip("it lives no longer than its server")
+    stays = Guest(broker)
+    stays.take()
+    broker.count_silence()
+    before = len(os.listdir("/proc/self/fd"))
+    guests = [Guest(broker) for _ in range(8)]
+    for guest in guests:
+        guest.take()
+    returned = threading.Event()
+
+    def sleep() -> None:
+        with contextlib.suppress(TidemillError):  # it is forgotten by now
+            while guests[0].id in [owner.id for owner in broker.owners()]:
+                broker.wait(guests[0].id, 60.0)
+        returned.set()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    # when
+    for guest in guests[:6]:
+        broker.release(guest.id, None)
+    broker.detach(guests[6].id)
+    broker.detach(guests[7].id)
+
+    def forgotten() -> bool:
+        broker.count_silence()
+        return len(os.listdir("/proc/self/fd")) < before + 4  # its own lines come and go
+
+    until(forgotten)
+    # then
+    assert returned.wait(30)
+    thread.join(30)
+    broker.count_silence()
+    with pytest.raises(TidemillError, match="not attached"):
+        broker.wait(guests[0].id, 0.0)
+    assert guests[0].say().commands == [Command("lost")]
+    # and begins anew
+    broker.attach(guests[0].owner)
+    broker.put([job()])
+    assert len(guests[0].take()) == 1
+    broker.wait(guests[0].id, 0.0)
+
+
+def test_leaving_ends_a_wait_in_another_thread(broker: Broker) -> None:
+    # its server is in its wait as long as it is up
+    if Feature.PROCESSES not in broker.features:
+        pytest.skip("it lives no longer than its server")
+    for _ in range(20):
+        guest = Guest(broker)
+        guest.take()
+        begun, trouble = threading.Event(), []
+
+        def sleep(owner_id: str, begun: threading.Event, trouble: list[Exception]) -> None:
+            try:
+                begun.set()
+                broker.wait(owner_id, 60.0)
+            except TidemillError:
+                pass  # it had left before
+            except Exception as error:
+                trouble.append(error)
+
+        thread = threading.Thread(target=sleep, args=(guest.id, begun, trouble))
+        thread.start()
+        assert begun.wait(30)
+        broker.detach(guest.id)
+        thread.join(30)
+        assert (thread.is_alive(), trouble) == (False, [])
 
 
 # -- anything at any moment ----------------------------------------------------------------------
@@ -384,7 +533,8 @@ def test_a_silent_remote_owner_is_given_up_with_a_loss(broker: Broker, clock: Cl
         clock.advance(0.9)
     assert [owner.id for owner in broker.owners()] == [other.id]
     # then
-    record = record_of(broker, given.id)
+    record = broker.get(given.id)
+    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 1)
     reply = guest.say(verdicts=[Verdict(lease.token, Outcome.SUCCESS)], touch=[(lease.token, 0.0)])
     assert (reply.settled, reply.touched) == ([False], [False])
@@ -452,6 +602,22 @@ def test_a_consumer_keeps_a_message_for_its_ttr(broker: Broker, clock: Clock) ->
     assert guest.settle(lease)
 
 
+def test_a_remote_witness_reports_running_jobs(broker: Broker) -> None:
+    # law 6
+    jobs = [job(), job()]
+    broker.put(jobs)
+    guest = Guest(broker)
+    first, _ = guest.take(2)
+    assert broker.release(guest.id, {first.token: "killed by SIGKILL"}) == 2
+    records = [broker.get(one.id) for one in jobs]
+    assert [(r.state, r.attempt, r.losses) for r in records if r] == [
+        (State.SCHEDULED, 1, 0) if records[0].state is State.SCHEDULED else (State.READY, 1, 0),
+        (State.READY, 0, 0),
+    ]
+    assert broker.release(guest.id, None) == 0
+    assert guest.say().commands == [Command("lost")]
+
+
 def test_steps_from_before_the_attach_are_refused(broker: Broker) -> None:
     # law 4: given up, it attached anew; a request of the time before arrives only now
     guest = Guest(broker)
@@ -484,6 +650,25 @@ def test_a_repeated_put_is_answered_as_the_first_was(broker: Broker, worker: Liv
     assert worker.take(9, kinds="both") == []
     with pytest.raises(DuplicateJob):
         broker.put([jobs[0], jobs[0]], nonce=new_id())
+
+
+def test_a_put_reports_the_effect_for_each_job(broker: Broker) -> None:
+    # law 12
+    first = job(key="k")
+    broker.put([first])
+    jobs, nonce = [job(), job(key="k"), job(key="k", on_conflict="replace")], new_id()
+    puts = broker.put(jobs, nonce=nonce)
+    assert [put.placed for put in puts] == [Placed.CREATED, Placed.KEPT, Placed.REPLACED]
+    assert broker.put(jobs, nonce=nonce) == puts
+
+
+def test_a_refused_schedule_is_tried_again(broker: Broker) -> None:
+    given, nonce = job(), new_id()
+    broker.put([given])
+    with pytest.raises(DuplicateJob):
+        broker.put([given], nonce=nonce)
+    broker.delete([given.id])
+    assert broker.put([given], nonce=nonce)[0].placed is Placed.CREATED
 
 
 def test_nonces_are_kept_ten_minutes(broker: Broker, clock: Clock) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, job, record_of, state
+from broker_driver import LiveOwner, job, message, state, whole
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.memory.broker import MemoryBroker
 from tidemill.core.envelope import Links, Unique
 from tidemill.core.job import Outcome, Placed, RunOn, State, Verdict
 
@@ -43,13 +45,28 @@ def test_a_forced_retry_runs_a_success_again(
 
     assert broker.retry(["j"], force=True) == [True]
 
-    record = record_of(broker, "j")
+    record = broker.get("j")
+    assert record is not None
     assert (record.state, record.run, record.attempt, record.raw_result) == (State.READY, 2, 0, b"")
     assert run_one(worker, result=b"\x02") == "j"
-    record = record_of(broker, "j")
+    record = broker.get("j")
+    assert record is not None
     assert (record.state, record.raw_result) == (State.SUCCEEDED, b"\x02")
     shown = [(a.run, a.number, a.outcome) for a in record.attempts]
     assert shown == [(1, 1, Outcome.RETRY), (1, 2, Outcome.SUCCESS), (2, 1, Outcome.SUCCESS)]
+
+
+def test_the_first_attempt_of_a_success_stays_in_the_trail(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    broker.put([job(id="j")])
+    run_one(worker)
+    broker.retry(["j"], force=True)
+    run_one(worker, Outcome.RETRY, error="bad")
+
+    record = broker.get("j")
+    assert record is not None
+    assert [(a.run, a.number) for a in record.attempts] == [(1, 1), (2, 1)]
 
 
 def test_a_success_that_holds_its_key_runs_again_by_force(
@@ -114,6 +131,14 @@ def test_force_runs_no_part_of_a_flow_again(
     assert broker.retry(["before"], force=True) == [False]
 
 
+def test_force_retries_jobs_that_a_plain_retry_does(broker: Broker, worker: LiveOwner) -> None:
+    broker.put([job(id="bad"), message(id="later", delay=1000.0)])
+    run_one(worker, Outcome.FAIL, error="bad")
+
+    assert broker.retry(["bad", "later", "nowhere"], force=True) == [True, True, False]
+    assert state(broker, "bad") is state(broker, "later") is State.READY
+
+
 def test_a_running_job_is_not_run_again(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job(id="j")])
     (lease,) = worker.take()
@@ -121,3 +146,24 @@ def test_a_running_job_is_not_run_again(broker: Broker, worker: LiveOwner) -> No
     assert broker.retry(["j"], force=True) == [False]
     reply = worker.exchange(verdicts=[Verdict(lease.token, Outcome.SUCCESS)])
     assert reply.settled == [True]
+
+
+def test_the_runs_of_a_job_move_to_another_store(broker: Broker, worker: LiveOwner) -> None:
+    source = MemoryBroker()
+    source.put([job(id="j", retries=1)])
+    there = LiveOwner(source)
+    for _ in range(2):
+        run_one(there, Outcome.RETRY, error="bad")
+    source.retry(["j"])
+    run_one(there, Outcome.RETRY, error="bad")
+    departure = source.depart("elsewhere", seal=True)
+
+    assert broker.adopt(departure, whole(source, source.find(Filter()).records), "") == [True]
+
+    run_one(worker, Outcome.RETRY, error="bad again")
+    record = broker.get("j")
+    assert record is not None
+    shown = [(a.run, a.number) for a in record.attempts]
+    assert shown == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert (record.state, record.run) == (State.FAILED, 2)
+    source.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_driver import LiveOwner, everything, ids_of, job, message, record_of, state
+from broker_driver import LiveOwner, everything, ids_of, job, message, state
 from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
@@ -187,6 +187,17 @@ def test_bad_options_of_retention_are_named(kind: Kind, tmp_path: Path, options:
         open_broker(kind.store_url(tmp_path, options))
 
 
+def test_find_shows_each_once_newest_first_on_every_page_size(
+    broker: Broker, worker: LiveOwner
+) -> None:
+    jobs = [job() for _ in range(12)]
+    broker.put(jobs)
+    newest_first = ids_of(reversed(jobs))
+    for limit in (1, 3, 4, 5, 12, 13, 100):
+        found = [r.envelope.id for r in everything(broker, limit=limit)]
+        assert found == newest_first, limit
+
+
 def test_find_shows_the_newest_first_whatever_the_ids(broker: Broker) -> None:
     # given ids of the user's own among ours
     jobs = [job(id=own) if own else job() for own in ("zebra", "", "17", "apple", "", "Z", "0")]
@@ -263,7 +274,8 @@ def test_a_list_reads_no_results_bodies_and_logs(
     for records in found:
         assert [r.envelope.id for r in reversed(records)][:3] == ids_of(jobs)
         for record in records:
-            whole = record_of(broker, record.envelope.id)
+            whole = broker.get(record.envelope.id)
+            assert whole is not None
             assert record == whole.for_list()
             assert record.listed
             assert (record.raw_result, record.log, record.envelope.body) == (b"", [], b"")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-from broker_driver import LiveOwner, job, record_of, state
+from broker_driver import LiveOwner, job, state
 from kinds import Clock
 
 from tidemill import Tidemill
@@ -122,6 +122,20 @@ def test_a_removed_and_added_schedule_has_a_new_version(broker: Broker) -> None:
     assert broker.change_schedules([Change("s", first, 5.0)]) == [Changed()]
 
 
+def test_each_change_of_a_call_stands_by_itself(broker: Broker) -> None:
+    version = add(broker, "s")
+    jobs = [job() for _ in range(3)]
+    lost, done, again = broker.change_schedules(
+        [
+            Change("s", version + 1000, jobs=(jobs[0],)),
+            Change("s", version, jobs=(jobs[1],)),
+            Change("s", version, jobs=(jobs[2],)),
+        ]
+    )
+    assert (lost.done, done.done, again.done) == (False, True, False)
+    assert [broker.get(j.id) is not None for j in jobs] == [False, True, False]
+
+
 # -- coming due ----------------------------------------------------------------------------------
 
 
@@ -188,6 +202,13 @@ def test_an_unfired_schedule_is_handed_out_again(
     assert again.due == pytest.approx(due, abs=2e-6)
 
 
+def test_a_change_that_fails_leaves_a_claim_as_it_is(broker: Broker, worker: LiveOwner) -> None:
+    version = add(broker, "s", clock.wall() - 1)
+    assert names(worker) == ["s"]
+    assert broker.change_schedules([Change("s", version + 1000, 1.0)]) == [Changed()]
+    assert names(worker) == []
+
+
 def test_of_two_changes_to_one_version_one_succeeds(broker: Broker, clock: Clock) -> None:
     # case C7: the first was slow, and the second was handed it as well
     version = add(broker, "s", clock.wall() - 1)
@@ -216,6 +237,21 @@ def test_a_changed_schedule_comes_at_its_new_time(
     assert names(worker) == []
     clock.advance(299)
     assert names(worker) == ["s"]
+
+
+def test_a_claimed_schedule_that_is_paused_or_removed_does_not_come_again(
+    broker: Broker, worker: LiveOwner, clock: Clock
+) -> None:
+    for name in ("paused", "removed"):
+        add(broker, name, clock.wall() - 1)
+    paused, removed = sorted(worker.exchange(fires=5).schedules, key=lambda s: s.name)
+    broker.change_schedules(
+        [Change("paused", paused.version), Change("removed", removed.version, gone=True)]
+    )
+    clock.advance(5)
+    reply = worker.exchange(fires=5)
+    assert reply.schedules == []
+    assert reply.next_due == NEVER
 
 
 def test_a_wall_clock_that_is_set_fires_nothing_twice(
@@ -282,6 +318,12 @@ def test_a_fired_job_wakes_a_sleeping_owner(broker: Broker, worker: LiveOwner) -
 # -- jobs ----------------------------------------------------------------------------------------
 
 
+def test_jobs_of_a_change_are_put_in_order(broker: Broker, worker: LiveOwner) -> None:
+    add(broker, "s")
+    assert put(broker, "s", *[job(id=f"j{n}") for n in range(5)]) == ()
+    assert worker.take_ids() == [f"j{n}" for n in range(5)]
+
+
 def test_jobs_that_cannot_be_put_are_left_out_of_a_change(broker: Broker) -> None:
     add(broker, "s")
     broker.put([job(id="taken"), job("q", id="holder", key="k")])
@@ -300,6 +342,21 @@ def test_jobs_that_cannot_be_put_are_left_out_of_a_change(broker: Broker) -> Non
     assert broker.get("too-many") is None
     assert state(broker, "fits") is State.READY
     assert state(broker, "last") is State.READY
+
+
+def test_keys_work_as_in_any_put(broker: Broker, worker: LiveOwner) -> None:
+    # Overlap is what a key is for: at most one unfinished, whatever max_size says.
+    add(broker, "s")
+    broker.set_queue("q", max_size=1)
+    for n in range(3):
+        left_out = put(broker, "s", job("q", id=f"j{n}", key="k", on_conflict="keep"))
+        assert left_out == (("key",) if n else ())
+    merged = job("q", id="merged", key="k", on_conflict="merge", priority=5)
+    assert put(broker, "s", merged) == ("key",)
+    assert worker.take_ids(queues=["q"]) == ["j0"]
+    assert put(broker, "s", job("q", id="j3", key="k", on_conflict="replace")) == ()
+    assert state(broker, "j3") is State.WAITING
+    assert broker.get("j1") is None
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -369,7 +426,8 @@ def test_a_job_names_its_schedule(broker: Broker, worker: LiveOwner) -> None:
     add(broker, "s")
     put(broker, "s", job(id="j", planned=Planned("s", 1750000000.5)))
     (lease,) = worker.take()
-    record = record_of(broker, "j")
+    record = broker.get("j")
+    assert record is not None
     assert record.envelope.planned == lease.open().planned == Planned("s", 1750000000.5)
     assert record.public()["schedule"] == "s"
     assert record.public()["planned"] == 1750000000.5

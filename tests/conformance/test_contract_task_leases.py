@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, job, record_of
+from broker_driver import LiveOwner, job
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -57,7 +57,8 @@ def test_a_task_whose_ttr_runs_out_backs_off_as_its_policy_says(
         clock.advance(DEFAULT_TTR + 1)
         assert consumer.exchange().leases == []
         # then the attempt has failed, and the next one waits for the backoff
-        record = record_of(broker, "a")
+        record = broker.get("a")
+        assert record is not None
         assert (record.attempt, record.attempts[-1].error) == (attempt, "ttr passed without an ack")
         if attempt == policy.max_attempts:
             break
@@ -105,7 +106,8 @@ def test_notes_may_be_said_on_behalf_of_an_owner_elsewhere(broker: Broker) -> No
     step = Step(owner.id, notes=notes, touch=[(lease.token, 90.0)], behalf=True)
     assert broker.exchange(step).touched == [True]
     # then
-    record = record_of(broker, "a")
+    record = broker.get("a")
+    assert record is not None
     assert (record.progress, record.progress_text) == ((1.0, 2.0), "half")
     assert record.log == [(5.0, "half way")]
     done = Step(owner.id, [Verdict(lease.token, Outcome.SUCCESS)], behalf=True)

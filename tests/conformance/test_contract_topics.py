@@ -12,6 +12,7 @@ from broker_driver import message
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.schedules import LAST_OWN
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.topics import Binding, bind, bindings, unbind, unbind_all
 from tidemill.brokers.registry import open_broker
@@ -29,6 +30,11 @@ def store(need: Callable[[Feature], None], broker: Broker) -> Store:
 
 def names(store: Store) -> list[str]:
     return sorted(row.name for row in store.stats())
+
+
+def test_a_new_store_has_no_bindings(store: Store) -> None:
+    assert bindings(store).table == ()
+    assert bindings(store).queues_for("orders.new") == []
 
 
 def test_bindings_are_listed_in_order_and_each_once(store: Store) -> None:
@@ -66,6 +72,11 @@ def test_a_queue_loses_all_its_bindings_and_no_others(store: Store) -> None:
     assert unbind_all(store, "q")
     assert not unbind_all(store, "q")
     assert bindings(store).table == (Binding("other", "a"),)
+
+
+def test_bindings_are_no_schedules(store: Store) -> None:
+    bind(store, "q", "a")
+    assert store.list_schedules(LAST_OWN, 10) == []
 
 
 def test_a_store_that_departs_keeps_its_bindings(

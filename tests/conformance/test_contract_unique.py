@@ -123,6 +123,32 @@ def test_held_keys_go_in_their_time(broker: Broker, worker: LiveOwner, clock: Cl
     assert kept == [number % 3 == 2 for number in range(30)]
 
 
+def test_a_held_key_and_others_of_one_batch(broker: Broker, worker: LiveOwner) -> None:
+    put(broker, "a", period=60)
+    run(broker, worker)
+    broker.set_queue("default", max_size=1)
+    fields: dict[str, Any] = {"on_conflict": "replace"}
+    puts = broker.put([job(id="b", key="k"), job(id="c", key="k", **fields), job(id="d")])
+    assert [(p.id, p.placed) for p in puts] == [
+        ("a", Placed.KEPT),
+        ("a", Placed.KEPT),  # there is nothing to replace
+        ("d", Placed.CREATED),
+    ]
+    with pytest.raises(DuplicateJob):
+        broker.put([job(id="e", key="k", on_conflict="reject")])
+
+
+def test_a_follower_is_kept_off_too(broker: Broker, worker: LiveOwner) -> None:
+    put(broker, "a", period=60)
+    run(broker, worker)
+    put(broker, "other", key="")
+    [lease] = worker.take(1)
+    followers = [job(id="b", key="k"), job(id="c", key="k", on_conflict="reject")]
+    assert worker.settle(lease, followers=tuple(followers))
+    assert worker.take(9) == []
+    assert broker.get("b") is broker.get("c") is None
+
+
 def test_the_next_in_line_takes_a_key_over_at_once(broker: Broker, worker: LiveOwner) -> None:
     put(broker, "a", period=60)
     [lease] = worker.take(1)
@@ -194,3 +220,16 @@ def test_a_replacement_after_max_wait_is_ready_at_once(
     clock.advance(40)
     debounce(broker, "b", 100, max_wait=30)
     assert worker.take_ids(1) == ["b"]
+
+
+# -- the last while one runs ---------------------------------------------------------------------
+
+
+def test_of_all_successors_during_a_run_the_last_runs(broker: Broker, worker: LiveOwner) -> None:
+    put(broker, "a", on_conflict="replace")
+    [lease] = worker.take(1)
+    for name in "bcd":
+        assert put(broker, name, on_conflict="replace").placed is Placed.SUCCESSOR
+    worker.settle(lease)
+    assert worker.take_ids(9) == ["d"]
+    assert [state(broker, name) for name in "bc"] == [State.CANCELLED] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_driver import LiveOwner, job, record_of, state
+from broker_driver import LiveOwner, job, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -33,7 +33,8 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
     # when
     give_back(worker, lease)
     # then
-    record = record_of(broker, "b")
+    record = broker.get("b")
+    assert record is not None
     assert waits_for_its_task(record)
     assert (record.state, record.error) == (State.SCHEDULED, ERROR)
     assert (record.attempt, record.attempts, record.losses, record.log) == (0, [], 0, [])
@@ -45,7 +46,16 @@ def test_a_job_of_an_unknown_task_is_tried_again_later_and_not_counted(
 
 
 @pytest.mark.needs(Feature.INSPECT)
-def test_a_kick_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
+def test_a_retry_of_scheduled_jobs_leaves_a_cancelled_job_as_it_is(broker: Broker) -> None:
+    # law 14
+    broker.put([job(id="a", delay=1000.0), job(id="b", delay=1000.0)])
+    broker.cancel(["b"])
+    assert broker.retry(["a", "b", "c"], only_scheduled=True) == [True, False, False]
+    assert (state(broker, "a"), state(broker, "b")) == (State.READY, State.CANCELLED)
+
+
+@pytest.mark.needs(Feature.INSPECT)
+def test_a_retry_makes_the_job_ready_at_once(broker: Broker, worker: LiveOwner) -> None:
     # law 7
     broker.put([job(id="b", task="b.work")])
     give_back(worker, *worker.await_all(1))
@@ -93,3 +103,12 @@ def test_a_job_cancelled_while_it_was_leased_is_not_tried_again(
     broker.cancel(["b"])
     give_back(worker, lease)
     assert state(broker, "b") is State.CANCELLED
+
+
+@pytest.mark.needs(Feature.KEYS)
+def test_a_merge_makes_the_job_ready(broker: Broker, worker: LiveOwner) -> None:
+    broker.put([job(id="b", task="b.work", key="k")])
+    give_back(worker, *worker.await_all(1))
+    [merged] = broker.put([job(id="c", task="b.work", key="k", on_conflict="merge")])
+    assert merged.id == "b"
+    assert state(broker, "b") is State.READY

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from broker_driver import LiveOwner, everything, job, state
-from kinds import Clock
+from broker_driver import LiveOwner, everything, job, message, state
+from kinds import Clock, Kind
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Want
@@ -130,6 +130,23 @@ def test_a_job_that_cannot_succeed_is_cancelled_at_once(
     assert state(broker, "c") is CANCELLED
 
 
+def test_a_long_chain_falls_without_ado(
+    kind: Kind, clock: Clock, open_store: Callable[..., Broker]
+) -> None:
+    # one call ends 3,000 jobs, also on a busy machine; memory:// waits for nobody
+    broker = open_store(**({} if kind.name == "memory" else {"patience": 60}))
+    worker = LiveOwner(broker)
+    count = 3000
+    links = [behind(id=f"j{n:05}", next=[f"j{n + 1:05}"]) for n in range(1, count - 1)]
+    broker.put([behind(id=f"j{count - 1:05}"), *reversed(links), before("j00001", id="j00000")])
+    run(worker, Outcome.FAIL)
+    broker.tick()  # a server that others wait for does it in pieces
+    assert broker.stats()[0].waiting == 0
+    assert state(broker, f"j{count - 1:05}") is CANCELLED
+    assert broker.retry(["j00000"]) == [True]
+    assert broker.stats()[0].waiting == count - 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_callbacks_run_for_their_own_ends(broker: Broker, worker: LiveOwner, fails: bool) -> None:
     # cases C2, C5
@@ -191,6 +208,11 @@ def test_members_may_come_in_many_puts(broker: Broker, worker: LiveOwner) -> Non
     with pytest.raises(JobNotFound, match="all"):
         broker.put([], let_go=["all"])
     assert broker.get("c") is None
+
+
+def test_a_barrier_without_members_ends_at_once(broker: Broker) -> None:
+    broker.put([behind("barrier", id="none"), behind("success", id="free")])
+    assert states(broker, "none", "free") == [SUCCEEDED, READY]
 
 
 def test_bad_links_store_nothing(broker: Broker) -> None:
@@ -280,6 +302,27 @@ def test_a_job_is_not_retried_while_a_job_before_it_lacks_success(
     assert run(worker) == "hook"
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_barrier_cancelled_by_hand_waits_again(
+    broker: Broker, worker: LiveOwner, ended: bool
+) -> None:
+    # case M2
+    barrier = behind("barrier", id="all", next=["then"])
+    broker.put([behind(id="then"), barrier, before("all", id="m1"), before("all", id="m2")])
+    run(worker)
+    assert broker.cancel(["all"]) == [True]
+    assert states(broker, "all", "then") == [CANCELLED, CANCELLED]
+    if ended:
+        run(worker)
+    # when
+    assert broker.retry(["all"]) == [True]
+    # then
+    if not ended:
+        assert states(broker, "all", "then") == [WAITING, WAITING]
+        assert run(worker) == "m2"
+    assert states(broker, "all", "then") == [SUCCEEDED, READY]
+
+
 def test_the_delay_of_a_step_runs_from_when_it_may_begin(
     broker: Broker, worker: LiveOwner, clock: Clock
 ) -> None:
@@ -335,9 +378,69 @@ def test_results_are_kept_as_long_as_a_flow_needs_them(
     assert broker.get("a") is None
 
 
+def test_results_of_a_group_are_kept_for_its_dependents(
+    open_store: Callable[..., Broker], clock: Clock
+) -> None:
+    # law 15
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    broker = open_store(keep=5, keep_count=1)
+    worker = LiveOwner(broker)
+    outer = [behind(id="z", delay=200.0), behind("barrier", id="all", next=["z"])]
+    broker.put([*outer, behind("barrier", id="in", next=["all"]), before("in", id="a")])
+    assert run(worker, result=b"x") == "a"
+    for _ in range(2):
+        clock.advance(80.0)
+        broker.tick()
+    assert states(broker, "a", "in", "all") == [SUCCEEDED] * 3
+    clock.advance(50.0)
+    assert run(worker) == "z"
+    for _ in range(3):
+        clock.advance(80.0)
+        broker.tick()
+    assert [broker.get(job_id) for job_id in ("a", "in", "all")] == [None] * 3
+
+
+def test_a_barrier_is_never_run(broker: Broker, worker: LiveOwner) -> None:
+    broker.put([behind("barrier", id="all"), before("all", id="a")])
+    run(worker, Outcome.FAIL)
+    assert broker.retry(["all"]) == [False]
+    assert worker.take() == []
+    assert state(broker, "all") is FAILED
+
+
 def test_followers_of_a_verdict_may_be_a_flow(broker: Broker, worker: LiveOwner) -> None:
     broker.put([job(id="a")])
     [lease] = worker.take()
     followers = (behind(id="c"), before("c", "nobody", id="b"))
     assert worker.settle(lease, followers=followers)
     assert [run(worker), run(worker)] == ["b", "c"]
+
+
+def test_messages_may_come_before_a_task(
+    broker: Broker, worker: LiveOwner, consumer: LiveOwner
+) -> None:
+    waits = behind(id="t")
+    broker.put([waits, message(id="m", links=Links(next=("t",)))])
+    [lease] = consumer.take()
+    assert consumer.settle(lease)
+    assert worker.take_ids() == ["t"]
+
+
+def test_a_job_that_waits_again_still_expires(
+    broker: Broker, worker: LiveOwner, clock: Clock
+) -> None:
+    # given a job with an expiry that was dropped, since the job before it failed
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    broker.put([behind(id="c", expires=60.0), before("c", id="a")])
+    [lease] = worker.take(1)
+    assert worker.settle(lease, Outcome.FAIL, error="no")
+    assert states(broker, "a", "c") == [FAILED, CANCELLED]
+    # when the job before it is tried again, and the time is over
+    assert broker.retry(["a"]) == [True]
+    assert states(broker, "a", "c") == [READY, State.WAITING]
+    clock.advance(61.0)
+    broker.tick()
+    # then it has expired
+    assert state(broker, "c") is State.EXPIRED

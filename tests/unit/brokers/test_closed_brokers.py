@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,40 @@ def test_a_closed_pipe_neither_writes_nor_closes_again() -> None:
         far.recv(1)
     near.close()
     far.close()
+
+
+def test_a_pipe_that_is_full_of_wakes_takes_more() -> None:
+    pipe = WakePipe()
+    threads = [
+        threading.Thread(target=lambda: [pipe.wake() for _ in range(30_000)]) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while True:
+        try:
+            os.read(pipe.fd, 65536)
+        except BlockingIOError:
+            break
+    pipe.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql"])
+def test_an_owner_that_leaves_waits_for_a_wake_up_that_is_under_way(
+    kind: str, tmp_path: Path
+) -> None:
+    # else the wake-up would write to a descriptor that is another file's by then
+    broker = open_broker(new_store(kind, tmp_path))
+    owner = Owner(id=new_id(), name="here")
+    broker.attach(owner)
+    local = broker._owners[owner.id]  # type: ignore[attr-defined]
+    with local._pipe._lock:
+        leaves = threading.Thread(target=local.close)
+        leaves.start()
+        leaves.join(0.2)
+        assert leaves.is_alive()
+        assert local._pipe.fd >= 0
+    leaves.join(30)
+    assert local._pipe.fd == -1
+    broker.close()

@@ -1,24 +1,32 @@
-"""Deaths in the LMDB store: who notices, and what the dead leave behind."""
+"""Deaths in the LMDB store: who notices, what that costs, and what the dead leave behind."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lmdb_desk import Process, job, until
+from harness import eventually
+from lmdb_desk import Process, Sleeper, in_threads, job, join, until
 
+from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.engine.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
-from tidemill.brokers.shared.liveness import WATCHED, neighbours
+from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
 from tidemill.core.backoff import MESSAGE
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import BrokerUnavailable
 
 IDLE_CONSUMERS = """
     for n in range(12):
@@ -32,6 +40,29 @@ DYING_CONSUMER = """
     say("got it")
     sys.stdin.read()
 """
+
+
+def test_opening_and_closing_gathers_nothing(url: str) -> None:
+    # law 15: with owners elsewhere to watch, every time
+    def resources() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def grown() -> list[int]:
+        return [n - m for n, m in zip(resources(), before, strict=True) if n > m]
+
+    def use() -> None:
+        with Tidemill(url) as mill:
+            assert mill.queue("q").get(timeout=0) is None
+
+    with Process(url, IDLE_CONSUMERS) as others:
+        others.expect("attached")
+        use()
+        before = resources()
+        for _ in range(50):
+            use()
+        # the writer threads of closed stores may still be ending
+        eventually(lambda: not grown(), "no more threads and descriptors than before")
+        assert len(os.listdir(url.removeprefix("lmdb://") + "/owners")) == 12
 
 
 def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: LmdbBroker) -> None:
@@ -52,6 +83,100 @@ def test_a_consumer_that_dies_is_seen_by_a_worker_that_waits(url: str, broker: L
         assert len(broker.owners()) == 13
     record = broker.get("m")
     assert (record.attempt, record.attempts[0].error) == (1, "its consumer died")
+
+
+def die(broker: LmdbBroker) -> None:
+    """Drop the descriptors that show that the owners of this object live."""
+    broker._owners._liveness.after_fork_child()
+
+
+def attach_with(
+    broker: LmdbBroker, owner: str, monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any]
+) -> None:
+    """Attach an owner; ``look`` runs in another thread before the commit."""
+    ring_others = WakeUps.ring_others
+
+    def ring(self: WakeUps, number: int) -> None:
+        ring_others(self, number)
+        threads, answers = in_threads([look])
+        join(threads)
+        assert answers == [[]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WakeUps, "ring_others", ring)
+        broker.attach(Owner(id=owner, name=owner))
+
+
+def test_a_worker_that_wakes_before_the_commit_of_a_new_worker_watches_it(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5: given a sleeper whose look after the hint comes before the commit
+    broker.put([job(id="a")])
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        attach_with(other, "new", monkeypatch, lambda: broker.wait("me", 20))
+        assert len(other.exchange(Step("new", want=Want(1))).leases) == 1
+        broker.exchange(Step("me", want=Want(0)))
+        # when
+        death = threading.Timer(0.2, die, [other])
+        death.start()
+        took = until(broker, "me", lambda: broker.get("a").state is State.READY)
+        # then
+        assert took < 10  # without a watch the sleep ends after 20 s
+        death.join()
+
+
+def test_a_death_that_cannot_be_handled_at_once_is_handled_soon(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5: given a worker that died before anybody watched it, while another process writes
+    broker.put([job(id="a")])
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    reap, tries = broker._owners.reap, list[int]()
+
+    def busy() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise BrokerUnavailable("another process writes")
+        return reap()
+
+    monkeypatch.setattr(broker._owners, "reap", busy)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        other.attach(Owner(id="new", name="n"))
+        assert len(other.exchange(Step("new", want=Want(1))).leases) == 1
+        die(other)
+        # when
+        took = until(broker, "me", lambda: broker.get("a").state is State.READY)
+        # then
+        assert took < 10  # without the next look the sleep ends after 20 s
+        assert len(tries) == 2
+
+
+def test_a_worker_sees_that_one_owner_took_the_place_of_another(
+    url: str, broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a worker whose latest look came between the two commits of an attach
+    broker.attach(Owner(id="me", name="m"))
+    broker.wait("me", 0)
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        other.attach(Owner(id="old", name="o"))
+        broker.wait("me", 0)
+        attach_with(other, "new", monkeypatch, lambda: broker.wait("me", 0))
+        # when
+        other.detach("old")
+        broker.wait("me", 0)
+        broker.wait("me", 0)
+        # then it watches the new owner
+        assert broker._owners["me"].watched == [other._owners["new"].number]
+        # and sleeps, as the end of the old owner is no news
+        start = time.monotonic()
+        assert broker.wait("me", 0.2) == []
+        assert time.monotonic() - start > 0.19
 
 
 @pytest.mark.parametrize(
@@ -91,6 +216,17 @@ def test_a_tick_removes_the_files_of_dead_owners(url: str, broker: LmdbBroker) -
     assert os.listdir(broker.boards) == ["me"]
 
 
+def test_a_board_swept_before_it_was_claimed_is_made_again(broker: LmdbBroker) -> None:
+    path = os.path.join(broker.boards, "me")
+    board = Scoreboard(path, 2)
+    broker.tick()
+    assert not os.path.exists(path)
+    board.claim("me")
+    board.start(1, 5, 1, 10.0, 0.0)
+    broker.tick()
+    assert [row.token for row in Scoreboard(path, 2).running(0, 2, [5])] == [5]
+
+
 def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: LmdbBroker) -> None:
     broker.put([job(id="a")])
     other = open_broker(url)
@@ -101,3 +237,49 @@ def test_an_owner_in_another_object_of_the_process_is_alive(url: str, broker: Lm
     assert broker.get("a").state is State.RUNNING
     other.close()
     assert broker.owners() == []
+
+
+@pytest.mark.parametrize("lease", [0.0, 30.0])
+@pytest.mark.parametrize("where", ["hold", "member"])
+def test_a_failed_attach_leaves_nothing_open(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch, where: str, lease: float
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    broker.attach(Owner(id="here", name="w"))
+    before = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as patch:
+        if where == "member":
+            patch.setattr("tidemill.brokers.lmdb.owners.LocalOwner", full)
+        elif lease:
+            patch.setattr(WakeUps, "take", full)
+        else:
+            patch.setattr(Liveness, "hold", full)
+        for n in range(5):
+            with pytest.raises(OSError, match="Too many"):
+                broker.attach(Owner(id=f"no{n}", name="w", lease=lease))
+    assert len(os.listdir("/dev/fd")) <= before + 1  # the way to one FIFO is kept, for hints
+    broker.tick()
+    there = [owner.id for owner in broker.owners() if not owner.lease]
+    assert there == ["here"]
+
+
+@pytest.mark.parametrize("due", [False, True], ids=["for jobs", "for a time"])
+def test_a_sleeper_that_one_producer_cannot_reach_is_hinted_by_the_next(
+    broker: LmdbBroker, due: bool
+) -> None:
+    # given: a sleeper, and a producer that cannot open its FIFO
+    worker = Sleeper(broker)
+    worker.sleep()
+    path = Path(broker._store.wakeups._folder.path) / f"{worker.member.sleeper.slot}.fifo"
+    aside = path.rename(f"{path}.aside")
+    path.touch()
+    first, second = (job(delay=60), job(delay=30)) if due else (job(), job())
+    broker.put([first])
+    assert not worker.hinted()
+    # when
+    aside.rename(path)
+    broker.put([second])
+    # then
+    assert worker.hinted()

@@ -18,14 +18,17 @@ from lmdb_desk import Gate, Sleeper, commits, in_threads, job, join
 from moved_clock import MovedClock
 from servers.base import await_stop
 
-from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import wakeup
-from tidemill.core.envelope import Envelope
+from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.core.priority import rank_of
 from tidemill.core.scoreboard import Scoreboard
+from tidemill.errors import DuplicateJob
 
 pytestmark = pytest.mark.everyday
 
@@ -87,6 +90,59 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_costs_no_commit(
     assert state(broker, "one") is State.SUCCEEDED
 
 
+def test_the_owner_that_fires_a_schedule_leases_its_job_in_the_same_commit(
+    broker: LmdbBroker,
+) -> None:
+    # law 9: not first the job's commit, and then that of its lease
+    worker = Sleeper(broker)
+    [made] = broker.change_schedules([Change("s", 0, clock.wall() - 1)])
+    reply = broker.exchange(Step("w", want=Want(2), fires=5))
+    assert [schedule.name for schedule in reply.schedules] == ["s"]
+    broker.change_schedules([Change("s", made.version, clock.wall() + 60, jobs=(named("j"),))])
+    assert state(broker, "j") is State.RUNNING
+    before = commits(broker)
+    assert worker.take(2) == ["j"]
+    assert commits(broker) == before
+
+
+def test_a_real_sleeper_wakes_with_its_lease(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    broker.tick()  # or the wait would end at once for it
+    assert worker.take() == []
+    threads, _ = in_threads([lambda: broker.wait("w", 30)])
+    until(lambda: in_its_wait(broker))
+    broker.put([named("one")])
+    join(threads)
+    before = commits(broker)
+    assert worker.take() == ["one"]
+    assert commits(broker) == before
+
+
+def test_an_owner_that_is_marked_but_awake_only_gets_a_hint(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    assert worker.take() == []
+    broker.put([named("one")])
+    assert state(broker, "one") is State.READY
+    assert worker.hinted()
+    assert worker.take() == ["one"]
+
+
+def test_after_the_first_hand_off_all_waits_for_the_sleeper_to_look(broker: LmdbBroker) -> None:
+    """Law 10: what it takes when it looks is in order."""
+    worker = Sleeper(broker)
+    worker.sleep(2)
+    broker.put([named("one")])
+    broker.put([named("two")])
+    broker.put([named("three", priority=5)])
+    assert [state(broker, each) for each in ("one", "two", "three")] == [
+        State.RUNNING,
+        State.READY,
+        State.READY,
+    ]
+    assert worker.take(2) == ["one", "three"]
+    assert worker.take(2) == ["two"]
+
+
 def test_more_jobs_than_room_by_priority_and_age(broker: LmdbBroker) -> None:
     """Law 10; the rest is ready, for the next sleeper or for who comes."""
     worker, other = Sleeper(broker), Sleeper(broker, "v")
@@ -98,6 +154,67 @@ def test_more_jobs_than_room_by_priority_and_age(broker: LmdbBroker) -> None:
     assert other.take(1) == ["e"]
     assert [state(broker, each) for each in "ac"] == [State.READY, State.READY]
     assert worker.take(9) == ["a", "c"]
+
+
+def test_a_large_put_is_left_to_the_sleepers(broker: LmdbBroker) -> None:
+    """A producer does not do the work of leasing a thousand jobs."""
+    worker = Sleeper(broker)
+    worker.sleep(1000)
+    broker.put([named(f"{n:04}") for n in range(100)])
+    assert worker.hinted()
+    assert {r.state for r in broker.find(Filter()).records} == {State.READY}
+    assert len(worker.take(1000)) == 100
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_modes(broker: LmdbBroker, mode: Mode) -> None:
+    """A want of several queues is served as if the sleeper were awake."""
+    broker.put([named("first", queue="a"), named("second", queue="b")])
+    worker = Sleeper(broker)
+    assert len(worker.take(2)) == 2
+    worker.sleep(2, ["b", "a"], mode=mode)
+    broker.put([named("1", queue="a"), named("2", queue="b"), named("3", 5, queue="a")])
+    awake = {Mode.FAIR: ["3", "2"], Mode.STRICT: ["2", "3"], Mode.MERGED: ["3", "1"]}[mode]
+    assert worker.take(2, ["b", "a"], mode=mode) == awake
+
+
+@pytest.mark.parametrize(
+    "fields", [{"delay": 60.0}, {"queue": "paused"}, {"queue": "other"}, {"task": ""}], ids=str
+)
+def test_a_job_that_an_owner_did_not_ask_for_is_not_handed_over(
+    broker: LmdbBroker, fields: dict[str, Any]
+) -> None:
+    broker.put([named("before", queue="q"), named("gone", queue="paused")])
+    broker.delete(["before", "gone"])
+    broker.set_queue("paused", paused=True)
+    worker = Sleeper(broker)
+    worker.sleep(4, ["q", "paused"])
+    broker.put([named("one", **fields)])
+    assert state(broker, "one") in (State.READY, State.SCHEDULED)
+    assert worker.take(4, ["q", "paused"]) == []
+
+
+def test_a_queue_that_looks_alike_from_afar_is_another(broker: LmdbBroker) -> None:
+    """Who waits for several is found by a bloom; it is given what it asked for, nothing else."""
+    mine = next(f"q{n}" for n in range(1000) if wakeup.bloom([f"q{n}"]) == wakeup.bloom(["other"]))
+    for name in (mine, "more"):
+        broker.put([named(name, queue=name)])
+        broker.delete([name])
+    worker = Sleeper(broker)
+    worker.sleep(4, [mine, "more"])
+    broker.put([named("one", queue="other")])
+    assert worker.hinted()
+    assert state(broker, "one") is State.READY
+
+
+def test_a_successor_waits_for_its_key(broker: LmdbBroker) -> None:
+    """Law 12."""
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one", key="k")])  # handed over: it runs
+    second = named("two", key="k", on_conflict="replace")
+    assert broker.put([second])[0].placed == "successor"
+    assert worker.take() == ["one"]
 
 
 @pytest.mark.parametrize("ttr", [-1.0, 0.0, 5.0])
@@ -162,6 +279,17 @@ def test_an_owner_that_goes_before_it_looked_costs_no_attempt(broker: LmdbBroker
     assert Sleeper(broker, "v").take() == ["one"]
 
 
+def test_nothing_is_handed_to_who_was_given_up(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.release("w", {})
+    worker.doze()
+    broker.put([named("one")])
+    assert state(broker, "one") is State.READY
+    reply = broker.exchange(Step("w", want=Want(1)))
+    assert [c.verb for c in reply.commands] == ["lost"]
+
+
 def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
     broker: LmdbBroker, moved_clock: MovedClock
 ) -> None:
@@ -177,6 +305,34 @@ def test_cancelled_deleted_or_expired_before_the_sleeper_looked(
     assert (record.envelope.id, record.error) == ("c", "cancelled before it started")
     assert state(broker, "e") is State.EXPIRED
     assert broker.get("d") is None
+
+
+@pytest.mark.parametrize("how", ["of a flow", "with a successor"])
+def test_a_job_expires_while_another_job_is_handed_over(
+    broker: LmdbBroker, moved_clock: MovedClock, how: str
+) -> None:
+    # given: a job that was given back and hinted to one who does not come; another sleeps on
+    holder, slow, other = (Sleeper(broker, name) for name in ("holder", "slow", "other"))
+    if how == "of a flow":
+        behind = named("behind", queue="later", links=Links(waits="any"))
+        broker.put([behind, named("old", links=Links(next=("behind",)), expires=60)])
+    else:
+        broker.put([named("old", key="k", expires=60)])
+    [lease] = holder.exchange(want=Want(1))
+    if how == "with a successor":
+        broker.put([named("behind", key="k", on_conflict="replace", queue="later")])
+    slow.sleep(queues=["default"])
+    other.sleep(queues=["default"])
+    laggard = Sleeper(broker, "later")
+    laggard.sleep(queues=["later"])
+    holder.exchange(verdicts=[Verdict(lease.token, Outcome.RELEASE)])
+    moved_clock.advance(61)
+    # when: a put comes upon it
+    broker.put([named("new")])
+    # then: what waited for it is ready, and whoever sleeps for that is hinted
+    assert [state(broker, i) for i in ("old", "new")] == [State.EXPIRED, State.RUNNING]
+    assert state(broker, "behind") is State.READY
+    assert laggard.hinted()
 
 
 def test_a_transaction_of_the_callers_own(broker: LmdbBroker) -> None:
@@ -387,3 +543,15 @@ def test_at_random_nothing_is_lost_or_doubled(broker: LmdbBroker, seed: int) -> 
     left = last.take(10_000)
     assert sorted([*left, *done]) == sorted(accepted)
     recount(broker)
+
+
+def test_a_taken_id_hands_over_nothing(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    assert worker.take() == ["one"]
+    worker.sleep()
+    with pytest.raises(DuplicateJob):
+        broker.put([named("two"), named("one")])
+    assert worker.take() == []
+    assert broker.get("two") is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from postgres_desk import connect, deadlocks
+from postgres_desk import connect, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
@@ -24,6 +24,13 @@ from tidemill.errors import JobNotFound
 pytestmark = pytest.mark.full
 
 WAITING, READY, SUCCEEDED = State.WAITING, State.READY, State.SUCCEEDED
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    server = Postgres("deadlock_timeout=20ms")
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -54,6 +61,13 @@ def together(*work: Callable[[], object]) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
+
+
+def deadlocks(server: Postgres) -> str:
+    """What the server's log says of any, also of those that were broken and made good again."""
+    log = server.log.read_text(errors="replace")
+    at = log.find("deadlock detected")
+    return "" if at < 0 else log[at : at + 3000]
 
 
 def take(broker: Broker, owner: str, count: int) -> list[Any]:
@@ -215,3 +229,30 @@ def test_a_composition_in_the_callers_transaction(broker: Broker, url: str) -> N
     settle(broker, "w", take(broker, "w", 5), Outcome.SUCCESS)
     [lease] = take(broker, "w", 5)
     assert [(i.id, i.state) for i in lease.inputs] == [("a", "succeeded")]
+
+
+def test_a_session_that_ends_inside_a_settle_leaves_all_as_it_was(
+    broker: Broker, url: str, server: Postgres
+) -> None:
+    # law 3
+    broker.put([job("z", waits="any"), job("a", "z")])
+    broker.attach(Owner(id="w"))
+    [lease] = take(broker, "w", 1)
+    with connect(url) as conn:  # holds what the settle wants
+        schema = url.partition("schema=")[2].partition("&")[0]
+        conn.execute(f"SELECT FROM {schema}.behind FOR UPDATE".encode())
+        threads = [threading.Thread(target=lambda: settle(broker, "w", [lease], Outcome.SUCCESS))]
+        threads[0].start()
+        with connect(url, autocommit=True) as other:
+            until_blocked(other, conn)
+            other.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE %s = ANY(pg_blocking_pids(pid))",
+                [conn.info.backend_pid],
+            )
+            until_blocked(other, conn)  # it came again
+        assert states(broker) == {"a": State.RUNNING, "z": WAITING}
+        conn.rollback()
+    threads[0].join(60)
+    assert states(broker) == {"a": SUCCEEDED, "z": READY}
+    recount(broker)

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import connect, take, until_blocked
 from servers import Postgres
 
@@ -26,6 +27,13 @@ from tidemill.core.owner import Command, Owner
 pytestmark = pytest.mark.full
 
 HOWS = pytest.mark.parametrize("how", ["queue", "lane"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    server = Postgres("deadlock_timeout=20ms")
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -86,7 +94,51 @@ def falls_asleep(broker: PostgresBroker, owner: str = "idle") -> None:
 
 # -- races ---------------------------------------------------------------------------------------
 
+SETTLE = """
+    PERFORM settle((SELECT number FROM owner WHERE id = 'one'), 'one', ROW({},
+                   0, 0, '', '', 1, 2, NULL, false, -1)::verdict, clock(p), p);
+"""
 """What the first transaction of a step does that ends a job, to be put into another function."""
+
+
+@HOWS
+def test_to_look_at_limits_swallows_no_hint(
+    broker: PostgresBroker, url: str, schema: str, how: str
+) -> None:
+    """A step has committed, and has not got to the gate, when somebody looks."""
+    put(broker, 2, **limit(broker, how, LimitSettings(concurrency=1)))
+    [lease] = take(broker, "one")
+    falls_asleep(broker)
+    with connect(url, autocommit=True, options=f"-csearch_path={schema}") as conn:
+        settle = SETTLE.format(lease.token)
+        prefs = "p prefs := '(0,60,60,60,9,300)'::prefs"
+        conn.execute(f"DO $$ DECLARE {prefs}; BEGIN {settle} END $$".encode())
+    # when
+    [shown] = broker.limits()
+    # then
+    assert shown.running == 0
+    assert is_woken(broker)
+    assert names(take(broker, "idle")) == ["j0001"]
+
+
+@HOWS
+def test_an_owner_that_opens_a_limit_after_its_last_look_is_woken(
+    broker: PostgresBroker, url: str, schema: str, how: str
+) -> None:
+    """It is asleep by then, and who ended the job was not at the gate."""
+    put(broker, 2, **limit(broker, how, LimitSettings(concurrency=1)))
+    [lease] = take(broker, "one")
+    falls_asleep(broker)
+    with connect(url, autocommit=True, options=f"-csearch_path={schema}") as conn:
+        row = conn.execute("SELECT pg_get_functiondef('look_again'::regproc)").fetchone()
+        assert row is not None
+        end = "    due := d - clock(p);\n"
+        assert end in row[0]
+        conn.execute(row[0].replace(end, end + SETTLE.format(lease.token)).encode())
+        assert take(broker, "idle") == []
+        conn.execute(row[0].encode())
+    assert is_woken(broker)
+    assert names(take(broker, "idle")) == ["j0001"]
 
 
 @HOWS
@@ -246,6 +298,21 @@ class Crowd:
 
 
 @HOWS
+def test_a_put_hands_over_nothing_that_may_not_start(broker: PostgresBroker, how: str) -> None:
+    # law 13
+    fields = limit(broker, how, LimitSettings(concurrency=1))
+    put(broker, 1, **fields)
+    assert len(take(broker, "one")) == 1
+    falls_asleep(broker)
+    put(broker, 1, "more", **fields)
+    assert running(broker) == ["j0000"]
+    falls_asleep(broker)
+    put(broker, 1, "free", queue="elsewhere")
+    assert is_woken(broker)
+    assert names(take(broker, "idle")) == ["free0000"]
+
+
+@HOWS
 def test_an_end_wakes_a_sleeper_for_the_place_it_leaves(broker: PostgresBroker, how: str) -> None:
     fields = limit(broker, how, LimitSettings(concurrency=1))
     put(broker, 3, **fields)
@@ -254,6 +321,21 @@ def test_an_end_wakes_a_sleeper_for_the_place_it_leaves(broker: PostgresBroker, 
     broker.exchange(Step("one", [done(lease)]))
     assert is_woken(broker)
     assert names(take(broker, "idle")) == ["j0001"]
+
+
+@HOWS
+def test_a_sleeper_wakes_when_time_opens_a_gate(broker: PostgresBroker, how: str) -> None:
+    # laws 9, 13
+    fields = limit(broker, how, LimitSettings(rate=(1, 2), burst=1))
+    put(broker, 3, **fields)
+    begun = time.monotonic()
+    assert len(take(broker, "one")) == 1
+    while not (reply := broker.exchange(Step("idle", want=Want(1)))).leases:
+        assert 0 <= reply.next_due <= 2
+        assert time.monotonic() - begun < 30
+        broker.wait("idle", reply.next_due)
+    assert names(reply.leases) == ["j0001"]
+    assert time.monotonic() - begun >= 1.999
 
 
 # -- what is kept --------------------------------------------------------------------------------
@@ -297,3 +379,25 @@ def test_a_step_whose_reply_was_lost_takes_its_tokens_once(
     assert len(take(broker, "one", 2)) == 2
     assert lost
     assert len(take(broker, "one", 5)) == 1
+
+
+def test_nothing_is_left_of_lanes_that_nobody_uses(
+    broker: PostgresBroker, url: str, schema: str, moved_clock: MovedClock
+) -> None:
+    # law 15
+    terms = LimitSettings(rate=(10, 1), burst=2, window=(5, 1))
+    broker.put(
+        [
+            Envelope(id=new_id(), task="t", limit=JobLimit("api", f"user{n}", 1.0, terms))
+            for n in range(20)
+        ]
+    )
+    leases = take(broker, "one", 50)
+    assert len(leases) == 20
+    broker.exchange(Step("one", [done(lease) for lease in leases]))
+    moved_clock.advance(10.0)
+    broker.tick()
+    with connect(url) as conn:
+        for table in ("gate", "parked", "stand", "inbox", "said"):
+            [(left,)] = conn.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchall()
+            assert left == 0, table

@@ -186,6 +186,31 @@ def _listens(server: Postgres) -> bool:
     return server.run(query) == "1"
 
 
+def test_a_sleeper_hears_again_after_its_connection_was_cut(
+    server: Postgres, broker: Broker, url: str
+) -> None:
+    # law 9
+    broker.attach(Owner(id="o", name="w"))
+    taken: list[str] = []
+
+    def work() -> None:
+        end = time.monotonic() + 20
+        while not taken and time.monotonic() < end:
+            taken.extend(lease.open().id for lease in take(broker, "o"))
+            if not taken:
+                broker.wait("o", 20)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    cut(server)
+    until(lambda: _listens(server))
+    other = open_broker(url)
+    other.put([job(id="one")])
+    other.close()
+    thread.join(20)
+    assert taken == ["one"]
+
+
 def test_a_server_that_is_killed_loses_nothing(server: Postgres, broker: Broker) -> None:
     # law 1, case Q20: puts wait for it, and what was leased stays leased
     broker.attach(Owner(id="o", name="w"))
@@ -224,6 +249,20 @@ def _exchange(broker: Broker, step: Step):  # type: ignore[no-untyped-def]
         except BrokerUnavailable:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_an_exchange_says_soon_that_the_server_is_away(server: Postgres, broker: Broker) -> None:
+    broker.attach(Owner(id="o", name="w"))
+    server.kill()
+    try:
+        for _ in range(5):
+            start = time.monotonic()
+            with pytest.raises(BrokerUnavailable):
+                broker.exchange(Step("o"))
+            assert time.monotonic() - start < 15  # less than the patience of a put
+    finally:
+        server.start()
+    assert _exchange(broker, Step("o")).settled == []
 
 
 def test_a_put_whose_reply_was_lost_is_answered_and_not_done_again(
