@@ -72,8 +72,6 @@ class Key:
     def __post_init__(self) -> None:
         if not callable(self.name):
             check_name("key", self.name)
-        if self.on_conflict == "keep" and not self.hold and not self.max_wait:
-            return
         conflict = check_conflict(self.on_conflict)
         hold, max_wait = check_seconds("hold", self.hold), check_seconds("max_wait", self.max_wait)
         if hold and conflict not in (Conflict.KEEP, Conflict.REJECT):

@@ -59,6 +59,10 @@ class Found:
         self, mill: Runtime, what: Filter | None, **options: Unpack[SearchOptions]
     ) -> None:
         check_known("a search", options, SearchOptions.__annotations__)
+        if what is not None and not isinstance(what, Filter):
+            raise InvalidOption(
+                f"a search takes a Filter or options such as state='failed', not {what!r}"
+            )
         if what is not None and options:
             raise InvalidOption("give either a Filter or options of a search, not both")
         self._mill = mill

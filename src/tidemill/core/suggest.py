@@ -30,7 +30,8 @@ _OURS = {
     "expires=": "max_age ttl misfire_grace_time",
     "result_ttl=": "result_expires result_ttl_ms keep_result cached ignore_result store_results",
     "key=": "queueing_lock unique lock dedup_key max_instances",
-    "key=Key(…, hold=60)": "unique_ttl dedup_ttl unique_period throttle",
+    "key=Key(…, hold=60)": "unique_ttl dedup_ttl unique_period throttle unique_for hold",
+    "key=Key(…, on_conflict=…)": "on_conflict max_wait",
     "key=Key(…, on_conflict='replace'), delay=": "debounce deduplication",
     "name=": "actor_name task_name",
     'limit="10/s", or limit=Limit(concurrency=5)': "rate_limit rate_limits concurrency_limit "

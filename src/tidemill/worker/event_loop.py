@@ -16,7 +16,6 @@ import inspect
 import threading
 from asyncio import Task as AsyncioTask
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -241,8 +240,8 @@ class ProcessEvents:
         The calling thread may have a running loop of its own, so another thread runs the awaitable.
         """
         self.runner = self.runner or new_runner()
-        with ThreadPoolExecutor(1, "tidemill-start") as pool:
-            pool.submit(self.runner.run, _await(awaitable)).result()
+        runner = self.runner
+        _in_thread("tidemill-start", lambda: runner.run(_await(awaitable)))
 
     def stop(self, loop: Loop) -> None:
         """Call the functions for the stop, in the opposite order; exceptions are logged."""
@@ -269,8 +268,30 @@ def run_awaitable(
     except RuntimeError:
         return run_coroutine(_await(awaitable))
     # A thread cannot run two event loops, so another thread runs the awaitable.
-    with ThreadPoolExecutor(1, "tidemill-inline") as pool:
-        return pool.submit(contextvars.copy_context().run, asyncio.run, _await(awaitable)).result()
+    return _in_thread("tidemill-inline", lambda: asyncio.run(_await(awaitable)))
+
+
+def _in_thread(name: str, function: Callable[[], Any]) -> Any:
+    """Run a function in a thread of its own; Ctrl-C ends the wait, and not the function.
+
+    An executor would join its thread, so that Ctrl-C would have to wait for the function.
+    """
+    context = contextvars.copy_context()
+    box: list[tuple[Any, BaseException | None]] = []
+
+    def target() -> None:
+        try:
+            box.append((context.run(function), None))
+        except BaseException as error:
+            box.append((None, error))
+
+    thread = threading.Thread(target=target, name=name)
+    thread.start()
+    thread.join()
+    value, error = box[0]
+    if error is not None:
+        raise error
+    return value
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:

@@ -176,12 +176,12 @@ class OwnerLoop:
         log.warning("the broker gave this worker up: others have its jobs; it begins anew")
         with self._pool.lock:
             self._pool.lose()
+            for part in self._parts:
+                part.forget()
         # If this fails, the next exchange brings the command ``lost`` again.
         with contextlib.suppress(*UNTAKEN):
             self._broker.attach(self._owner)
         self._leases.forget()
-        for part in self._parts:
-            part.forget()
 
     def rest(self) -> None:
         """Take no more jobs, since the worker stops. Any thread may call this."""
@@ -297,8 +297,11 @@ class RefusedVerdicts:
             except (BrokerUnavailable, OSError):
                 break
             except StoreFull as refusal:
-                full, size = refusal, size // 2
-                continue
+                full = refusal
+                if size > 1 or isinstance(error, StoreFull):
+                    size //= 2
+                    continue
+                done.put_off(left[:1])  # a smaller verdict may still have room
             except Exception as refusal:
                 if size > 1:
                     size = 1
@@ -307,8 +310,8 @@ class RefusedVerdicts:
             left = left[size:]
         if left or (full is not None and not verdicts):
             done.put_off(left)
-            if full is not None:
-                self.say_full(full)
+        if full is not None and (None in done.answers or not verdicts):
+            self.say_full(full)
         return done
 
     def _store_notes(self, broker: Broker, notes: Sequence[Note], done: Settled) -> None:

@@ -338,7 +338,6 @@ class ProcessPool:
 
     def lose(self) -> None:
         """Drop all leases: other workers have these jobs, so the store refuses our verdicts."""
-        self.history.forget()
         self.verdicts, self.notes = [], []
         self.dispatch.forget()
         for process in self.processes:
@@ -346,9 +345,10 @@ class ProcessPool:
 
     def reap(self) -> None:
         """Reap dead children that this process has inherited; look after dead worker processes."""
-        for process in self.processes:
+        for process in list(self.processes):
             # Do not wait for the end of the socket: a task's forked child may keep the socket open.
-            if process.exited():
+            if process.state < State.CLOSED and process.exited():
+                self._read_all(process)  # the process may have said that it leaves
                 self._closed(process)
         self._machine.reap(self._reap_own)
 

@@ -72,6 +72,7 @@ class WorkerProcess:
         self.replaces = replaces  # the process that leaves when this process serves
         self.extra = extra  # True for a process that runs only suspect jobs, one at a time
         self.state = self.before = State.STARTING  # ``before``: the state before this one
+        self.ended_itself = False  # True when it has closed its socket, or died, before any kill
         # Machine time at which the state began. For LEAVING: at which the last job was seen to run.
         # For UNDEAD: of the latest line of the log about it.
         self.since = self.born = clock.machine()
@@ -103,6 +104,7 @@ class WorkerProcess:
             raise AssertionError(
                 f"worker process {self.pid} is {self.state.name} and cannot become {state.name}"
             )
+        self.ended_itself = self.ended_itself or state is State.CLOSED
         self.before, self.state, self.since = self.state, state, clock.machine()
 
     @property
@@ -135,7 +137,7 @@ class WorkerProcess:
     @property
     def spares_its_jobs(self) -> bool:
         """True when its running jobs use no attempt: we killed it before it ended by itself."""
-        return self.state >= State.KILLED and self.before is not State.CLOSED
+        return self.state >= State.KILLED and not self.ended_itself
 
     # -- starting -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The supervisor: the only part of a worker that talks to the broker. It imports no user code.
 
 For the broker, the supervisor is an *owner*. The supervisor leases jobs, gives them to its
-processes (:mod:`.process_pool`), and collects their verdicts. When a process dies, the supervisor
+processes (:mod:`.pool`), and collects their verdicts. When a process dies, the supervisor
 knows which jobs ran there.
 
 The processes never call the store. A step holds the lock of the store. In a process whose tasks
@@ -10,8 +10,8 @@ compute or are in C calls, a step would take long, and every other process would
     exchange ──► give out ──► wait (broker, processes, signals) ──► collect ──► …
 
 A call of the store may take any time. Timeouts, kills and signals do not wait for that call: a
-second thread (:mod:`.watchdog`) handles them and never calls the store. Both threads use the
-processes under one lock, which is not held during a call of the store.
+second thread, the watchdog (:mod:`.machine`), handles them and never calls the store. Both threads
+use the processes under one lock, which is not held during a call of the store.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ class Supervisor:
         hello = self.pool.hello or Hello()  # the first process may have died
         self.announce(Start(self.owner.name, broker.url, self.settings, hello))
         loop = self._loop = OwnerLoop(broker, self.owner, self.pool, self.parts)
+        if self._stopping:  # a signal may have come while the loop was made
+            loop.rest()
         try:
             while not (self._stopping and self.pool.over):
                 self._turn(loop)

@@ -349,3 +349,14 @@ def test_a_task_inside_a_function_is_warned_about_once_if_workers_are_other_proc
     for here in (Tidemill("memory://"), Tidemill(f"lmdb://{tmp_path}/third", sync=True)):
         declare(here).enqueue()
     assert said not in caplog.text
+
+
+def test_the_times_of_a_key_are_seconds_whatever_was_given() -> None:
+    key = Key("k", hold=dt.timedelta(0), max_wait=dt.timedelta(0))
+    assert (key.hold, key.max_wait) == (0.0, 0.0)
+
+
+def test_a_rule_of_a_key_beside_the_key_is_told_where_it_goes(mill: Tidemill) -> None:
+    wrong: Any = {"key": "k", "on_conflict": "reject"}
+    with pytest.raises(InvalidOption, match=r"key=Key\(…, on_conflict=…\)"):
+        mill.task(**wrong)

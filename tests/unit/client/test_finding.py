@@ -98,3 +98,9 @@ def test_a_large_group_is_deleted_page_by_page(
     assert list(mill.jobs()) == []
     assert most <= 1000
     assert not handle.delete()
+
+
+def test_a_search_takes_a_filter_or_options(mill: Tidemill) -> None:
+    wrong: Any = "failed"
+    with pytest.raises(InvalidOption, match="state='failed', not 'failed'"):
+        mill.jobs(wrong)

@@ -19,3 +19,13 @@ def test_a_forbidden_transition_raises() -> None:
     with pytest.raises(AssertionError, match="is LEAVING and cannot become SERVING"):
         process.become(State.SERVING)
     assert process.state is State.LEAVING
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_process_that_ended_by_itself_spares_no_job_however_it_goes_on(by_itself: bool) -> None:
+    process = WorkerProcess(0, ScoreboardShares(1, 1), Settings())
+    if by_itself:
+        process.become(State.CLOSED)
+    for state in (State.KILLED, State.UNDEAD):
+        process.become(state)
+        assert process.spares_its_jobs is not by_itself

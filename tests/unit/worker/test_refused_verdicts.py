@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lmdb_desk import job
 
-from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.job import Lease, Note, Outcome, State, Verdict
 from tidemill.core.owner import Owner
+from tidemill.errors import StoreFull
 from tidemill.worker.owner_loop import RefusedVerdicts
 
 POISON = "\ud800"
@@ -56,3 +59,23 @@ def test_notes_that_cannot_be_stored_are_logged_and_not_offered_again(
             broker.exchange(Step("o", notes=notes))
         assert refusals.settle(broker, [], notes, refused.value).notes == ()
     assert caplog.text.count("the store refused a step") == 1
+
+
+class FullForOne:
+    """A store that has no room for the verdict 1, and cannot store the verdict 13."""
+
+    def exchange(self, step: Step) -> Reply:
+        tokens = [verdict.token for verdict in step.verdicts]
+        if 1 in tokens:
+            raise StoreFull("no room")
+        if 13 in tokens and step.verdicts[0].outcome is Outcome.SUCCESS:
+            raise ValueError("poison")
+        return Reply(settled=[True] * len(tokens))
+
+
+def test_a_verdict_without_room_holds_up_no_other_verdict_of_a_refused_step() -> None:
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in (1, 13, 2, 3)]
+    store: Any = FullForOne()
+    done = RefusedVerdicts("o").settle(store, verdicts, [], ValueError("poison"))
+    assert done.answers == [None, True, True, True]
+    assert [verdict.outcome for verdict in done.verdicts][1] is Outcome.FAIL
