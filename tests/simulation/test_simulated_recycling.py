@@ -302,16 +302,3 @@ def test_waiting_jobs_of_all_processes_count(sim: Simulation) -> None:
     sim.worker(processes=2, concurrency=1)
     job = parent.enqueue()
     sim.until_succeeded(job)
-
-
-def test_a_process_that_leaves_while_the_store_stalls_is_no_crash(sim: Simulation) -> None:
-    jobs = [sim.task(f"job-{n}", seconds=0.5).enqueue() for n in range(4)]
-    worker = sim.worker(concurrency=1, max_jobs=1)
-    for _ in jobs:
-        sim.run_for(0.3)
-        sim.store.stall(2.0)
-        sim.run_for(3.0)
-    sim.until_succeeded(*jobs)
-    assert worker.started >= 4
-    assert not sim.said("ended right after its start")
-    assert not sim.said("exited with code")
