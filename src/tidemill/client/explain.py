@@ -144,21 +144,20 @@ def no_worker(mill: Runtime, record: Record) -> str:
 
 def _worker_command(mill: Runtime, task: str) -> str:
     """The command that starts a worker of the app; empty if no command can import the app."""
-    from tidemill.client.task import Configured  # it has a runtime, too, and is no app
-
     declared = mill.tasks.get(task)
     module = getattr(declared.function, "__module__", "") if declared is not None else ""
     name = main_module() if module == "__main__" else module
     if name is None:  # a notebook, or a console
         return ""
     names = vars(sys.modules.get(module, sys)).items()
-    apps = [
-        key
-        for key, value in names
-        if inspect.getattr_static(value, "runtime", None) is mill
-        and not isinstance(value, Configured)
-    ]
+    apps = [key for key, value in names if _is_app(value, mill)]
     return f"tidemill worker {name}:{apps[0]}" if apps else "tidemill worker MODULE:APP"
+
+
+def _is_app(value: object, mill: Runtime) -> bool:
+    """True for an app with this runtime. A task has a runtime, too, but no schedules."""
+    found = inspect.getattr_static(value, "runtime", None)
+    return found is mill and inspect.getattr_static(value, "schedules", None) is not None
 
 
 def why_not_run(mill: Runtime, record: Record) -> str:

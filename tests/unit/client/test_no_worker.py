@@ -13,11 +13,19 @@ from servers import STORES, new_store
 from tidemill import ResultTimeout, Tidemill, as_completed, group
 from tidemill.testing import join
 
-APP = """
+SHOP = """
 import sys
-from tidemill import ResultTimeout, Tidemill
+from tidemill import Tidemill
 
 shop = Tidemill(sys.argv[1])
+
+@shop.task
+def stamp(): ...
+"""
+APP = """
+from shop import stamp  # a task stands before the app, and is no app
+from shop import shop
+from tidemill import ResultTimeout
 
 @shop.task(queue="mail")
 def send(): ...
@@ -33,6 +41,7 @@ if __name__ == "__main__":
 @pytest.mark.everyday
 def test_the_error_of_a_script_names_the_command_that_starts_a_worker(tmp_path: Path) -> None:
     # case M14
+    (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "post.py").write_text(APP)
     url = f"lmdb://{tmp_path}/store"
     ran = subprocess.run(
