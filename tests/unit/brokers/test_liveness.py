@@ -37,6 +37,13 @@ def test_a_cleared_fifo_is_made_again(folder: Path) -> None:
     poll = select.poll()
     poll.register(fd, 0)
     assert poll.poll(0)
+    # and watches the new FIFO, which does not call
+    other.unwatch_ended()
+    (fd,), gone = other.watch([1])
+    poll = select.poll()
+    poll.register(fd, 0)
+    assert not gone
+    assert not poll.poll(0)
     # and its end is seen as ever
     live.let_go(1)
     assert not other.alive(1)

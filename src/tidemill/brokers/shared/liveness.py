@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 from collections.abc import Collection, Iterable, Sequence
 
 from tidemill.core.files import Folder
@@ -147,6 +148,15 @@ class Liveness:
         """Close FIFOs that this process no longer watches."""
         for number in [n for n in self._watched if n not in wanted]:
             os.close(self._watched.pop(number))
+
+    def unwatch_ended(self) -> None:
+        """Close FIFOs without a reader: their owners died, or have made a new FIFO."""
+        ends = select.poll()
+        numbers = {fd: number for number, fd in self._watched.items()}
+        for fd in numbers:
+            ends.register(fd, 0)  # errors and the end are always reported
+        for fd, _ in ends.poll(0):
+            os.close(self._watched.pop(numbers[fd]))
 
     # -- sweeping -------------------------------------------------------------------------------
 

@@ -391,7 +391,10 @@ class Owners(abc.ABC, Generic[A]):
                 return []  # the owner was given up or attached again a moment ago
             ready, died = yield from attached.parked(timeout, fds)
         if died:
-            attached.seen = None
+            with self._watching:
+                self._liveness.unwatch_ended()  # an owner that lives may have made its FIFO anew
+                for one in list(self._by_id.values()):
+                    one.seen = None
             self._reap_soon()
         return ready
 
