@@ -1,8 +1,8 @@
 """The owners of a store whose calls this process makes, and the deaths of all owners of the store.
 
-A local owner belongs to a process that has opened the store. It has two signs of life: a FIFO on
-its own machine, which the kernel closes with the process, and a lease in the store, which each of
-its steps renews. A remote owner has a lease of its own, and its silence is counted.
+A local owner belongs to a process that has opened the store. Such an owner has two signs of life:
+a FIFO on its own machine, which the kernel closes with the process, and a lease in the store, which
+each of its steps renews. A remote owner has a lease of its own, and its silence is counted.
 
     FIFO here, nobody holds it    dead, at once: its process is gone
     FIFO here, held               alive, whatever the store says

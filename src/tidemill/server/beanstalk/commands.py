@@ -115,7 +115,7 @@ async def reserve(port: PortState, client: Client, timeout: int | None = None) -
 async def _look(port: PortState, client: Client, until: float, warn: float) -> bytes | None:
     """Wait for a job until ``until`` or ``warn``; return the reply, or None without a job.
 
-    The wait may run past the client's timeout. It never runs past the deadline warning or the end
+    The wait may run past the client's timeout, but never past the deadline warning or the end
     of a pause.
     """
     now = time.monotonic()
