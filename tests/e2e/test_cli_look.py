@@ -312,7 +312,7 @@ def test_help_loads_neither_broker_nor_tables() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from tidemill.cli import main\n"
         "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
-        "heavy = {'lmdb', 'rich.console', 'tidemill.worker.supervisor', 'tidemill.demo.run'}\n"
+        "heavy = {'lmdb', 'rich.console', 'tidemill.worker.supervisor', 'tidemill.demo.tasks'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
