@@ -47,6 +47,11 @@ class CommitDelay:
         else:
             self._expected = 0
 
+    @property
+    def expects(self) -> bool:
+        """True when the next leader may have to wait."""
+        return self._expected > 0
+
     def arrived(self, pending: int) -> None:
         """Count one more request; the last expected request ends the leader's wait."""
         if self._waiting and pending >= self._expected:

@@ -3,7 +3,8 @@
 A caller appends its request and tries to become the leader. The leader takes the write lock and
 begins a transaction. The leader applies all requests that have arrived by then, commits once, and
 wakes the other callers. When a request fails, the transaction is dropped. Each request is then
-replayed by itself, so that only the caller of the failing request gets its error.
+replayed by itself, so that only the caller of the failing request gets its error. A caller that
+meets no other caller commits at once, without a request.
 
 While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
 waits for the lock and leads in place of the callers. So every caller waits in Python, where a
@@ -120,7 +121,7 @@ class GroupCommit:
         self._delay = CommitDelay()
         self._translated = translated
         self.place = place
-        self._points = points
+        self._point = point if points else _no_point
         self._next_word = 0.0  # monotonic time of the next log line about a held lock
         self._make: Callable[[lmdb.Transaction[bytes]], Context] | None = None
         self._writer = Writer(self._write_for_others)
@@ -150,11 +151,18 @@ class GroupCommit:
         """
         if self.leader == threading.get_ident():
             raise TidemillError("this call would wait for itself: it was made inside a store step")
-        request = Request(apply, last=last)
         self._make = make
-        deferred = request.main = defer_signals()
+        deferred = defer_signals()
         try:
-            self._take_part(make, request, self.patience if patience is None else patience)
+            raise_shield()
+            try:
+                if self._leads_alone():
+                    return self._commit(make, apply)
+                request = Request(apply, last=last)
+                request.main = deferred
+                self._take_part(make, request, self.patience if patience is None else patience)
+            finally:
+                lower_shield()
         finally:
             if deferred:
                 resume_signals()
@@ -162,25 +170,56 @@ class GroupCommit:
             raise request.error
         return request.result  # type: ignore[no-any-return]  # the result of ``apply``
 
+    def _leads_alone(self) -> bool:
+        """Take the lead and the lock, if no other caller is there or is expected."""
+        if self.pending or self._delay.expects or not self.lead.acquire(blocking=False):
+            return False
+        if self.lock.take():
+            self.leader = threading.get_ident()
+            return True
+        self.pass_on()
+        return False
+
+    def _commit(self, make: Callable[[lmdb.Transaction[bytes]], C], apply: Callable[[C], T]) -> T:
+        """With the lead and the lock, commit for this caller only."""
+        locked = True
+        try:
+            self._point("store.begin")
+            with Writing(self.env, self.place) as txn:
+                self._point("store.begun")
+                context = make(txn)
+                result = apply(context)
+                context.finish()
+                self._point("store.commit")
+            locked = False
+            self.lock.free()
+            self._point("store.committed")
+            context.committed()
+            return result
+        except Exception as error:
+            raise self._translated(error)  # noqa: B904 - it names its cause
+        finally:
+            if locked:
+                self.lock.free()
+            if self.pending:  # as after a commit for several callers
+                self._delay.expect(1, len(self.pending))
+            self.pass_on()
+
     def _take_part(
         self,
         make: Callable[[lmdb.Transaction[bytes]], Context],
         request: Request,
         patience: float,
     ) -> None:
-        raise_shield()
-        try:
-            self.pending.append(request)
-            self._delay.arrived(len(self.pending))
-            deadline = 0.0
-            leads = self.lead.acquire(blocking=False)
-            while leads or self._follow(request, deadline, patience):
-                if request.done or self._try_to_lead(make, request):
-                    self.pass_on()
-                    break
-                leads, deadline = False, deadline or time.monotonic() + patience
-        finally:
-            lower_shield()
+        self.pending.append(request)
+        self._delay.arrived(len(self.pending))
+        deadline = 0.0
+        leads = self.lead.acquire(blocking=False)
+        while leads or self._follow(request, deadline, patience):
+            if request.done or self._try_to_lead(make, request):
+                self.pass_on()
+                break
+            leads, deadline = False, deadline or time.monotonic() + patience
 
     def _try_to_lead(
         self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request
@@ -283,22 +322,18 @@ class GroupCommit:
         writing, locked = Writing(self.env, self.place), True
         try:
             try:
-                if self._points:
-                    point("store.begin")
+                self._point("store.begin")
                 with writing as txn:
-                    if self._points:
-                        point("store.begun")
+                    self._point("store.begun")
                     self._drain(batch)
                     context = make(txn)
                     for request in batch:
                         request.result = request.apply(context)
                     context.finish()
-                    if self._points:
-                        point("store.commit")
+                    self._point("store.commit")
                 locked = False
                 self.lock.free()
-                if self._points:
-                    point("store.committed")
+                self._point("store.committed")
                 context.committed()
             except Exception as error:
                 self._answer_failed(make, batch, own, self._translated(error))
@@ -384,7 +419,7 @@ class GroupCommit:
             if self._answered:
                 self._delay.expect(len(self._answered), len(self.pending))
                 self._wake()
-            next_one = self._next()
+            next_one = self._next() if self.pending else None
             called = next_one is None and bool(self.pending) and self._writer.call()
             # If the writer thread is needed and cannot start, a waiting caller leads.
             if next_one is None and not called and self.pending:
@@ -417,6 +452,10 @@ class GroupCommit:
                     self.pending.remove(other)
                     return other
         return None
+
+
+def _no_point(name: str) -> None:
+    """Pass no crash point: tests do not count this commit."""
 
 
 def _await_turn(request: Request, timeout: float) -> bool:
