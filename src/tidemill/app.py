@@ -422,8 +422,8 @@ class Tidemill:
         Raises:
             TidemillError: raised at the end: the worker could not serve, or a job did not end.
         """
-        from tidemill.worker.in_process import PATIENCE, running_worker
         from tidemill.worker.settings import Settings
+        from tidemill.worker.supervisor import PATIENCE, running_worker
 
         given = Settings(concurrency=concurrency, queues=tuple(queues), shutdown_timeout=PATIENCE)
         return running_worker(self.runtime, given)

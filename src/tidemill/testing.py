@@ -43,9 +43,8 @@ from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.job import FINISHED, Record, State
 from tidemill.core.verdicts import waits_for_its_task
 from tidemill.errors import ResultTimeout, TidemillError
-from tidemill.worker.in_process import PATIENCE, judge, running_worker
 from tidemill.worker.settings import Settings
-from tidemill.worker.supervisor import Supervisor
+from tidemill.worker.supervisor import PATIENCE, Supervisor, judge, running_worker
 
 try:
     import pytest

@@ -50,8 +50,7 @@ from tidemill.errors import JobCancelled, TidemillError
 from tidemill.worker.child import GAVE_UP, NOTICE
 from tidemill.worker.child_protocol import Closed, Down, Hello, Setup, Up
 from tidemill.worker.execute import Executor, Run, WaitingJob
-from tidemill.worker.slots import TICK, Prefetch
-from tidemill.worker.starvation import Waits
+from tidemill.worker.slots import TICK, Prefetch, Waits
 from tidemill.worker.verdicts import failure, stuck, success
 
 BEAT = 1.0

@@ -126,9 +126,8 @@ def worker(
     be reached, is full or has moved.
     """
     from tidemill.client.log_attributes import mark_records
-    from tidemill.worker.banner import Start
     from tidemill.worker.settings import Settings
-    from tidemill.worker.supervisor import Supervisor, install
+    from tidemill.worker.supervisor import Start, Supervisor, install
 
     with log_output(logs):
         mark_records()  # for the supervisor; worker processes do the same

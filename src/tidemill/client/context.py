@@ -21,7 +21,7 @@ from tidemill.core.priority import priority_of
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
-    from tidemill.worker.starvation import Waits
+    from tidemill.worker.slots import Waits
 
 
 class JobContext:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable
 from os import _exit, getpgrp, getpid, getppid, kill, killpg
 from threading import get_ident
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.worker_reports import Answer, Question, question_of
@@ -37,12 +38,10 @@ from tidemill.worker.execute import ProcessExecutor, WaitingJob, run_sync
 from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
 from tidemill.worker.outbox import Outbox
 from tidemill.worker.safe_logging import SafeLog
-from tidemill.worker.slots import TICK, PoolThread, Slots
+from tidemill.worker.slots import TICK, PoolThread, Slots, Waits
 from tidemill.worker.stacks import Sampler, own_stacks
-from tidemill.worker.starvation import Waits
 from tidemill.worker.timeouts import Timeouts
 from tidemill.worker.verdicts import RunLog
-from tidemill.worker.zombie_reaper import is_orphan
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -421,3 +420,20 @@ def _kill_group() -> None:
     if getpgrp() == getpid():
         killpg(0, signal.SIGKILL)
     kill(getpid(), signal.SIGKILL)
+
+
+_LOOKS, _PAUSE = 30, 0.01
+"""The number of checks for the parent, and the seconds between two checks."""
+
+
+def is_orphan(parent: int) -> bool:
+    """True when the parent of this process has died. The parent's end of the socket is closed.
+
+    The kernel closes the descriptors of a killed process a moment before its children get another
+    parent. So the function waits up to 0.3 seconds before it returns False.
+    """
+    for _ in range(_LOOKS):
+        if getppid() != parent:
+            return True
+        sleep(_PAUSE)
+    return False

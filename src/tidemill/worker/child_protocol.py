@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,6 +27,12 @@ from tidemill.worker.settings import Waits
 
 _LENGTH = struct.Struct("=I")
 _READ = 1 << 16  # bytes of one read; for more than 128 KiB, malloc maps new memory each time
+_LINES_MOST = 100
+"""Log lines of a job that the store keeps."""
+
+_LOOK_AT = 1000
+"""If more notes than this wait, the notes that the store would not keep are dropped."""
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -216,3 +224,30 @@ class MessageSocket(Generic[Out, In]):
     def close(self) -> None:
         """Close this end."""
         self.sock.close()
+
+
+def latest_notes(notes: Sequence[Note]) -> list[Note]:
+    """The last 100 log lines and the last report of progress of each job, in their order.
+
+    The store keeps no others. A task may log faster than a worker can send, so earlier notes are
+    dropped before they take up memory.
+    """
+    lines, reported, kept = Counter[int](), set[int](), list[Note]()
+    for note in reversed(notes):
+        if note.done >= 0:
+            keep = note.token not in reported
+            reported.add(note.token)
+        else:
+            lines[note.token] += 1
+            keep = lines[note.token] <= _LINES_MOST
+        if keep:
+            kept.append(note)
+    kept.reverse()
+    return kept
+
+
+def add_notes(waiting: list[Note], notes: Sequence[Note]) -> None:
+    """Add notes to the notes that wait for the store; if too many wait, drop earlier notes."""
+    waiting += notes
+    if len(waiting) > _LOOK_AT:
+        waiting[:] = latest_notes(waiting)

@@ -30,7 +30,6 @@ from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.event_loop import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
-from tidemill.worker.zombie_reaper import reap_orphans
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -394,6 +393,22 @@ class GuardProcess:
             except subprocess.TimeoutExpired:
                 pass  # the guard ends by itself when the pipe ends
             self._process = None
+
+
+def reap_orphans(reap_own: Callable[[int], bool]) -> None:
+    """Reap all dead children. ``reap_own`` reaps a child of the worker itself and returns True.
+
+    Process 1 of a container, or a subreaper, inherits the processes that tasks leave behind. Other
+    code waits for the worker's own children and reads their exit codes.
+    """
+    if not hasattr(os, "waitid"):  # macOS; it has no containers to reap for
+        return
+    try:
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if not reap_own(found.si_pid):
+                os.waitpid(found.si_pid, 0)
+    except ChildProcessError:
+        pass  # no children are left
 
 
 _PREFIX = "tidemill-worker-"

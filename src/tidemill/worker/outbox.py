@@ -18,9 +18,8 @@ from tidemill.client.worker_reports import Answer
 from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Note, Verdict
-from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Up
+from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Up, latest_notes
 from tidemill.worker.counting import Concluded, Counting
-from tidemill.worker.notes import latest_notes
 from tidemill.worker.safe_logging import SafeLog
 
 if TYPE_CHECKING:

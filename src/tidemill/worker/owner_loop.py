@@ -23,8 +23,7 @@ from tidemill.core.envelope import RESULT_NOT_KEPT
 from tidemill.core.job import Lease, Note, Outcome, Verdict
 from tidemill.core.owner import Owner
 from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
-from tidemill.worker.child_protocol import Hello
-from tidemill.worker.notes import latest_notes
+from tidemill.worker.child_protocol import Hello, latest_notes
 from tidemill.worker.parts import Part
 from tidemill.worker.pool import ProcessPool
 from tidemill.worker.process import unstarted

@@ -19,11 +19,11 @@ from tidemill.core.crash_points import point
 from tidemill.core.job import Note, Outcome, Verdict
 from tidemill.core.owner import Command
 from tidemill.core.verdicts import is_given_back
-from tidemill.worker.child_protocol import Closed, Hello, Setup, Up
+from tidemill.worker.child_protocol import Closed, Hello, Setup, Up, add_notes
 from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
 from tidemill.worker.machine import Machine
-from tidemill.worker.notes import add_notes
+from tidemill.worker.parts import PRINTED, Reports
 from tidemill.worker.process import (
     LostJobs,
     ScoreboardShares,
@@ -31,7 +31,6 @@ from tidemill.worker.process import (
     WorkerProcess,
     unstarted,
 )
-from tidemill.worker.reports import PRINTED, Reports
 from tidemill.worker.settings import Settings
 from tidemill.worker.verdicts import stuck as stuck_verdict
 
@@ -577,7 +576,7 @@ class ProcessPool:
         self.ask(Question("dump", PRINTED))
 
     def ask(self, question: Question) -> None:
-        """Ask all processes for a report: see :mod:`.reports`."""
+        """Ask all processes for a report: see :class:`~.parts.Reports`."""
         ready = [process for process in self.processes if process.hello is not None]
         for process in ready:
             process.tell(question.command)

@@ -22,9 +22,9 @@ from tidemill.worker.child import GAVE_UP
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.counting import Concluded
 from tidemill.worker.machine import Body
-from tidemill.worker.notes import interrupted_run
 from tidemill.worker.settings import Settings
 from tidemill.worker.slots import MOST
+from tidemill.worker.verdicts import interrupted_run
 
 log = logging.getLogger("tidemill.worker")
 

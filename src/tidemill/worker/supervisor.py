@@ -16,13 +16,19 @@ use the processes under one lock, which is not held during a call of the store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import signal
 import socket
-from collections.abc import Callable
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
@@ -38,8 +44,8 @@ from tidemill.errors import (
     InvalidOption,
     StoreFull,
     StoreMoved,
+    TidemillError,
 )
-from tidemill.worker.banner import Start
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.machine import Machine, RuntimeFolder, ThisProcess
@@ -66,6 +72,89 @@ group, so one order to stop arrives twice."""
 STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
 The scoreboard stays for the next worker, which counts an attempt for each job on it."""
+
+
+TASKS_MOST = 30
+"""Tasks that the banner names."""
+
+PATIENCE = 30.0
+"""Seconds that running jobs have to finish at the end of a worker in the caller's process."""
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A worker that begins to serve. ``url`` has no password."""
+
+    worker: str
+    url: str
+    settings: Settings
+    hello: Hello
+
+    def log(self, extra: Mapping[str, object] | None = None) -> None:
+        """Log the start as one line."""
+        log.info(
+            "worker %s serves %s of %s with %d x %d",
+            self.worker,
+            ", ".join(self.settings.queues) or "all queues",
+            self.url,
+            self.settings.processes,
+            self.settings.concurrency,
+            extra=extra,
+        )
+
+    def log_details(self) -> None:
+        """Log the start with all details of the banner as extras, for JSON."""
+        settings = self.settings
+        self.log(
+            {
+                "app": settings.app,
+                "store": self.url,
+                "queues": settings.queues,
+                "order": str(settings.mode),
+                "tasks": sorted(self.hello.names),
+                "imports": self.hello.imports,
+                "processes": settings.processes,
+                "slots": settings.concurrency,
+            }
+        )
+
+    def print(self) -> None:
+        """Print the banner on stderr."""
+        if sys.stderr is not None:  # a process may start without stderr
+            with contextlib.suppress(OSError, ValueError):  # nobody reads stderr
+                sys.stderr.write(self.banner())
+                sys.stderr.flush()
+
+    def banner(self) -> str:
+        """The start as a text of several lines."""
+        settings = self.settings
+        lines = {
+            "store": self.url,
+            "queues": f"{', '.join(settings.queues) or 'all'} ({settings.mode} order)",
+            "tasks": self._tasks(),
+            "slots": f"{settings.processes} x {settings.concurrency} (processes x jobs at a time)",
+            "stop": f"Ctrl-C finishes running jobs within {settings.shutdown_timeout:g} s; "
+            "Ctrl-C twice stops now",
+        }
+        parts = [f"tidemill worker {self.worker} serves {settings.app}"]
+        for name, text in lines.items():
+            parts += textwrap.wrap(
+                text,
+                100,
+                initial_indent=f"  {name:8}",
+                subsequent_indent=" " * 10,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        return "\n".join(parts) + "\n"
+
+    def _tasks(self) -> str:
+        names = sorted(self.hello.names)
+        parts = [", ".join(names[:TASKS_MOST])] if names else []
+        if len(names) > TASKS_MOST:
+            parts.append(f"and {len(names) - TASKS_MOST:,} more")
+        if self.hello.imports:
+            parts.append(f"imported by name: {', '.join(self.hello.imports)}")
+        return "; ".join(parts) or "none"
 
 
 class Supervisor:
@@ -367,3 +456,64 @@ def _what_goes_back(running: int) -> str:
 def install(supervisor: Supervisor) -> Callable[[], None]:
     """Route this process's signals to the supervisor; return a function that undoes this."""
     return supervisor.signals.install()
+
+
+@contextlib.contextmanager
+def running_worker(mill: Runtime, settings: Settings) -> Iterator[Supervisor]:
+    """Run a worker during a ``with`` block. The block begins when the worker serves.
+
+    Raises:
+        TidemillError: the worker could not serve, or a job did not end.
+    """
+    supervisor = Supervisor(settings, mill)
+    outcome: list[int | BaseException] = []
+    begun = threading.Event()
+    announce = supervisor.announce
+
+    def serves(start: Start) -> None:
+        announce(start)
+        begun.set()
+
+    def serve() -> None:
+        try:
+            outcome.append(supervisor.run())
+        except BaseException as error:
+            outcome.append(error)
+        begun.set()
+
+    supervisor.announce = serves
+
+    thread = threading.Thread(target=serve, name="tidemill-worker", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        supervisor.stop()
+        thread.join(2 * PATIENCE)
+
+    begun.wait(PATIENCE)
+    if outcome:
+        judge(outcome)
+    mill.before_close.append(end)  # end the worker if the app is closed inside the block
+    try:
+        yield supervisor
+    finally:
+        mill.before_close.remove(end)
+        end()
+    judge(outcome)
+
+
+def judge(outcome: Sequence[int | BaseException]) -> None:
+    """Raise the error of a worker by its exit code, or by its exception.
+
+    Raises:
+        TidemillError: the worker could not serve, or a job did not end.
+    """
+    if not outcome:
+        raise TidemillError("the worker did not end: one of its jobs still runs")
+    (how,) = outcome
+    if isinstance(how, BaseException):
+        raise how
+    if how == 1:
+        raise TidemillError(f"jobs still ran {PATIENCE:g} s after the worker was told to stop")
+    if how:
+        raise TidemillError("the worker could not serve; the log says why")

@@ -17,7 +17,7 @@ from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.job import Lease, Note, Outcome, Verdict
 from tidemill.core.retry import (
     Fail,
     JobTerminated,
@@ -29,7 +29,6 @@ from tidemill.core.retry import (
     is_one_of,
 )
 from tidemill.errors import JobCancelled
-from tidemill.worker.notes import interrupted_run
 from tidemill.worker.safe_logging import SafeLog
 
 if TYPE_CHECKING:
@@ -311,6 +310,15 @@ def _wait_of(run: Run) -> float:
     envelope = run.envelope
     since = max(envelope.created + envelope.delay, envelope.at)
     return max(0.0, run.started - (since if run.lease.attempt == 1 else run.lease.leased))
+
+
+def interrupted_run(token: int, started: float, why: str) -> Note:
+    """The note of a run that ends now and counts no attempt; :mod:`tidemill.client.trail` reads it.
+
+    ``started`` is wall time.
+    """
+    now = clock.wall()
+    return Note(token, line=f"interrupted after {now - started:.3f} s: {why}", time=now)
 
 
 class RunLog:

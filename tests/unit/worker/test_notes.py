@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.core.job import Note
-from tidemill.worker.notes import add_notes, latest_notes
+from tidemill.worker.child_protocol import add_notes, latest_notes
 
 
 def line(token: int, number: int) -> Note:
