@@ -48,8 +48,7 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 
 STEPS = 200
 BODY = b"x" * 100

@@ -21,8 +21,7 @@ from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Verdict
 
 BODY = b"\x92\x90\x80" + b"x" * 60
 WANT = Want(500, ("default",), Mode.FAIR)

@@ -25,10 +25,8 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Owner
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
+from tidemill.core.job import Outcome, Owner, State, Verdict
 
 PIECE = 200
 LATER = 600.0

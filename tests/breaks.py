@@ -127,7 +127,7 @@ BREAKS = (
     ),
     Break(
         "Retries have no delay.",
-        "core/backoff.py",
+        "core/retry.py",
         "    return random.uniform(0.0, bound) if policy.jitter else bound\n",
         "    return 0.0\n",
         "tests/unit/core tests/unit/worker tests/e2e/test_worker_tasks.py -k 'backoff or retr'",

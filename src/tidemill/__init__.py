@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tidemill.core.version import __version__ as __version__
+from tidemill.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from tidemill.app import Tidemill

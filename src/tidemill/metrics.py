@@ -21,10 +21,10 @@ import msgspec
 
 from tidemill import Tidemill, __version__
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.history_rows import QUEUE_STATES, QUEUE_TOTALS
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history import TaskNumbers, Times
 from tidemill.core.clock import clock
-from tidemill.core.rollup import QUEUE_STATES, QUEUE_TOTALS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -13,12 +13,10 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.backoff import ENDLESS, RetryPolicy
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Note, Outcome, Record, State, Verdict
-from tidemill.core.owner import Owner
-from tidemill.core.priority import rank_of
+from tidemill.core.envelope import Envelope, rank_of
+from tidemill.core.job import Lease, Note, Outcome, Owner, Record, State, Verdict
+from tidemill.core.retry import ENDLESS, RetryPolicy
 
 UNFINISHED = (State.WAITING, State.SCHEDULED, State.READY, State.RUNNING)
 

@@ -13,8 +13,7 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
-from tidemill.core.job import NOT_STARTED, Outcome, State
-from tidemill.core.owner import Command
+from tidemill.core.job import NOT_STARTED, Command, Outcome, State
 
 
 def in_every_state(broker: Broker, worker: LiveOwner, clock: Clock) -> dict[State, str]:

@@ -17,11 +17,9 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.generic.purges import delete_waiting
-from tidemill.core.backoff import RetryPolicy
-from tidemill.core.envelope import Links
+from tidemill.core.envelope import JobLimit, LimitSettings, Links, rank_of
 from tidemill.core.job import Outcome, Record, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.priority import rank_of
+from tidemill.core.retry import RetryPolicy
 from tidemill.errors import QueueFull, StoreMoved
 
 WAITS = (State.WAITING, State.SCHEDULED, State.READY)

@@ -12,8 +12,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.job_numbers import JobNumbers, with_job_numbers
 from tidemill.core.clock import clock
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.core.job import Lease, Outcome, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 pytestmark = pytest.mark.needs(Feature.NAMED)
 

@@ -7,8 +7,8 @@ from broker_driver import LiveOwner, everything, job, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
+from tidemill.core.envelope import rank_of
 from tidemill.core.job import Outcome, Placed, Put, State
-from tidemill.core.priority import rank_of
 from tidemill.errors import DuplicateJob
 
 

@@ -9,8 +9,8 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, Broker
 from tidemill.brokers.contract.exchange import Mode, Step
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.backoff import RetryPolicy
 from tidemill.core.job import Outcome, State, Verdict
+from tidemill.core.retry import RetryPolicy
 from tidemill.errors import TidemillError
 
 

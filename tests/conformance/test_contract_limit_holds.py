@@ -18,7 +18,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.client.limits import LimitHold
 from tidemill.client.messages import Stop
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import LeaseLost, LimitTimeout
 from tidemill.testing import worker
 

@@ -15,9 +15,8 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import LimitCalls, with_limits
 from tidemill.brokers.generic.purges import delete_waiting
-from tidemill.core.envelope import Envelope, Planned
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings, Planned
 from tidemill.core.job import Lease, Outcome, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
 NEVER = float("inf")

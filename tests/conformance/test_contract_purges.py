@@ -13,10 +13,8 @@ from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic import purges
 from tidemill.brokers.generic.purges import Purged, Restored, delete_waiting, purge, restore
-from tidemill.core.envelope import JobLimit, Links
-from tidemill.core.job import Outcome, Placed, Put, RunOn, State
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.purge_mark import is_of_purge, purged
+from tidemill.core.envelope import JobLimit, LimitSettings, Links
+from tidemill.core.job import Outcome, Placed, Put, RunOn, State, is_of_purge, purged
 from tidemill.errors import InvalidOption
 
 READY, SCHEDULED, WAITING = State.READY, State.SCHEDULED, State.WAITING

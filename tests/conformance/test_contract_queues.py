@@ -12,8 +12,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.generic.purges import delete_waiting
+from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import Outcome, State
-from tidemill.core.limit_settings import LimitSettings
 
 
 @pytest.fixture(autouse=True)

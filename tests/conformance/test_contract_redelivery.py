@@ -11,8 +11,8 @@ from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.backoff import ENDLESS, MESSAGE, RetryPolicy, backoff
 from tidemill.core.job import Lease, Outcome, Record, State
+from tidemill.core.retry import ENDLESS, MESSAGE, RetryPolicy, backoff
 
 POLICIES = (
     RetryPolicy(19, delay=1000.0, factor=2.0, cap=300_000.0, jitter=False, immediate=1),

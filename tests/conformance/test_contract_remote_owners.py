@@ -21,8 +21,7 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import Lease, Outcome, Placed, State, Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Lease, Outcome, Owner, Placed, State, Verdict
 from tidemill.errors import DuplicateJob, InvalidOption, TidemillError
 
 pytestmark = pytest.mark.needs(Feature.REMOTE_OWNERS)

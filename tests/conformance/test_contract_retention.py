@@ -20,8 +20,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.core.job import Outcome, Record, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.errors import InvalidOption
 
 

@@ -25,9 +25,8 @@ from tidemill.brokers.contract.schedules import (
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, Planned
+from tidemill.core.envelope import Envelope, Planned, rank_of
 from tidemill.core.job import Conflict, State
-from tidemill.core.priority import rank_of
 from tidemill.errors import StoreMoved, TaskNotFound
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations

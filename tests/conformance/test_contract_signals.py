@@ -20,7 +20,7 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 ROOT = Path(tidemill.__file__).parent
 BOUND = 20.0

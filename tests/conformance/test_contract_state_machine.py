@@ -36,11 +36,8 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
-from tidemill.core.envelope import Envelope, Links, Unique
-from tidemill.core.job import Note, Outcome, Record, RunOn, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Owner
-from tidemill.core.priority import rank_of
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings, Links, Unique, rank_of
+from tidemill.core.job import Note, Outcome, Owner, Record, RunOn, Verdict
 from tidemill.errors import TidemillError
 
 ACTS: dict[str, Callable[[Store, list[str]], list[bool]]] = {

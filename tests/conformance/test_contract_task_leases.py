@@ -9,9 +9,8 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.backoff import RetryPolicy, backoff
-from tidemill.core.job import DEFAULT_TTR, Note, Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import DEFAULT_TTR, Note, Outcome, Owner, State, Verdict
+from tidemill.core.retry import RetryPolicy, backoff
 
 pytestmark = pytest.mark.needs(Feature.RESULTS)
 

@@ -16,8 +16,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope, Links, Unique
-from tidemill.core.job import Outcome, Placed, Put, Record, State
-from tidemill.core.owner import Command
+from tidemill.core.job import Command, Outcome, Placed, Put, Record, State
 from tidemill.errors import StoreMoved
 from tidemill.transfer.store_to_store import PASSES
 

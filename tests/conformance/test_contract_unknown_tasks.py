@@ -9,8 +9,8 @@ from kinds import Clock
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock as time
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.core.job import Lease, Outcome, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.core.verdicts import given_back, is_given_back, waits_for_its_task
 
 ERROR = "no worker knows task 'b.work'"

@@ -32,7 +32,7 @@ from tidemill.alerts.rules import Rule, Rules, Target, read_rules
 from tidemill.alerts.send import Message, SendFailed, send
 from tidemill.alerts.state import alerts
 from tidemill.alerts.watch import Watch
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import FeatureMissing
 
 LONELY = Rule(name="lonely", when="no-worker")

@@ -28,7 +28,7 @@ from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.look import inspect, search
 from tidemill.cli import main
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.doctor.examine import examine
 from tidemill.doctor.findings import Seen

@@ -13,8 +13,7 @@ from cli_store import Desk
 
 from tidemill import State, group
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.core.job import Note
-from tidemill.core.owner import Owner
+from tidemill.core.job import Note, Owner
 
 pytestmark = pytest.mark.everyday
 

@@ -12,7 +12,7 @@ import pytest
 from cli_store import Desk
 
 from tidemill.brokers.contract.exchange import Step
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.scheduling import Scheduling
 

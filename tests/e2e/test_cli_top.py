@@ -23,8 +23,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.cli.top.snapshot import Meter, take
-from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Outcome, Owner, Verdict
 
 TOP = ("-m", "tidemill", "top", "-i", "0.1", "--url")
 

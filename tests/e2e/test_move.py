@@ -20,8 +20,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import State
-from tidemill.core.limit_settings import LimitSettings
 from tidemill.errors import FeatureMissing, StoreMoved
 from tidemill.transfer.store_to_store import move
 

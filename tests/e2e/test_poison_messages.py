@@ -15,7 +15,7 @@ import pytest
 from harness import SLACK, eventually
 
 from tidemill import Queue, Retries, State, Tidemill
-from tidemill.core.backoff import MESSAGE
+from tidemill.core.retry import MESSAGE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "messages.md"
 SMALL = Retries(2, delay=0.01, factor=1, jitter=False)

@@ -18,7 +18,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import grants_of, open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
 

@@ -70,7 +70,7 @@ class Build:
         self._place = place
         source = Path(tidemill.__file__).parent
         shutil.copytree(source, self._folder / "tidemill", ignore=shutil.ignore_patterns("*.pyc"))
-        number = self._folder / "tidemill/core/version.py"
+        number = self._folder / "tidemill/core/__init__.py"
         number.write_text(f"__version__ = {self.release!r}\n")
         broker = self._folder / "tidemill/brokers/postgres"
         for n in range(VERSION + 1, self.version + 1):

@@ -17,7 +17,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
 PATIENCE = 120

@@ -18,8 +18,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.errors import BrokerUnavailable, ResultNotKept, StoreFull
 
 APP = """

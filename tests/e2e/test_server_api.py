@@ -16,8 +16,8 @@ from servers import rabbitmq_url
 from servers.http import JobServer
 
 from tidemill import Tidemill, chain
-from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.clock import new_id
+from tidemill.core.retry import MESSAGE, RetryPolicy
 from tidemill.testing import run_all
 
 pytestmark = pytest.mark.everyday

@@ -17,8 +17,7 @@ from servers.http import JobServer
 from tidemill import Filter, Tidemill, chain, group
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.testing import run_all
 
 MB = 1 << 20

@@ -25,7 +25,7 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import InvalidOption
 from tidemill.server import tokens
 from tidemill.server.run import serve

@@ -13,8 +13,8 @@ from harness import LIMIT, Place, check_counters, eventually, open_place, runs_o
 from servers import Postgres, Redis, Server
 from servers.http import JobServer
 
+from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import State
-from tidemill.core.limit_settings import LimitSettings
 
 APP = """
 @mill.task

@@ -221,7 +221,7 @@ def test_looking_makes_no_file_and_changes_no_job(folder: Path, verb: str, witho
     code = """
         import os
         from tidemill.core.job import Envelope
-        from tidemill.core.owner import Owner
+        from tidemill.core.job import Owner
         with Tidemill(sys.argv[1], allow_imports=["*"]) as mill:
             mill.schedules.add("daily", mill.call("math.copysign", 1, -1), every=86400)
             mill.queue("default", rate="1000/s").put("x", delay=1000)

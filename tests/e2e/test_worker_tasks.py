@@ -348,7 +348,7 @@ def test_a_users_module_may_have_the_name_of_one_of_pythons(place: Place) -> Non
 
 
 def test_backoff_is_jittered_and_capped() -> None:  # case T5
-    from tidemill.core.backoff import backoff
+    from tidemill.core.retry import backoff
 
     policy = Retries(10, delay=1.0, factor=2.0, cap=5.0)
     drawn = [backoff(policy, attempt) for attempt in (1, 2, 3, 9, 1000) for _ in range(300)]

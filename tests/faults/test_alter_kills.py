@@ -11,8 +11,8 @@ import pytest
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.envelope import rank_of
 from tidemill.core.job import State
-from tidemill.core.priority import rank_of
 
 JOBS = 40
 MOVER = """

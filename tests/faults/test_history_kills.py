@@ -34,7 +34,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Envelope, Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 broker = open_broker(sys.argv[1])
 broker.put([Envelope(id=f"j{n}", task="t") for n in range(200)])
@@ -80,7 +80,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history_rows import HOUR, MINUTE, HistoryRow
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Envelope, Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 broker, name = open_broker(sys.argv[1]), sys.argv[2]
 broker.attach(Owner(id=name, kind="worker"))

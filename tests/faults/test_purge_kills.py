@@ -12,7 +12,7 @@ import pytest
 
 from tidemill import State, Tidemill
 from tidemill.brokers.generic.purges import Restored
-from tidemill.core.purge_mark import is_purged
+from tidemill.core.job import is_purged
 
 MANY = 2500
 

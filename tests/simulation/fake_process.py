@@ -40,9 +40,8 @@ from fake_app import FOREVER, FakeApp, FakeRun
 from virtual_time import VirtualTime
 
 from tidemill.client.context import JobContext
-from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
+from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.core.locks import Stopping
-from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.core.verdicts import given_back

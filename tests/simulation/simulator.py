@@ -23,8 +23,7 @@ from virtual_time import Look, VirtualTime, readable
 
 from tidemill import Job, Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.job import Outcome
-from tidemill.core.owner import Command
+from tidemill.core.job import Command, Outcome
 from tidemill.core.scoreboard import read_scoreboard
 from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.worker.child_protocol import Setup

@@ -9,7 +9,7 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.scheduling import Scheduling
 

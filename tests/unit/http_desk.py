@@ -10,7 +10,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 
 class Lossy:

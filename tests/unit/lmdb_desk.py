@@ -18,8 +18,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Owner
 
 PRELUDE = """
 import sys, os, signal, time

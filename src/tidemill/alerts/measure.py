@@ -14,7 +14,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import FeatureMissing
 
 

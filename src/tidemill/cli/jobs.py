@@ -19,9 +19,8 @@ from tidemill.client.explain import explain_in, serving
 from tidemill.client.queues import no_such_queue
 from tidemill.client.trail import Event, attempt_text, trail_of
 from tidemill.core.clock import short_id
-from tidemill.core.envelope import Planned
+from tidemill.core.envelope import Planned, priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
-from tidemill.core.priority import priority_of
 from tidemill.core.suggest import hint
 from tidemill.doctor import words
 from tidemill.errors import CodecError

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import click
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.cli.connect import log_options
+from tidemill.cli.cpu_limit import usable_cores
 from tidemill.core.config import check_name
-from tidemill.core.cpu_limit import usable_cores
 from tidemill.core.log_output import LogSettings, log_output
+
+_CHECKS = 1.0
+"""Seconds between two checks of the parent process where the kernel sends no signal."""
 
 
 @click.command()
@@ -134,9 +139,7 @@ def worker(
     names = _names(queues)
     mode = Mode(order) if order else Mode.STRICT if names else Mode.FAIR
     if ends_with:
-        from tidemill.core.parent_exit import end_with
-
-        end_with(ends_with)
+        _end_with(ends_with)
     if release:
         check_name("release", release)
     given = Settings(
@@ -166,3 +169,22 @@ def _names(queues: str | None) -> tuple[str, ...]:
         what = "no queue" if not any(names) else "an empty name among the queues"
         raise click.UsageError(f"-Q {queues!r} has {what}; write it as -Q urgent,normal")
     return tuple(check_name("queue", name) for name in dict.fromkeys(names))
+
+
+def _end_with(parent: int) -> None:
+    """Send TERM to this process when ``parent``, which started it, has ended, also by SIGKILL."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # the parent died before the call of prctl
+            os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def look() -> None:
+        pause = threading.Event()
+        while os.getppid() == parent:
+            pause.wait(_CHECKS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, name="tidemill-parent", daemon=True).start()

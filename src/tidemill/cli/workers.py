@@ -20,7 +20,7 @@ from tidemill.client.worker_reports import (
     flame_graph,
     top_functions,
 )
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import TidemillError
 
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemill.brokers.contract.dependencies import was_dropped
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.inline_jobs import JobStore
 from tidemill.core.codec import unpack, verify, verify_result
-from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import FINISHED, GROUP, WAITING_STATES, Input, Record, RunOn, State
 from tidemill.core.retry import Fail
 from tidemill.errors import InvalidOption, JobPruned, RetryRefused

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Note
 from tidemill.core.locks import NEVER, Stopping
-from tidemill.core.priority import priority_of
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:

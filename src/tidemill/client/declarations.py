@@ -19,8 +19,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.schedules import DECLARATION
 from tidemill.client.options import CALL_OPTIONS, Key, Options
 from tidemill.client.threads import is_in_event_loop
-from tidemill.core.backoff import RetryPolicy
 from tidemill.core.clock import clock
+from tidemill.core.retry import RetryPolicy
 from tidemill.core.suggest import did_you_mean
 from tidemill.errors import FeatureMissing, InvalidOption, TaskNotFound, TidemillError
 from tidemill.limits.declare import Limit

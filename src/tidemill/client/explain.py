@@ -16,9 +16,8 @@ from tidemill.client.compositions import cause_of, cause_text, parents_of, why_n
 from tidemill.client.trail import attempt_text, is_stuck
 from tidemill.core.clock import clock
 from tidemill.core.config import main_module
-from tidemill.core.job import GROUP, Record, RunOn, State
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Owner
+from tidemill.core.envelope import LimitSettings
+from tidemill.core.job import GROUP, Owner, Record, RunOn, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.core.verdicts import waits_for_its_task
 from tidemill.errors import TidemillError

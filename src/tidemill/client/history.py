@@ -31,23 +31,11 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import (
     ALWAYS,
-    HOUR,
-    MINUTE,
-    HistoryRow,
-    join_name,
-    split_name,
-)
-from tidemill.brokers.contract.inspection import QueueStats, is_own
-from tidemill.brokers.contract.store import Store
-from tidemill.brokers.generic.notes import Notes
-from tidemill.client.threads import in_thread
-from tidemill.core.clock import clock
-from tidemill.core.config import Seconds, check_seconds
-from tidemill.core.fingerprint import FailureSample
-from tidemill.core.rollup import (
     CANCELLED,
     FAILED,
     GIVEN_BACK,
+    HOUR,
+    MINUTE,
     QUEUE_STATES,
     QUEUE_TOTALS,
     RETRIED,
@@ -57,8 +45,18 @@ from tidemill.core.rollup import (
     WAIT_SUM,
     WAITS,
     WIDTH,
+    HistoryRow,
+    join_name,
     percentile,
+    split_name,
 )
+from tidemill.brokers.contract.inspection import QueueStats, is_own
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.notes import Notes
+from tidemill.client.threads import in_thread
+from tidemill.core.clock import clock
+from tidemill.core.config import Seconds, check_seconds
+from tidemill.core.fingerprint import FailureSample
 from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 if TYPE_CHECKING:

@@ -37,8 +37,7 @@ from tidemill.client.messages import Message, Session, Stop
 from tidemill.client.queues import Queue, delete_queue
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
 from tidemill.core.crash_points import point
-from tidemill.core.envelope import Ref
-from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.envelope import JobLimit, LimitSettings, Ref
 from tidemill.core.locks import Condition, Lock
 from tidemill.errors import InvalidOption, LeaseLost, LimitTimeout, TidemillError
 from tidemill.limits.arithmetic import LimitStats

@@ -27,11 +27,9 @@ from tidemill.client.threads import cancel_later, in_thread
 from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.config import Seconds, check_count, check_name, check_seconds, storable
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.envelope import Envelope, priority_of
+from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import Condition, Lock
-from tidemill.core.owner import Owner
-from tidemill.core.priority import priority_of
 from tidemill.core.signatures import refusal, trusted
 from tidemill.errors import CodecError, InvalidOption, LeaseLost, StoreBusy, TidemillError
 

@@ -17,7 +17,6 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature, lacks, need
 from tidemill.brokers.registry import features_of
-from tidemill.core.backoff import RetryPolicy
 from tidemill.core.config import (
     Seconds,
     check_conflict,
@@ -28,13 +27,13 @@ from tidemill.core.config import (
     check_retries,
     check_seconds,
 )
-from tidemill.core.envelope import Envelope, Unique
+from tidemill.core.envelope import Envelope, Unique, rank_of
 from tidemill.core.job import Conflict
-from tidemill.core.priority import rank_of
 from tidemill.core.retry import (
     ErrorType,
     ErrorTypes,
     Retries,
+    RetryPolicy,
     RetryRule,
     check_error_types,
     check_retry_rule,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.generic.topics import Bindings, bindings
+from tidemill.brokers.generic.topics import Bindings, bindings, check_topic
 from tidemill.client.arguments import TEXT_OF_BODY, pack_checked_call, summary
 from tidemill.client.call import Call
 from tidemill.client.context import is_importing
@@ -30,7 +30,6 @@ from tidemill.client.events import headers_of
 from tidemill.client.job_handle import UNCOMMITTED, Job
 from tidemill.client.options import PUBLISH_OPTIONS, Options
 from tidemill.client.task import warn_if_local
-from tidemill.core.backoff import MESSAGE
 from tidemill.core.clock import clock, new_id
 from tidemill.core.codec import pack, pack_pickle, pack_pickle_call, pack_plain_call, sign
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
@@ -39,8 +38,8 @@ from tidemill.core.envelope import Envelope, Links
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Put
 from tidemill.core.locks import Lock
+from tidemill.core.retry import MESSAGE
 from tidemill.core.signals import SignalsDeferred
-from tidemill.core.topics import check_topic
 from tidemill.errors import InvalidOption, TidemillError, Unroutable
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tidemill.brokers.generic.purges import (
     purge,
     restore,
 )
-from tidemill.brokers.generic.topics import unbind_all
+from tidemill.brokers.generic.topics import check_pattern, unbind_all
 from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.display import html_table, plot, queue_facts
 from tidemill.client.history import History, QueueNumbers
@@ -26,7 +26,6 @@ from tidemill.client.job_handle import Job
 from tidemill.client.messages import Message
 from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.threads import in_thread
-from tidemill.core.backoff import MESSAGE
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.config import (
     Seconds,
@@ -37,8 +36,8 @@ from tidemill.core.config import (
 )
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
+from tidemill.core.retry import MESSAGE
 from tidemill.core.suggest import hint
-from tidemill.core.topics import check_pattern
 from tidemill.errors import InvalidOption, QueueFull, TidemillError
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
 

@@ -6,8 +6,8 @@ import re
 
 import msgspec
 
+from tidemill.core.envelope import priority_of
 from tidemill.core.job import Attempt, Outcome, Record, State
-from tidemill.core.priority import priority_of
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ import msgspec
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import new_id
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner
 from tidemill.core.suggest import hint
 from tidemill.errors import InvalidOption, TidemillError
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.core.backoff import RetryPolicy
+from tidemill.core.envelope import rank_of
 from tidemill.core.job import Conflict
-from tidemill.core.priority import rank_of
-from tidemill.core.retry import Retries
+from tidemill.core.retry import Retries, RetryPolicy
 from tidemill.core.suggest import did_you_mean, hint, our_option
 from tidemill.errors import InvalidOption
 

@@ -1,15 +1,33 @@
-"""The envelope of a job, as its producer wrote it. Only a move to another queue changes it."""
+"""The envelope of a job, as its producer wrote it. Only a move to another queue changes it.
+
+Priorities are -100 to 100, higher first. An envelope has a rank, lower first.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from tidemill.core.backoff import RetryPolicy
-from tidemill.core.limit_settings import JobLimit
-from tidemill.core.priority import MIDDLE_RANK
+from tidemill.core.retry import RetryPolicy
 
 RESULT_NOT_KEPT = msgspec.msgpack.encode(msgspec.msgpack.Ext(13, b""))
 """This replaces the result of a succeeded job when the store has no room for the result."""
+
+
+# Ranks are 0 to 4,294,967,295, lower first, like the priorities of beanstalkd. Our priority 0 is
+# rank 1024, the usual priority in beanstalkd. So tasks and beanstalk jobs can share a queue.
+MIDDLE_RANK = 1024
+_STEP = 10
+
+
+def rank_of(priority: float) -> int:
+    """The stored rank (unsigned 32-bit, lower first) of a priority of -100 to 100."""
+    return round(MIDDLE_RANK - priority * _STEP)
+
+
+def priority_of(rank: int) -> float:
+    """The priority of a rank; an int if it is whole."""
+    value = (MIDDLE_RANK - rank) / _STEP
+    return int(value) if value == int(value) else value
 
 
 class Links(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -65,6 +83,56 @@ class Unique(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     period: float = 0.0
     max_wait: float = 0.0
+
+
+MICROSECONDS = 1_000_000
+
+
+class LimitSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The settings of a limit. None means no limit of that kind.
+
+    Users write rates, windows and breakers as text (:mod:`tidemill.limits.declare`). The numbers
+    are explained in :mod:`tidemill.limits.arithmetic`.
+
+    Attributes:
+        rate: (jobs, seconds): the bucket gets ``jobs`` tokens in ``seconds``. A job takes as many
+            tokens as its cost. With a rate of 0 jobs, no job starts.
+        burst: the most tokens in the bucket.
+        window: (jobs, seconds): within any span of ``seconds`` at most ``jobs`` jobs start.
+        concurrency: the most jobs that run at a time.
+        breaker: (failures, seconds): after ``failures`` failed attempts in a row, no job starts for
+            ``seconds``. Then jobs run one at a time until a job succeeds. After n failed attempts
+            in a row, at most ``failures`` - n jobs run at a time.
+    """
+
+    rate: tuple[float, float] | None = None
+    burst: float = 1.0
+    window: tuple[float, float] | None = None
+    concurrency: int | None = None
+    breaker: tuple[int, float] | None = None
+
+    @property
+    def every(self) -> float:
+        """Microseconds from one token to the next; 0 when the bucket gets no tokens."""
+        return self.rate[1] * MICROSECONDS / self.rate[0] if self.rate and self.rate[0] else 0.0
+
+
+class JobLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The limit of a job, as its envelope has it.
+
+    Attributes:
+        name: the name of the limit.
+        key: the partition, such as a customer. Each key has its own count against the limit, and
+            keys take turns. Empty for a limit that all jobs share.
+        cost: the tokens that the job takes.
+        terms: the settings that its producer declares. They apply until a producer declares other
+            settings. Settings that a person sets by hand take precedence and stay.
+    """
+
+    name: str
+    key: str = ""
+    cost: float = 1.0
+    terms: LimitSettings = LimitSettings()
 
 
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):

@@ -20,10 +20,9 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.backoff import backoff
 from tidemill.core.codec import unpack
-from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.priority import priority_of
+from tidemill.core.envelope import Envelope, decode_envelope, priority_of
+from tidemill.core.retry import backoff
 from tidemill.errors import InvalidOption
 
 
@@ -73,6 +72,27 @@ NOT_STARTED = "cancelled before it started"
 WHILE_RUNNING = "cancelled while it was running"
 CANCEL_ASKED = {False: "cancel was asked for", True: "cancel was asked for, at once"}
 """The line in the history of a cancelled job, with the value of ``terminate`` as the key."""
+
+_PURGED = "purged, in purge "
+"""The beginning of the error with which a purge cancels the jobs that it keeps.
+
+A restore brings back the jobs whose error names the purge. Lua and SQL files contain the text, too.
+"""
+
+
+def purged(purge_id: str) -> str:
+    """The error of a purged job."""
+    return f"{_PURGED}{purge_id}"
+
+
+def is_purged(error: str) -> bool:
+    """True for the error of a job of any purge."""
+    return error.startswith(_PURGED)
+
+
+def is_of_purge(error: str, purge_id: str) -> bool:
+    """True for the error of a job of this purge."""
+    return error == purged(purge_id)
 
 
 def altered_text(rank: int | None, queue: str | None) -> str:
@@ -446,3 +466,46 @@ class Record(msgspec.Struct, kw_only=True):
             "error": attempt.error or None,
             "traceback": attempt.traceback or None,
         }
+
+
+class Command(msgspec.Struct, array_like=True, gc=False):
+    """A command to an owner: ``cancel`` or ``terminate`` a lease, ``quiet``, ``stop``.
+
+    ``outgrown WHY`` beside ``quiet`` tells a worker that the store or its job server has another
+    version, and no longer serves this one.
+
+    ``dump ID`` and ``profile ID SECONDS HERTZ`` ask a worker for a report. The worker writes the
+    report into the history of the store (:mod:`tidemill.client.worker_reports`).
+
+    ``lost`` tells the owner that the broker counts it as dead. Other owners may have its leases
+    now. The owner gets no new lease before it attaches again.
+    """
+
+    verb: str
+    token: int = 0
+
+
+class Owner(msgspec.Struct, kw_only=True):
+    """A worker or a consumer of messages, as the broker knows it.
+
+    A remote owner (:mod:`tidemill.brokers.contract.remote_owners`) has a ``lease``. After this many
+    seconds without a call, the broker counts the owner as dead. An owner without a ``lease`` lives
+    as long as its process. ``serial`` is the number of the owner's last step before it attached
+    again; the broker refuses older steps. ``version`` is the version of tidemill that a worker
+    runs; it is empty for consumers. ``ahead`` is the seconds by which the clock of a
+    worker's machine was ahead of the store's clock when the worker began.
+    """
+
+    id: str
+    kind: str = "worker"
+    name: str = ""
+    host: str = ""
+    pid: int = 0
+    started: float = 0.0
+    queues: tuple[str, ...] = ()
+    concurrency: int = 0
+    board: str = ""
+    lease: float = 0.0
+    serial: int = 0
+    version: str = ""
+    ahead: float = 0.0

@@ -35,7 +35,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tidemill.core.files import Folder, create_file
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
 _OWNER = struct.Struct("=32s")

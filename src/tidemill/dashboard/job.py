@@ -22,10 +22,8 @@ from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call, unpack
 from tidemill.core.config import check_name
-from tidemill.core.envelope import Envelope, Ref
-from tidemill.core.job import GROUP, Placed, Record, State
-from tidemill.core.owner import Owner
-from tidemill.core.priority import priority_of, rank_of
+from tidemill.core.envelope import Envelope, Ref, priority_of, rank_of
+from tidemill.core.job import GROUP, Owner, Placed, Record, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.job_search import Listed
 from tidemill.dashboard.jobs import ACTIONS, act, alter_form, target_of

@@ -17,8 +17,8 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
+from tidemill.core.envelope import priority_of
 from tidemill.core.job import WAITING_STATES, Record, State
-from tidemill.core.priority import priority_of
 from tidemill.dashboard.http import LongResponse, Request
 from tidemill.dashboard.job_search import (
     FIELDS,

@@ -18,7 +18,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.dashboard.routes import Routes
 from tidemill.errors import TidemillError
 

@@ -15,7 +15,7 @@ from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
 from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNumbers, latest_of
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.dashboard import bulk
 from tidemill.dashboard.overview import has_tasks, worker_command
 from tidemill.dashboard.page import NotFound, Page

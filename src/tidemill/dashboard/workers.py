@@ -15,8 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.worker_reports import ask_worker, flame_graph
 from tidemill.core.clock import clock
-from tidemill.core.job import Record
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner, Record
 from tidemill.core.scoreboard import read_runs
 from tidemill.dashboard.overview import worker_command
 from tidemill.dashboard.page import NotFound, Page

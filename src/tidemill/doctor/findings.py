@@ -16,8 +16,7 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.explain import serving
 from tidemill.client.search import users_queues
-from tidemill.core.job import State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State
 from tidemill.doctor.held import Held, held_jobs
 from tidemill.limits.arithmetic import LimitStats
 

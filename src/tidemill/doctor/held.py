@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tidemill.brokers.contract.inspection import Filter, Inspection, Page, QueueStats
-from tidemill.core.job import Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 
 MOST = 1000

@@ -9,8 +9,7 @@ from typing import Any
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import clock_ahead
 from tidemill.core.clock import clock
-from tidemill.core.job import FINISHED, Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import FINISHED, Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import count, running_in_words

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.envelope import LimitSettings
 
 NEVER = 2**63 - 1
 """Stands for no known time: the limit opens when a job ends or the limit's settings change."""

@@ -20,7 +20,7 @@ from tidemill.core.config import (
     check_name,
     check_seconds,
 )
-from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import LimitStats
 

@@ -30,8 +30,7 @@ from tidemill.brokers.contract.early_leases import EarlyLeases
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
-from tidemill.core.job import Lease, Note, Outcome, Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Lease, Note, Outcome, Owner, Verdict
 from tidemill.core.verdicts import given_back
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.core.job import Note, Outcome, Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Note, Outcome, Owner, Verdict
 from tidemill.server.deadlines import Deadlines
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher, PendingVerdict
 from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter

@@ -27,7 +27,7 @@ from tidemill.brokers.contract.history_rows import (
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
 PAGE = 500

@@ -21,9 +21,8 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.topics import bindings
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, LimitSettings
 from tidemill.core.job import Record, State
-from tidemill.core.limit_settings import LimitSettings
 from tidemill.errors import InvalidOption
 from tidemill.transfer.progress import Moved
 

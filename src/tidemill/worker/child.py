@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.worker_reports import Answer, Question, question_of
 from tidemill.core.clock import clock
-from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
+from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.locks import Stopping
-from tidemill.core.owner import Command
 from tidemill.core.retry import JobTerminated
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker import verdicts

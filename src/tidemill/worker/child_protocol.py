@@ -21,8 +21,7 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.client.worker_reports import Answer
-from tidemill.core.job import Lease, Note, Verdict
-from tidemill.core.owner import Command
+from tidemill.core.job import Command, Lease, Note, Verdict
 from tidemill.worker.settings import Waits
 
 _LENGTH = struct.Struct("=I")

@@ -14,11 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tidemill.brokers.contract.history_rows import HistoryRow, join_name, split_name
-from tidemill.core.envelope import Envelope
-from tidemill.core.fingerprint import FailureSample, failure_of
-from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.core.rollup import (
+from tidemill.brokers.contract.history_rows import (
     BUCKETS,
     CANCELLED,
     FAILED,
@@ -30,8 +26,14 @@ from tidemill.core.rollup import (
     WAIT_SUM,
     WAITS,
     WIDTH,
+    HistoryRow,
     bucket_of,
+    join_name,
+    split_name,
 )
+from tidemill.core.envelope import Envelope
+from tidemill.core.fingerprint import FailureSample, failure_of
+from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.core.verdicts import outcome_of
 
 Concluded = tuple[Verdict, Lease | None, Envelope | None]

@@ -20,8 +20,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.envelope import RESULT_NOT_KEPT
-from tidemill.core.job import Lease, Note, Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Note, Outcome, Owner, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
 from tidemill.worker.child_protocol import Hello, latest_notes
 from tidemill.worker.parts import Part

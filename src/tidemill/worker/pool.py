@@ -16,8 +16,7 @@ from tidemill.brokers.contract.exchange import Mode
 from tidemill.client.worker_reports import Question
 from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
-from tidemill.core.job import Note, Outcome, Verdict
-from tidemill.core.owner import Command
+from tidemill.core.job import Command, Note, Outcome, Verdict
 from tidemill.core.verdicts import is_given_back
 from tidemill.worker.child_protocol import Closed, Hello, Setup, Up, add_notes
 from tidemill.worker.dispatch import Dispatch

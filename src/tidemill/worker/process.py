@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.clock import clock
-from tidemill.core.job import NOT_STARTED, Lease, Note, Outcome, Verdict
-from tidemill.core.owner import Command
+from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.core.scoreboard import Running, Scoreboard
 from tidemill.worker.child import GAVE_UP
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up

@@ -34,10 +34,10 @@ from tidemill.brokers.contract.exchange import Reply
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.store import Store, clock_ahead
 from tidemill.client.worker_reports import question_of
+from tidemill.core import __version__
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.owner import Command, Owner
-from tidemill.core.version import __version__
+from tidemill.core.job import Command, Owner
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
-from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
@@ -26,6 +25,7 @@ from tidemill.core.retry import (
     Skip,
     Snooze,
     WorkerStopping,
+    backoff,
     is_one_of,
 )
 from tidemill.errors import JobCancelled

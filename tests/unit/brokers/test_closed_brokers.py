@@ -14,10 +14,10 @@ from servers import new_store
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
+from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
-from tidemill.core.wake_pipe import WakePipe
+from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday("redis", "postgresql", "rabbitmq")
 

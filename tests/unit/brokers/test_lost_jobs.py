@@ -31,7 +31,7 @@ WORKER = """
 import socket, sys
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 broker = open_broker(sys.argv[1])
 broker.attach(Owner(id="w", kind="worker", name="w", host=socket.gethostname()))

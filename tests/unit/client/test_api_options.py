@@ -15,8 +15,8 @@ from tidemill import InvalidOption, Key, Retries, Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.client import options
 from tidemill.client.task import task_name
-from tidemill.core.backoff import RetryPolicy
 from tidemill.core.job import Conflict
+from tidemill.core.retry import RetryPolicy
 from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
 from tidemill.typing import CallOptions, PutOptions, TaskOptions

@@ -12,8 +12,7 @@ from tidemill import Limit, Retries, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.client import explain
 from tidemill.client.explain import explain_in
-from tidemill.core.job import Lease, Note, Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Note, Outcome, Owner, Verdict
 from tidemill.core.scoreboard import Scoreboard
 
 CLOCK = r"\d\d:\d\d:\d\d"

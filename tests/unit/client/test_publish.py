@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidemill import InvalidOption, Tidemill, TidemillError
-from tidemill.core.topics import matches
+from tidemill.brokers.generic.topics import matches
 from tidemill.errors import FeatureMissing, Unroutable
 
 MillMaker = Callable[..., Tidemill]

@@ -14,11 +14,21 @@ from moved_clock import MovedClock
 
 from tidemill import InvalidOption, Tidemill
 from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, join_name
+from tidemill.brokers.contract.history_rows import (
+    ALWAYS,
+    HOUR,
+    MINUTE,
+    RUN_SUM,
+    RUNS,
+    SUCCEEDED,
+    WIDTH,
+    HistoryRow,
+    bucket_of,
+    join_name,
+)
 from tidemill.brokers.memory.broker import MemoryBroker
 from tidemill.client.history import QueueNumbers, QueueSnapshots
 from tidemill.core.fingerprint import FailureSample
-from tidemill.core.rollup import RUN_SUM, RUNS, SUCCEEDED, WIDTH, bucket_of
 from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all
 

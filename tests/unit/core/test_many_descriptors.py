@@ -16,7 +16,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday("redis", "postgresql")
 

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.backoff import ENDLESS, RetryPolicy, backoff
-from tidemill.core.retry import JobTerminated, JobTimeout, Retry, Snooze
+from tidemill.core.retry import (
+    ENDLESS,
+    JobTerminated,
+    JobTimeout,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    backoff,
+)
 from tidemill.errors import InvalidOption
 
 

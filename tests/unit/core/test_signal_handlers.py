@@ -17,7 +17,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday
 

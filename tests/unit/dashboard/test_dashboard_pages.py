@@ -14,11 +14,19 @@ from dashboard_desk import Visitor, read, words
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
+from tidemill.brokers.contract.history_rows import (
+    FAILED,
+    MINUTE,
+    RUNS,
+    SUCCEEDED,
+    WAITS,
+    WIDTH,
+    HistoryRow,
+    bucket_of,
+    join_name,
+)
 from tidemill.client.worker_reports import Answer, Report
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Command, Owner
-from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WAITS, WIDTH, bucket_of
+from tidemill.core.job import Command, Outcome, Owner, Verdict
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.look import Looks
 from tidemill.dashboard.page import jobs_query

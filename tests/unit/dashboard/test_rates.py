@@ -15,8 +15,7 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.cli import main
 from tidemill.client.history import QueueSnapshots
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.testing import run_all
 
 NOW = 1_000_000 * 3600 + 30 * 60.0

@@ -13,12 +13,18 @@ from dashboard_desk import Visitor, read, words
 from tidemill import Fail, Limit, Tidemill, chain, group
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
-from tidemill.brokers.contract.history_rows import MINUTE, HistoryRow, join_name
+from tidemill.brokers.contract.history_rows import (
+    FAILED,
+    MINUTE,
+    RUNS,
+    SUCCEEDED,
+    WIDTH,
+    HistoryRow,
+    join_name,
+)
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import Deploy
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
-from tidemill.core.rollup import FAILED, RUNS, SUCCEEDED, WIDTH
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.dashboard.roles import Role, User
 from tidemill.testing import run_all
 

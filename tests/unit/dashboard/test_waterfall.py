@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tidemill.client.trail import trail_of
-from tidemill.core.envelope import Envelope, Links
+from tidemill.core.envelope import Envelope, JobLimit, Links
 from tidemill.core.job import CANCEL_ASKED, Attempt, Outcome, Record, RunOn, State
-from tidemill.core.limit_settings import JobLimit
 from tidemill.dashboard.waterfall import WIDTH, Cause, Known, bars_of, spans_of
 
 T = 1_800_000_000.0

@@ -20,8 +20,7 @@ from tidemill.cli import main
 from tidemill.cli.top.snapshot import Meter, take
 from tidemill.cli.top.view import headline
 from tidemill.client.explain import explain_in
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.core.verdicts import given_back
 from tidemill.doctor import queues
 from tidemill.doctor.examine import examine, problems

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.envelope import LimitSettings
 from tidemill.limits.arithmetic import (
     NEVER,
     Limiter,

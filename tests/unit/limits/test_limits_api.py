@@ -10,7 +10,7 @@ import pytest
 
 from tidemill import Breaker, InvalidOption, Limit, Tidemill, chain
 from tidemill.client.explain import explain_in
-from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import rate_text, terms_text
 

@@ -12,7 +12,7 @@ from firing_desk import NOON, Desk
 from tidemill import Schedule, When
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import Change
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import StoreFull
 from tidemill.worker.scheduling import Scheduling
 

@@ -20,8 +20,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.core.clock import new_id
 from tidemill.core.commit_delay import CommitDelay
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.errors import BrokerUnavailable
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import PendingCommit, ReservedJob

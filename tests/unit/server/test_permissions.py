@@ -15,8 +15,8 @@ from tidemill.brokers.contract.rpc import Role
 from tidemill.brokers.contract.schedules import DECLARATION, Change
 from tidemill.brokers.memory import MemoryBroker
 from tidemill.core.clock import new_id
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Command, Owner
+from tidemill.core.envelope import LimitSettings
+from tidemill.core.job import Command, Owner
 from tidemill.schedules import record as kept
 from tidemill.server.http.receipts import new_owner_id
 from tidemill.server.http.rpc_checks import needed

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tidemill.brokers.contract.store import Store
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.server.http.remote_owners import GRACE, LAPSE, Presence
 
 

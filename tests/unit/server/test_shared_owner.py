@@ -16,8 +16,7 @@ from in_loop import in_loop
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.core.clock import new_id
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.errors import BrokerUnavailable
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher
 from tidemill.server.shared_owner import SharedOwner

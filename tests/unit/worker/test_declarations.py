@@ -10,7 +10,7 @@ from moved_clock import MovedClock
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.contract.schedules import DECLARATION, Schedule
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import StoreFull
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import KEEP, RENEW, WITHOUT_ROOM, TaskDeclarations

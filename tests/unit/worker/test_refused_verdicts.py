@@ -9,8 +9,7 @@ from lmdb_desk import job
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.core.job import Lease, Note, Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Note, Outcome, Owner, State, Verdict
 from tidemill.errors import StoreFull
 from tidemill.worker.owner_loop import RefusedVerdicts
 

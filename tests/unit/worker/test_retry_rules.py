@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tidemill import Fail, InvalidOption, Job, Retries, Retry, State, Tidemill
-from tidemill.core.backoff import RetryPolicy
 from tidemill.core.envelope import decode_envelope, encode_envelope
+from tidemill.core.retry import RetryPolicy
 from tidemill.testing import run_all
 
 

@@ -12,24 +12,27 @@ from moved_clock import MovedClock
 
 from tidemill import State, Tidemill
 from tidemill.brokers.contract.exchange import Reply
-from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, MINUTE, HistoryRow, split_name
-from tidemill.core.backoff import RetryPolicy
-from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.fingerprint import OTHER, FailureSample
-from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.core.retry import Fail, Snooze
-from tidemill.core.rollup import (
+from tidemill.brokers.contract.history_rows import (
+    ALWAYS,
     CANCELLED,
     FAILED,
     GIVEN_BACK,
+    HOUR,
+    MINUTE,
     RETRIED,
     RUN_SUM,
     RUNS,
     SUCCEEDED,
     WAIT_SUM,
     WAITS,
+    HistoryRow,
+    split_name,
 )
+from tidemill.core.clock import clock
+from tidemill.core.envelope import Envelope, encode_envelope
+from tidemill.core.fingerprint import OTHER, FailureSample
+from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.retry import Fail, RetryPolicy, Snooze
 from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.testing import run_all, worker
 from tidemill.worker.counting import Concluded, Counting

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from tidemill.core.owner import Command
+from tidemill.core.job import Command
 
 
 class Admin(Protocol):
@@ -24,7 +24,7 @@ class Admin(Protocol):
         has finished or does not exist.
 
         With ``purge``, the id of a purge, a running job is refused, too. The error of the cancelled
-        jobs is :func:`tidemill.core.purge_mark.purged`. They count as purged, not as cancelled, and
+        jobs is :func:`tidemill.core.job.purged`. They count as purged, not as cancelled, and
         are kept as long as failed jobs.
 
         Raises:

@@ -39,8 +39,7 @@ from typing import Any, Protocol
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Put
 
 KEEP_ATTEMPTS = 20
 """The number of latest attempts in a job's history. The counter of attempts counts them all."""

@@ -9,8 +9,7 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.schedules import Schedule
-from tidemill.core.job import Lease, Note, Verdict
-from tidemill.core.owner import Command
+from tidemill.core.job import Command, Lease, Note, Verdict
 from tidemill.errors import InvalidOption, TidemillError
 
 MAX_NONCE = 100

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.core.job import Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record, State
 from tidemill.errors import InvalidOption
 
 _UNKNOWN = frozenset(

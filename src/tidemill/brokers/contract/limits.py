@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature, need
-from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
 

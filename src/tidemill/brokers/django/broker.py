@@ -55,10 +55,8 @@ from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.core.clock import id_time
 from tidemill.core.config import Url
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put, Record
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Command
+from tidemill.core.envelope import Envelope, LimitSettings
+from tidemill.core.job import Command, Put, Record
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.limits.arithmetic import LimitStats
 

@@ -15,8 +15,7 @@ from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.rules import claim as rules
 from tidemill.brokers.rules import limits as limit_rules
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Ready, ReadyList
-from tidemill.core.job import Lease
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Owner
 
 # SQLite takes a partial index only if its condition, ``state <= 3``, is repeated.
 _QUEUES = """

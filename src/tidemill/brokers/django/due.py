@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.rows import IN_FLOW
 from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.workflows import is_needed
-from tidemill.core.retention import Retention
 
 PIECE = 500
 """The most jobs of one piece."""

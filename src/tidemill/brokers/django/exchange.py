@@ -20,8 +20,7 @@ from tidemill.brokers.django.tables import Rows, select_in
 from tidemill.brokers.rules.settle import note, settle, touch
 from tidemill.brokers.rules.workflows import inputs_of
 from tidemill.core.envelope import encode_envelope
-from tidemill.core.job import Lease
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Lease, Owner
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(list[Command])

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.django.limits import Limits, Partitions
 from tidemill.brokers.django.rows import (
@@ -30,7 +31,6 @@ from tidemill.brokers.rules import workflows
 from tidemill.brokers.rules.transitions import Item, Jobs, ready_list_of
 from tidemill.core.envelope import encode_envelope
 from tidemill.core.job import RunOn, State
-from tidemill.core.retention import Retention
 
 
 class Facts(msgspec.Struct):

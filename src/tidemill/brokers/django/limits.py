@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules.transitions import Limit, Partition
-from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.envelope import LimitSettings
 from tidemill.limits.arithmetic import Limiter
 
 

@@ -28,7 +28,7 @@ from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.core.signals import restart_on_signal
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -9,8 +9,7 @@ import msgspec
 
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item
 from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.job import Attempt, State
-from tidemill.core.purge_mark import is_purged
+from tidemill.core.job import Attempt, State, is_purged
 
 STATES = tuple(State)
 """The states by their number in the table."""

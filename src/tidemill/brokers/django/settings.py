@@ -7,8 +7,8 @@ import re
 
 import msgspec
 
+from tidemill.brokers.contract.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.errors import InvalidOption
 
 _OURS = (*KEEP_OPTIONS, "owner_lease", "patience", "poll", "settings")

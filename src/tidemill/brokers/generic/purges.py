@@ -1,6 +1,6 @@
 """Purging queues, and bringing back the jobs of a purge.
 
-A purge cancels its jobs with an error that names the purge (:mod:`tidemill.core.purge_mark`). A
+A purge cancels its jobs with an error that names the purge (:mod:`tidemill.core.job`). A
 restore finds these jobs by their error and retries them. A note in the store lists the purge. The
 note is written before the first job is purged. So the jobs of a purge whose process was killed can
 be restored, too.
@@ -24,8 +24,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.crash_points import point
-from tidemill.core.job import WAITING_STATES, Record, State
-from tidemill.core.purge_mark import is_of_purge
+from tidemill.core.job import WAITING_STATES, Record, State, is_of_purge
 from tidemill.errors import InvalidOption, StoreFull, TidemillError
 
 log = logging.getLogger("tidemill")

@@ -15,8 +15,8 @@ import urllib.parse
 
 import msgspec
 
+from tidemill.brokers.contract.retention import number_option
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import number_option
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
 TOKEN = "TIDEMILL_TOKEN"

@@ -30,8 +30,7 @@ from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put, Record
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Put, Record
 from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
 
 _NOT_HERE = {Feature.TRANSACTIONS, Feature.REMOTE_OWNERS, Feature.NAMED}

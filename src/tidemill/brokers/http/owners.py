@@ -25,8 +25,8 @@ from tidemill.brokers.http.errors import OtherVersion, ServerAway
 from tidemill.brokers.http.presence import Presence
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
-from tidemill.core.owner import Owner
-from tidemill.core.wake_pipe import WakePipe, readable
+from tidemill.brokers.shared.wake_pipe import WakePipe, readable
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable, TidemillError
 
 _GRACE = 5.0

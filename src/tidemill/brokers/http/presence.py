@@ -13,8 +13,8 @@ import time
 from tidemill.brokers.contract.rpc import CALLS, LONGEST
 from tidemill.brokers.http.connections import STEP_TIMEOUT, Server, ServerConnection
 from tidemill.brokers.http.response import Response
+from tidemill.brokers.shared.wake_pipe import WakePipe, readable
 from tidemill.core.locks import Lock
-from tidemill.core.wake_pipe import WakePipe, readable
 from tidemill.errors import TidemillError
 
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0

@@ -33,11 +33,8 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.settle import drop_lease, log
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.envelope import decode_envelope
-from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Lease, altered_text
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Command
-from tidemill.core.purge_mark import purged
+from tidemill.core.envelope import LimitSettings, decode_envelope
+from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Command, Lease, altered_text, purged
 
 _PURGED_ROOM = 400
 """Bytes that a purge may add to each job: its error, and its entry in the table of pruning."""

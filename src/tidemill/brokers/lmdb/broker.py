@@ -25,6 +25,7 @@ from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.parked_waits import Parked, sleep
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.contract.schedules import Change, Changed, Schedules
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.lmdb import admin, transfer
@@ -49,9 +50,7 @@ from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Put, Record
-from tidemill.core.owner import Owner
-from tidemill.core.retention import Retention
+from tidemill.core.job import Lease, Owner, Put, Record
 from tidemill.errors import BrokerUnavailable, TidemillError
 
 _PRUNE_MOST = 2000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from tidemill.brokers.contract.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.environment import check_prefix
 from tidemill.brokers.lmdb.engine.group_commit import PATIENCE
 from tidemill.brokers.lmdb.engine.store import MAP_SIZE, PREFIX, open_store
 from tidemill.core.config import Url, check_known, storable
-from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
 

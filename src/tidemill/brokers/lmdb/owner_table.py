@@ -8,7 +8,7 @@ import msgspec
 from tidemill.brokers.lmdb.layout import NUMBER, Tables
 from tidemill.brokers.lmdb.record import encode
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner
 
 _OWNER = msgspec.msgpack.Decoder(Owner)
 _COMMAND = msgspec.msgpack.Decoder(Command)

@@ -23,7 +23,7 @@ from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.files import Folder
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.core.scoreboard import sweep_scoreboards
 from tidemill.errors import BrokerUnavailable
 

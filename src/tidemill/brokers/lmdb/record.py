@@ -14,10 +14,8 @@ import msgspec
 
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import LOST, READY_KEY
-from tidemill.core.envelope import Envelope, decode_envelope
-from tidemill.core.job import Attempt, State
-from tidemill.core.limit_settings import JobLimit
-from tidemill.core.purge_mark import is_purged
+from tidemill.core.envelope import Envelope, JobLimit, decode_envelope
+from tidemill.core.job import Attempt, State, is_purged
 
 STATES = tuple(State)
 WAITING, SCHEDULED, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = range(len(STATES))

@@ -20,8 +20,7 @@ from tidemill.brokers.lmdb.owner_table import owner_rows
 from tidemill.brokers.lmdb.put.workflows import inputs_of
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.job import Lease
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Lease, Owner
 
 _OWNERS = b"o"
 

@@ -40,7 +40,6 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.reply_cache import forget_last_reply
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
-from tidemill.core.backoff import BY_POLICY
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope
 from tidemill.core.job import (
     CONSUMER_DIED,
@@ -50,12 +49,13 @@ from tidemill.core.job import (
     Attempt,
     Note,
     Outcome,
+    Owner,
     Verdict,
     delay_of,
     run_of,
     was_held,
 )
-from tidemill.core.owner import Owner
+from tidemill.core.retry import BY_POLICY
 from tidemill.errors import StoreFull
 
 _END: dict[int, int] = {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import lmdb
 import msgspec
 
+from tidemill.brokers.contract.dependencies import was_dropped
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb.engine.store import Store
@@ -32,7 +33,6 @@ from tidemill.brokers.lmdb.record import (
 )
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.clock import new_id
-from tidemill.core.dependencies import was_dropped
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Record
 from tidemill.errors import StoreMoved

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import lmdb
 
 from tidemill.brokers.contract.history_rows import HistoryRow
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.lmdb.claim.limits import Limiters, Partitions
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import (
@@ -59,8 +60,7 @@ from tidemill.brokers.lmdb.record import (
     result_ttl_of,
 )
 from tidemill.brokers.shared.lost_jobs import LostJob
-from tidemill.core.limit_settings import JobLimit
-from tidemill.core.retention import Retention
+from tidemill.core.envelope import JobLimit
 
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.owners import LocalOwner

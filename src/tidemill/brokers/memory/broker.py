@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, lost
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.memory.calls import Admin, Limits, Schedules, Transfer
 from tidemill.brokers.memory.history import History, add_history, prune_history
 from tidemill.brokers.memory.inspect import Inspection
@@ -24,14 +25,12 @@ from tidemill.brokers.rules.settle import note, release_owner, settle, touch
 from tidemill.brokers.rules.transitions import Jobs, store_moved
 from tidemill.brokers.rules.workflows import ended
 from tidemill.brokers.shared.remote_owners import Silence
+from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put, Record
+from tidemill.core.job import Command, Owner, Put, Record
 from tidemill.core.locks import Condition
-from tidemill.core.owner import Command, Owner
-from tidemill.core.retention import Retention
-from tidemill.core.wake_pipe import WakePipe
 from tidemill.errors import TidemillError
 
 

@@ -12,10 +12,9 @@ from tidemill.brokers.rules import admin, limits, transfer
 from tidemill.brokers.rules.due import come_due
 from tidemill.brokers.rules.schedules import ScheduleTable
 from tidemill.brokers.rules.transitions import Jobs
-from tidemill.core.job import Record
-from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.envelope import LimitSettings
+from tidemill.core.job import Command, Owner, Record
 from tidemill.core.locks import Condition
-from tidemill.core.owner import Command, Owner
 from tidemill.limits.arithmetic import Held, LimitStats
 
 

@@ -12,8 +12,7 @@ from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, match
 from tidemill.brokers.memory.calls import Part
 from tidemill.brokers.rules.transitions import Item, Jobs, ready_list_of
 from tidemill.core.clock import id_time
-from tidemill.core.job import Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record, State
 
 
 def get(jobs: Jobs, job_id: str) -> Record | None:

@@ -10,8 +10,7 @@ from tidemill.brokers.rules.admin import retry
 from tidemill.brokers.rules.claim import start_lease
 from tidemill.brokers.rules.due import come_due
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Jobs
-from tidemill.core.job import Lease, Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Owner, Record, State
 
 
 def lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:

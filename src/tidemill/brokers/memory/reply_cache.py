@@ -7,8 +7,7 @@ import msgspec
 from tidemill.brokers.contract.exchange import Reply, Step, late
 from tidemill.brokers.rules.transitions import Jobs
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.job import Put
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Put
 
 _KEEP = 600.0  # seconds
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tidemill.brokers.contract.retention import KEEP_OPTIONS, Retention
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import KEEP_OPTIONS, Retention
 
 
 def check_url(url: Url) -> Retention:

@@ -41,9 +41,7 @@ from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.core.clock import clock, id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Put, Record, altered_text
-from tidemill.core.owner import Command
-from tidemill.core.purge_mark import purged
+from tidemill.core.job import Command, Lease, Put, Record, altered_text, purged
 from tidemill.errors import FeatureMissing, TidemillError
 
 _PRUNE_MOST = 2000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from tidemill.core.dependencies import not_waiting
+from tidemill.brokers.contract.dependencies import not_waiting
 from tidemill.errors import (
     BrokerUnavailable,
     DuplicateJob,

@@ -15,8 +15,7 @@ from tidemill.brokers.postgres.history import pack_history
 from tidemill.brokers.postgres.put import pack_jobs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.timed_connection import Connection
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner, Verdict
 from tidemill.errors import StoreMoved
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.brokers.postgres.statements import Session
-from tidemill.core.limit_settings import JobLimit, LimitSettings
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
 _CUT = "\x1f"

@@ -12,7 +12,7 @@ from tidemill.brokers.postgres.exchange import send
 from tidemill.brokers.postgres.handoff import HandOff
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.owners import Ended
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session

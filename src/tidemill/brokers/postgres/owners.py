@@ -22,8 +22,7 @@ from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
 from tidemill.brokers.shared.owners import Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
-from tidemill.core.job import Record
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session

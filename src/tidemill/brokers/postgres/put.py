@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from msgspec.msgpack import encode
 
+from tidemill.brokers.contract.dependencies import check_links
 from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.postgres.caller_transaction import open_transaction, run_inside
 from tidemill.brokers.postgres.connections import ServerConnection
@@ -18,10 +19,9 @@ from tidemill.brokers.postgres.encoding import blobs, clean, ints, json, texts
 from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
 from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.timed_connection import Connection
-from tidemill.core.backoff import MESSAGE, RetryPolicy
-from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, Links, encode_envelope
 from tidemill.core.job import Placed, Put
+from tidemill.core.retry import MESSAGE, RetryPolicy
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 if TYPE_CHECKING:

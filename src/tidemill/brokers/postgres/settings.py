@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tidemill.brokers.contract.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import KEEP_OPTIONS, Retention, number_option
 from tidemill.errors import InvalidOption
 
 _OURS = (*KEEP_OPTIONS, "direct", "migrate", "owner_lease", "patience", "pool", "schema")

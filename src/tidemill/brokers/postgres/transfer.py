@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.contract.dependencies import was_dropped
 from tidemill.brokers.contract.schedules import Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, json, texts
@@ -14,10 +15,8 @@ from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.put import backoff_of, body_of
 from tidemill.brokers.postgres.statements import Session
 from tidemill.core.clock import new_id
-from tidemill.core.dependencies import was_dropped
-from tidemill.core.envelope import Links, encode_envelope
+from tidemill.core.envelope import JobLimit, Links, encode_envelope
 from tidemill.core.job import Record, State
-from tidemill.core.limit_settings import JobLimit
 
 _STATES = list(State)
 

@@ -17,8 +17,8 @@ import psycopg
 
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import Connection, connect, leave_to_parent
+from tidemill.brokers.shared.wake_pipe import WakePipe, readable
 from tidemill.core.locks import LongLock
-from tidemill.core.wake_pipe import WakePipe, readable
 from tidemill.errors import BrokerUnavailable
 
 _LOG = logging.getLogger("tidemill.postgres")

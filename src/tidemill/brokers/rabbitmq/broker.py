@@ -38,9 +38,8 @@ from tidemill.core.clock import clock
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
 from tidemill.core.forks import check_fork
-from tidemill.core.job import Placed, Put, State
+from tidemill.core.job import Owner, Placed, Put, State
 from tidemill.core.locks import Lock
-from tidemill.core.owner import Owner
 from tidemill.errors import TidemillError
 
 _PUBLISHERS_BEAT = 600

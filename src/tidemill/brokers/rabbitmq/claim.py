@@ -30,9 +30,8 @@ from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
 from tidemill.brokers.rabbitmq.settle import Settlement, goes_back
 from tidemill.brokers.rabbitmq.wakeup import WakeUp
 from tidemill.core.clock import clock
-from tidemill.core.job import Lease, Outcome, Verdict
+from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import Event, RLock
-from tidemill.core.owner import Owner
 from tidemill.core.signals import SignalsDeferred, raised_by_handler
 from tidemill.errors import BrokerUnavailable
 

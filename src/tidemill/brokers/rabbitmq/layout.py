@@ -25,8 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidemill.core.envelope import Envelope
-from tidemill.core.priority import priority_of
+from tidemill.core.envelope import Envelope, priority_of
 from tidemill.errors import InvalidOption
 
 _KINDS, _BANDS = ("tasks", "messages"), ("high", "normal", "low")

@@ -9,9 +9,9 @@ import urllib.parse
 import msgspec
 import pika
 
+from tidemill.brokers.contract.retention import number_option
 from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import number_option
 from tidemill.errors import InvalidOption
 
 PORT, TLS_PORT = 5672, 5671

@@ -21,10 +21,10 @@ from tidemill.brokers.rabbitmq.message import Carried, Writer
 from tidemill.brokers.rabbitmq.message import read as read_message
 from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import HeldMessage, QueueState
-from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.job import CONSUMER_DIED, Outcome, Verdict, delay_of
 from tidemill.core.locks import RLock
+from tidemill.core.retry import backoff
 
 log = logging.getLogger("tidemill.rabbitmq")
 

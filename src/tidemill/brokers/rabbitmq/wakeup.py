@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidemill.brokers.shared.wake_pipe import WakePipe, readable
 from tidemill.core.locks import Lock
-from tidemill.core.wake_pipe import WakePipe, readable
 
 
 class WakeUp:

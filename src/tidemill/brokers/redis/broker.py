@@ -44,10 +44,8 @@ from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.owners import folder_here
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.config import Url
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Placed, Put, Record
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.purge_mark import purged
+from tidemill.core.envelope import Envelope, LimitSettings
+from tidemill.core.job import Lease, Placed, Put, Record, purged
 from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
 
 log = logging.getLogger("tidemill.redis")

@@ -8,7 +8,7 @@ import msgspec
 
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.record import MICRO, TERMS, pack_terms
-from tidemill.core.limit_settings import LimitSettings
+from tidemill.core.envelope import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
 _PARTITIONS_MOST = b"500"

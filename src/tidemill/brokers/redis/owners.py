@@ -30,8 +30,7 @@ from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
 from tidemill.brokers.shared.owners import Ended, Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.clock import new_id
-from tidemill.core.job import Lease, Note, Record
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Lease, Note, Owner, Record
 from tidemill.errors import BrokerUnavailable, StoreMoved
 
 _LONGEST = 3600.0

@@ -9,8 +9,15 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tidemill.core.dependencies import check_links, was_dropped
-from tidemill.core.envelope import Envelope, Unique, decode_envelope, encode_envelope
+from tidemill.brokers.contract.dependencies import check_links, was_dropped
+from tidemill.core.envelope import (
+    Envelope,
+    JobLimit,
+    LimitSettings,
+    Unique,
+    decode_envelope,
+    encode_envelope,
+)
 from tidemill.core.job import (
     Attempt,
     Conflict,
@@ -22,7 +29,6 @@ from tidemill.core.job import (
     Verdict,
     whole_progress,
 )
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.errors import InvalidOption
 
 MICRO = 1_000_000

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from tidemill.brokers.contract.retention import Retention, number_option
 from tidemill.brokers.network.address import host_and_port, mask_password
 from tidemill.core.config import Url, check_known
-from tidemill.core.retention import Retention, number_option
 from tidemill.errors import InvalidOption
 
 PORT, SENTINEL_PORT = 6379, 26379

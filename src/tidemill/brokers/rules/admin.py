@@ -11,12 +11,12 @@ from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
     WAITING_STATES,
+    Command,
     RunOn,
     State,
     altered_text,
+    purged,
 )
-from tidemill.core.owner import Command
-from tidemill.core.purge_mark import purged
 
 Send = Callable[[str, Command], object]
 

@@ -9,8 +9,7 @@ from tidemill.brokers.rules.limits import first_of, is_open, start, turn_of
 from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item, Jobs, Ready
 from tidemill.brokers.rules.workflows import inputs_of
 from tidemill.core.envelope import Envelope, encode_envelope
-from tidemill.core.job import DEFAULT_TTR, Lease
-from tidemill.core.owner import Owner
+from tidemill.core.job import DEFAULT_TTR, Lease, Owner
 
 
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:

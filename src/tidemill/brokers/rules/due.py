@@ -7,9 +7,8 @@ import heapq
 from tidemill.brokers.rules.settle import close_attempt
 from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.brokers.rules.workflows import is_needed
-from tidemill.core.backoff import BY_POLICY
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.purge_mark import is_purged
+from tidemill.core.job import Outcome, State, Verdict, is_purged
+from tidemill.core.retry import BY_POLICY
 from tidemill.core.verdicts import TOO_LATE
 
 

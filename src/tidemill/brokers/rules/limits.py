@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.brokers.rules.transitions import Item, Jobs, Limit, Ready, ReadyList
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import (
     NEVER,
     Held,

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidemill.brokers.contract.dependencies import was_dropped
 from tidemill.brokers.contract.schedules import Change, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rules.limits import declare
 from tidemill.brokers.rules.schedules import ScheduleTable
 from tidemill.brokers.rules.transitions import Item, Jobs, store_moved
 from tidemill.core.clock import new_id
-from tidemill.core.dependencies import was_dropped
 from tidemill.core.job import Record, State
 
 

@@ -14,15 +14,12 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
+from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rules.containers import Queue
 from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, Links
-from tidemill.core.job import Record, State
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Owner
-from tidemill.core.purge_mark import is_purged
-from tidemill.core.retention import Retention
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings, Links
+from tidemill.core.job import Owner, Record, State, is_purged
 from tidemill.errors import StoreMoved
 from tidemill.limits.arithmetic import Limiter
 

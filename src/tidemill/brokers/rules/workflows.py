@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from tidemill.brokers.contract.dependencies import check_links, not_waiting
 from tidemill.brokers.rules.transitions import Item, Jobs
-from tidemill.core.dependencies import check_links, not_waiting
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Input, RunOn, State
 

@@ -38,13 +38,12 @@ from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.lost_jobs import log_failed
 from tidemill.brokers.shared.remote_owners import SignOfLife, Silence, Turns
 from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.crash_points import point
 from tidemill.core.files import Folder, private_folder
-from tidemill.core.job import Record
+from tidemill.core.job import Owner, Record
 from tidemill.core.locks import Lock, LongLock
-from tidemill.core.owner import Owner
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
-from tidemill.core.wake_pipe import WakePipe
 from tidemill.errors import BrokerUnavailable, StoreGone, StoreMoved, TidemillError
 
 _LOG = logging.getLogger("tidemill.owners")

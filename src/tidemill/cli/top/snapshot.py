@@ -19,8 +19,7 @@ from tidemill.brokers.contract.history_rows import MINUTE
 from tidemill.brokers.contract.inspection import QueueStats, totals_of
 from tidemill.client.inline_jobs import move_due
 from tidemill.core.clock import clock
-from tidemill.core.job import Record
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record
 from tidemill.core.scoreboard import read_runs, runs_by_name
 from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen

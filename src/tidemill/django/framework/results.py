@@ -26,9 +26,8 @@ from django.utils.module_loading import import_string
 import tidemill
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Attempt, Outcome, Record, State
-from tidemill.core.priority import priority_of
 from tidemill.django.framework.parts import Framework
 
 ALIAS = "django-tasks"

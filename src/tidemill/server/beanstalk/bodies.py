@@ -16,9 +16,9 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.client.arguments import TEXT_OF_BODY, summary
-from tidemill.core.backoff import ENDLESS
 from tidemill.core.codec import pack, pack_pickle
 from tidemill.core.envelope import Envelope
+from tidemill.core.retry import ENDLESS
 from tidemill.errors import CodecError, InvalidOption
 from tidemill.server.beanstalk.parser import PutJob
 from tidemill.server.delivery import value_in

@@ -15,8 +15,7 @@ import msgspec
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.job_numbers import with_job_numbers
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Lease
-from tidemill.core.owner import Owner
+from tidemill.core.job import Lease, Owner
 from tidemill.server.beanstalk.client import Client, Reservation, Tubes
 from tidemill.server.beanstalk.job_numbers import JobNumbers
 from tidemill.server.shared_owner import SharedOwner

@@ -17,8 +17,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.client.job_handle import Job
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Note, Outcome, Put, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Note, Outcome, Owner, Put, Verdict
 from tidemill.errors import StoreFull, StoreMoved
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem

@@ -43,8 +43,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import new_id
 from tidemill.core.config import BodyTooLarge
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Put
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Put
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,

@@ -22,7 +22,7 @@ from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.store import Store
 from tidemill.core.config import LATEST, MAX_NAME, MAX_SECONDS, check_name, check_size
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import CodecError, InvalidOption
 from tidemill.schedules.record import decode
 from tidemill.server.http.receipts import is_server_owner

@@ -16,9 +16,8 @@ from servers import django_on_mariadb, django_on_postgres, django_on_sqlite
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.errors import StoreFull
 
 pytestmark = pytest.mark.everyday("Postgres")

@@ -24,9 +24,8 @@ from tidemill.brokers.django.connections import Connection
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.errors import QueueFull
 
 pytestmark = pytest.mark.everyday

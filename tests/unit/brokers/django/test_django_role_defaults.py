@@ -12,7 +12,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import DuplicateJob
 
 pytestmark = pytest.mark.everyday

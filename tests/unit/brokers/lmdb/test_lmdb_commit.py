@@ -16,8 +16,7 @@ from tidemill.brokers.lmdb.engine import group_commit
 from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Verdict
 from tidemill.errors import (
     DuplicateJob,
     StoreFull,

@@ -21,10 +21,9 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
-from tidemill.core.backoff import MESSAGE
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State
+from tidemill.core.retry import MESSAGE
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.errors import BrokerUnavailable
 

@@ -31,7 +31,7 @@ def test_a_process_without_standard_descriptors_keeps_its_store(tmp_path: Path) 
         import json, os, sys
         from tidemill.brokers.registry import open_broker
         from tidemill.core.job import Envelope
-        from tidemill.core.owner import Owner
+        from tidemill.core.job import Owner
         broker = open_broker(f"lmdb://{sys.argv[1]}/store")
         broker.put([Envelope(id="a", task="t")])
         broker.attach(Owner(id="o", name="w"))
@@ -56,7 +56,7 @@ def test_a_child_inherits_no_descriptor_of_the_store(tmp_path: Path) -> None:
         import os, subprocess, sys
         from tidemill.core.scoreboard import Scoreboard
         from tidemill.brokers.registry import open_broker
-        from tidemill.core.owner import Owner
+        from tidemill.core.job import Owner
         broker = open_broker(f"lmdb://{sys.argv[1]}/store")
         broker.attach(Owner(id="o", name="w"))
         board = Scoreboard(os.path.join(broker.boards, "b"), 1)

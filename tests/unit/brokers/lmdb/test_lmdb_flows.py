@@ -13,8 +13,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.claim import due
 from tidemill.brokers.lmdb.put import workflows
 from tidemill.core.envelope import Links
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, State, Verdict
 
 MANY = 20
 

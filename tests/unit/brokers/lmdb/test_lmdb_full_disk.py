@@ -17,8 +17,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.environment import translated
 from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull
 
 

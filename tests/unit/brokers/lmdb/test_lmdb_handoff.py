@@ -24,9 +24,8 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import wakeup
 from tidemill.core.clock import clock
-from tidemill.core.envelope import Envelope, Links
+from tidemill.core.envelope import Envelope, Links, rank_of
 from tidemill.core.job import Lease, Outcome, State, Verdict
-from tidemill.core.priority import rank_of
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.errors import DuplicateJob
 
@@ -437,7 +436,7 @@ SLEEPER = """
 import sys
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 broker = open_broker(sys.argv[1])
 broker.attach(Owner(id="doomed", name="doomed", board=sys.argv[2]))
 broker.tick()

@@ -11,9 +11,8 @@ from lmdb_desk import Sleeper, commits, job
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 
 def jobs(

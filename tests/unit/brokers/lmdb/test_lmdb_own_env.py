@@ -13,7 +13,7 @@ from lmdb_desk import Process, ids, job
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
 pytestmark = pytest.mark.everyday

@@ -16,8 +16,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State, Verdict
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.errors import TidemillError
 

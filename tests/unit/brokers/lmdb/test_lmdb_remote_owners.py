@@ -13,8 +13,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import store
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Outcome, Owner, State, Verdict
 
 pytestmark = pytest.mark.everyday
 

@@ -12,7 +12,7 @@ from lmdb_desk import Process
 
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import StoreGone
 
 pytestmark = pytest.mark.everyday

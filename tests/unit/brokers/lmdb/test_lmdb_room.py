@@ -15,8 +15,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb.engine import disk_reserve
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull
 
 pytestmark = pytest.mark.everyday

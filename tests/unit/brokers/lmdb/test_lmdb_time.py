@@ -10,8 +10,7 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

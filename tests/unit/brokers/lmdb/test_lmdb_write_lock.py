@@ -25,7 +25,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine import group_commit
 from tidemill.brokers.registry import open_broker
 from tidemill.client import messages
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable, StoreBusy
 
 pytestmark = pytest.mark.everyday

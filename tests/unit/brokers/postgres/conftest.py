@@ -10,7 +10,7 @@ from servers import Postgres, postgres_url
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 
 @pytest.fixture(scope="module")

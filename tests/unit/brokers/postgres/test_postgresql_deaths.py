@@ -17,10 +17,9 @@ from servers.base import await_stop
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.postgres.broker import PostgresBroker
-from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
-from tidemill.core.job import State
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner, State
+from tidemill.core.retry import ENDLESS
 from tidemill.core.scoreboard import Scoreboard
 
 LEASE = 2.0

@@ -17,8 +17,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.job import Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.errors import JobNotFound
 
 pytestmark = pytest.mark.full

@@ -18,9 +18,8 @@ from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
 from tidemill.core.clock import clock
-from tidemill.core.job import Verdict
-from tidemill.core.limit_settings import LimitSettings
-from tidemill.core.owner import Owner
+from tidemill.core.envelope import LimitSettings
+from tidemill.core.job import Owner, Verdict
 from tidemill.doctor.examine import examine
 from tidemill.errors import BrokerUnavailable, InvalidOption
 

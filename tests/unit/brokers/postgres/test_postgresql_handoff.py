@@ -16,10 +16,8 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Outcome, State, Verdict
-from tidemill.core.owner import Owner
-from tidemill.core.priority import rank_of
+from tidemill.core.envelope import Envelope, rank_of
+from tidemill.core.job import Lease, Outcome, Owner, State, Verdict
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 pytestmark = pytest.mark.full

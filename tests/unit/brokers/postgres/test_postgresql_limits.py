@@ -19,10 +19,8 @@ from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Outcome, State, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Command, Owner
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
+from tidemill.core.job import Command, Lease, Outcome, Owner, State, Verdict
 
 pytestmark = pytest.mark.full
 

@@ -17,8 +17,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres import schema
 from tidemill.brokers.registry import migrate_store, open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State, Verdict
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
 

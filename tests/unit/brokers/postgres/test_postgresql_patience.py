@@ -16,8 +16,7 @@ from servers import Postgres
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.registry import migrate_store, open_broker
-from tidemill.core.job import Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Verdict
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 pytestmark = pytest.mark.full

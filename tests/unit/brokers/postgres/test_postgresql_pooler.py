@@ -17,8 +17,7 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.job import State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State, Verdict
 
 pytestmark = pytest.mark.full
 

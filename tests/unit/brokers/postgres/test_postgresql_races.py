@@ -17,8 +17,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.job import Conflict, Outcome, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Conflict, Outcome, Owner, State, Verdict
 
 pytestmark = pytest.mark.usefixtures("worker")
 

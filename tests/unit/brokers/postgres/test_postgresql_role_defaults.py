@@ -13,7 +13,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.postgres.timed_connection import Connection
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday
 

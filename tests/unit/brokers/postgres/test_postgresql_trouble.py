@@ -19,8 +19,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import State, Verdict
-from tidemill.core.owner import Command, Owner
+from tidemill.core.job import Command, Owner, State, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull
 
 pytestmark = pytest.mark.full

@@ -16,8 +16,7 @@ from psycopg.rows import class_row, dict_row, scalar_row
 from tidemill import Tidemill, chain, group
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.core.job import Placed
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Placed
 from tidemill.errors import (
     DuplicateJob,
     InvalidOption,

@@ -16,8 +16,8 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.rabbitmq import RabbitBroker
 from tidemill.brokers.registry import open_broker
+from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import Lease, Outcome, State
-from tidemill.core.limit_settings import LimitSettings
 from tidemill.errors import FeatureMissing, InvalidOption
 from tidemill.transfer.store_to_store import cancel_move, move
 

@@ -24,8 +24,7 @@ from servers import RabbitMQ
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.rabbitmq import RabbitBroker, queue_registry
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, State
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
 Open = Callable[..., RabbitBroker]

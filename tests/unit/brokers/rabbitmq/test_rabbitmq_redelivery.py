@@ -11,8 +11,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.core.backoff import MESSAGE, RetryPolicy
 from tidemill.core.job import Record, State
+from tidemill.core.retry import MESSAGE, RetryPolicy
 
 sys.path.append(str(Path(__file__).parents[3] / "conformance"))
 

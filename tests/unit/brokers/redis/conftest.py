@@ -13,7 +13,7 @@ from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 
 
 @pytest.fixture

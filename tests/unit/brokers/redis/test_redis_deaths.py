@@ -19,11 +19,10 @@ from servers import redis_url
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.shared.owners import Row
-from tidemill.core.backoff import ENDLESS
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Record, State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, Record, State
+from tidemill.core.retry import ENDLESS
 from tidemill.core.scoreboard import Scoreboard
 
 HERE = socket.gethostname()

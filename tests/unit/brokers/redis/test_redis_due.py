@@ -7,8 +7,7 @@ from moved_clock import MovedClock
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import State
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner, State
 
 MANY = 1250  # more than two calls move
 LATER = 60.0

@@ -10,8 +10,7 @@ from servers import Redis
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.core.envelope import Envelope, Links
-from tidemill.core.job import Outcome, Record, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Outcome, Owner, Record, State, Verdict
 
 MANY = 2500  # more than two calls follow
 Open = Callable[..., RedisBroker]

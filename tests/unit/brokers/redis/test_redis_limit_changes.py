@@ -8,9 +8,8 @@ import pytest
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 
 pytestmark = pytest.mark.usefixtures("worker")
 KEYS = 350  # more than three calls reach

@@ -10,10 +10,8 @@ from servers import Redis
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.redis.broker import RedisBroker
-from tidemill.core.envelope import Envelope
-from tidemill.core.job import Outcome, Verdict
-from tidemill.core.limit_settings import JobLimit, LimitSettings
-from tidemill.core.owner import Owner
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
+from tidemill.core.job import Outcome, Owner, Verdict
 
 
 def put(broker: RedisBroker, count: int, prefix: str = "j", **fields: Any) -> None:

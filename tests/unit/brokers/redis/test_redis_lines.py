@@ -21,8 +21,7 @@ from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Note, Outcome, Placed, State, Verdict
-from tidemill.core.owner import Owner
+from tidemill.core.job import Note, Outcome, Owner, Placed, State, Verdict
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 

@@ -15,7 +15,7 @@ from tidemill.brokers.contract.schedules import CLAIM, Change
 from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.owner import Owner
+from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable, StoreFull
 
 

@@ -50,8 +50,7 @@ from tidemill.brokers.lmdb.settle import note, settle, touch
 from tidemill.brokers.lmdb.transfer import departure_of, gone
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
-from tidemill.core.job import NOT_STARTED, Lease, Outcome, Verdict
-from tidemill.core.owner import Command
+from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 
 FRESH = 10
 """An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""

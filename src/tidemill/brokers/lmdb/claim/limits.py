@@ -43,8 +43,8 @@ from tidemill.brokers.lmdb.layout import (
     rows_of,
 )
 from tidemill.brokers.lmdb.record import Stored, encode, job_limit_of
+from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.core.job import Outcome
-from tidemill.core.limit_settings import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import (
     NEVER,
     Held,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from tidemill.brokers.contract.dependencies import check_links
 from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.contract.schedules import LeftOut
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO, READY_KEY
@@ -27,7 +28,6 @@ from tidemill.brokers.lmdb.record import (
     Stored,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.dependencies import check_links
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Conflict, Placed, Put
 from tidemill.errors import DuplicateJob, QueueFull

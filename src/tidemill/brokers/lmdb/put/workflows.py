@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 import lmdb
 import msgspec
 
+from tidemill.brokers.contract.dependencies import not_waiting
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_FALL, DUE_KEY, MICRO, Tables, rows_of
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
@@ -35,7 +36,6 @@ from tidemill.brokers.lmdb.record import (
     state_and_line,
 )
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.core.dependencies import not_waiting
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Input, RunOn
 

@@ -1,4 +1,4 @@
--- The delay of a job after a failed attempt: the function "backoff" of core/backoff.py, in SQL.
+-- The delay of a job after a failed attempt: the function "backoff" of core/retry.py, in SQL.
 
 -- "policy" is delay, factor, cap, jitter and immediate; NULL for the default of a task or a message.
 CREATE OR REPLACE FUNCTION tidemill.backoff(policy float8[], is_message boolean, attempt int) RETURNS float8

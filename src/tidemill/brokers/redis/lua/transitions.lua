@@ -153,7 +153,7 @@ local function prune_later(class, time, id)
   args[#args + 1] = id
 end
 
-local PURGED = 'purged, in purge ' -- the beginning of the error of a purged job: see core/purge_mark.py
+local PURGED = 'purged, in purge ' -- the beginning of the error of a purged job: see core/job.py
 
 local function class_of(j)
   if j.state == FAILED or sub(j.error, 1, #PURGED) == PURGED then return 2 end

@@ -12,9 +12,8 @@ from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.log_attributes import job_name
 from tidemill.core.config import check_name
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Outcome, Verdict
-from tidemill.core.priority import priority_of
 from tidemill.core.retry import Fail, Skip, Snooze
 from tidemill.core.signatures import hands_on, refusal, sign_handed_on
 from tidemill.errors import CodecError

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.backoff import backoff
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
 from tidemill.core.job import Note, Outcome, Record, State, Verdict
+from tidemill.core.retry import backoff
 from tidemill.core.signatures import sign_handed_on
 from tidemill.errors import CodecError, InvalidOption
 from tidemill.server.http.bodies import bytes_of

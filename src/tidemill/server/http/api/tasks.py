@@ -11,7 +11,7 @@ import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.core.config import check_name
-from tidemill.core.priority import priority_of
+from tidemill.core.envelope import priority_of
 from tidemill.core.signatures import hands_on
 from tidemill.errors import CodecError
 from tidemill.server.delivery import value_in

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tidemill.brokers.generic.topics import check_pattern
 from tidemill.core.config import check_name
-from tidemill.core.topics import check_pattern
 from tidemill.server.http.api.jobs import options_of
 from tidemill.server.http.api.messages import value_of
 from tidemill.server.http.call import Call

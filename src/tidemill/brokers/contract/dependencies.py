@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Record, RunOn, State
-from tidemill.core.purge_mark import is_purged
+from tidemill.core.job import Record, RunOn, State, is_purged
 from tidemill.errors import InvalidOption, JobNotFound
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.topics import check_pattern, check_topic, matches
+from tidemill.brokers.generic.topics import check_pattern, check_topic, matches
 from tidemill.errors import InvalidOption
 
 WORDS = st.sampled_from(["a", "b", "c"])
