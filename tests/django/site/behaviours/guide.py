@@ -12,10 +12,10 @@ DOCS = Path(__file__).parents[4] / "docs"
 
 class Pages(SimpleTestCase):
     def test_the_names_on_the_pages_exist(self):
-        for page in (DOCS / "guide" / "django.md", DOCS / "how-to" / "from-django-q.md"):
-            text = page.read_text()
+        for page in ("guide/django.md", "guide/django-tasks.md", "how-to/from-django-q.md"):
+            text = (DOCS / page).read_text()
             blocks = re.findall(r"^ *```py(?:thon)?\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
-            self.assertGreater(len(blocks), 3)
+            self.assertGreater(len(blocks), 1)
             for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidemill"):
                     module = importlib.import_module(node.module)
