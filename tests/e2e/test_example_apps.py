@@ -23,7 +23,7 @@ import psutil
 import pytest
 from harness import LIMIT, eventually
 from servers import free_port, program
-from test_docs import DOCS, ROOT
+from test_docs import DOCS, ROOT, blocks
 
 from tidemill import Tidemill
 
@@ -238,16 +238,16 @@ def test_the_tasks_of_the_tutorial(tmp_path: Path, store: str) -> None:
 
 
 def test_the_tutorial_shows_its_files_from_beginning_to_end() -> None:
-    shown: dict[str, list[str]] = {}
-    for name, first, last in INCLUDED.findall((DOCS / "tutorial.md").read_text()):
-        lines = (EXAMPLES / name).read_text().splitlines()
-        part = lines[int(first or 1) - 1 : int(last or len(lines))]
-        assert not first or compile("\n".join(part), name, "exec")
-        shown.setdefault(name, []).extend(part)
-    assert set(shown) == {f"tutorial/{file.name}" for file in EXAMPLES.glob("tutorial/*.*")}
-    for name, lines in shown.items():
-        whole = (EXAMPLES / name).read_text().splitlines()
-        assert list(filter(None, lines)) == list(filter(None, whole)), name
+    page = DOCS / "tutorial.md"
+    files = {file.name: file.read_text() for file in EXAMPLES.glob("tutorial/*.*")}
+    files.pop("page_flask.py")  # the page names the file, and shows the same page with FastAPI
+    shown = [*blocks(page, "python"), *blocks(page, "html")]
+    steps = [block.strip() for block in shown if block not in files.values()]
+    assert "\n\n\n".join(steps) == files.pop("tasks.py").strip()
+    assert {*files} == {"first.py", "page.py", "page.html"}
+    for name, text in files.items():
+        assert text in shown, name
+    assert "`examples/tutorial/page_flask.py`" in page.read_text()
 
 
 # -- the page of the examples --------------------------------------------------------------------
