@@ -58,8 +58,8 @@ BREAKS = (
     Break(
         "A put wakes no sleeping owner.",
         "brokers/lmdb/engine/wakeup.py",
-        "        if not sleepers:\n            return 0\n",
-        "        return 0\n",
+        "        rung = 0\n        for slot in self._marked():\n",
+        "        rung = 0\n        for slot in ():\n",
         "tests/conformance/test_contract_put.py tests/conformance/test_contract_leases.py -k lmdb",
     ),
     Break(

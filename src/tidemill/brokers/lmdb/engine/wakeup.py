@@ -1,10 +1,11 @@
 """Waking sleepers in other processes without polling.
 
-A mapped file holds one slot per sleeper. Except for one byte (:meth:`WakeUps.set_waiting`), slots
-change only under the store's write lock. An owner with nothing to do marks its slot and sleeps on a
-FIFO. A writer, still inside its transaction, picks sleepers for its jobs, clears their marks and
-writes one byte to each FIFO. A sleeper that wakes before the commit waits for the write lock, so
-the wake-up overlaps with the write to disk.
+A mapped file holds one slot per sleeper, and a bitmap of the marked slots. The file changes only
+under the store's write lock, except for one byte of each slot (:meth:`WakeUps.set_waiting`). An
+owner with nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its
+transaction, picks sleepers for its jobs, clears their marks and writes one byte to each FIFO. A
+sleeper that wakes before the commit waits for the write lock, so the wake-up overlaps with the
+write to disk.
 
 A sleeper may leave its :class:`SleeperWant` beside its mark: the jobs it would take if it were
 awake. A writer can then lease in its name (``hand_over`` of :mod:`..claim.exchange`).
@@ -24,7 +25,7 @@ import os
 import select
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.core.files import Folder
@@ -46,7 +47,9 @@ _SIZE = _SLOT.size + _TERMS.size
 _WAITS = 2  # offset in a slot of the byte for an owner in its wait
 _QUEUES, _ALL_QUEUES = 15, 255
 _UNCERTAIN = -1  # stands for a descriptor that this process cannot open
-_HEAD = struct.Struct("=II")  # highest slot in use, number of sleepers (may be too high)
+_HEAD = struct.Struct("=II")  # highest slot in use, slot of a sleeper that wakes early by itself
+_MARKED = _SIZE * (_SLOTS + 1)  # offset of the bitmap, in which bit N stands for slot N
+_FILE = _MARKED + _SLOTS // 8 + 1
 
 
 def bloom(names: Sequence[str]) -> int:
@@ -120,10 +123,9 @@ class WakeUps:
         self._folder = folder
         fd = folder.create("slots")
         try:
-            size = _SIZE * (_SLOTS + 1)
-            if os.fstat(fd).st_size < size:
-                allocate(fd, size)
-            self._map = mmap.mmap(fd, size)
+            if os.fstat(fd).st_size < _FILE:
+                allocate(fd, _FILE)
+            self._map = mmap.mmap(fd, _FILE)
         finally:
             os.close(fd)
         self._writers: dict[int, int] = {}
@@ -204,6 +206,14 @@ class WakeUps:
         struct.pack_into("=QQ", self._map, at + 16, bits, until)
         self._set_terms(at + _SLOT.size, terms)
         self._set_mask(sleeper.slot, mask)
+        high, early = _HEAD.unpack_from(self._map)
+        if mask & (TASKS | MESSAGES) and until <= self._wait_for_jobs(early)[1]:
+            _HEAD.pack_into(self._map, 0, high, sleeper.slot)
+
+    def _wait_for_jobs(self, slot: int) -> tuple[int, int]:
+        """The mask and the end of a sleeper that takes jobs; (0, ``ALL``) for another slot."""
+        taken, mask, _, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SIZE)
+        return (mask, until) if slot and taken and mask & (TASKS | MESSAGES) else (0, ALL)
 
     def unmark(self, slot: int, owner: int) -> None:
         """Clear the mark of an owner that now sleeps in another slot, and would miss hints here."""
@@ -211,20 +221,23 @@ class WakeUps:
             self._set_mask(slot, 0)
 
     def _set_mask(self, slot: int, mask: int) -> None:
-        # The count of sleepers is raised before a mark is set, and lowered after a mark is cleared.
-        # So a kill in between leaves the count too high, which costs only a needless search. A
-        # count that is too low would lose a wake-up.
-        at = slot * _SIZE + 1
-        before = self._map[at]
-        if mask and not before:
-            self._add_sleepers(+1)
-        self._map[at] = mask
-        if before and not mask:
-            self._add_sleepers(-1)
+        # The bit is set before the mark, and cleared after the mark. So a kill in between leaves a
+        # bit without a mark, which costs only a needless look. A mark without a bit would lose a
+        # wake-up.
+        at, bit = _MARKED + (slot >> 3), 1 << (slot & 7)
+        if mask:
+            self._map[at] |= bit
+        self._map[slot * _SIZE + 1] = mask
+        if not mask:
+            self._map[at] &= ~bit
 
-    def _add_sleepers(self, by: int) -> None:
-        high, sleepers = _HEAD.unpack_from(self._map)
-        _HEAD.pack_into(self._map, 0, high, max(0, sleepers + by))
+    def _marked(self) -> Iterator[int]:
+        """The slots that are marked now, the lowest first."""
+        bits = int.from_bytes(self._map[_MARKED:], "little")
+        while bits:
+            lowest = bits & -bits
+            yield lowest.bit_length() - 1
+            bits ^= lowest
 
     def _set_terms(self, at: int, terms: SleeperWant) -> None:
         room, mode, queues = terms
@@ -240,7 +253,7 @@ class WakeUps:
 
     def anyone(self) -> bool:
         """False when certainly nobody sleeps."""
-        return bool(_HEAD.unpack_from(self._map)[1])
+        return any(self._map[_MARKED:])
 
     def ring(
         self,
@@ -257,11 +270,8 @@ class WakeUps:
         bit may stand for another queue. ``give`` is called with the owner and the want of each
         hinted sleeper that is in its wait. It returns the number of jobs that this owner got.
         """
-        high, sleepers = _HEAD.unpack_from(self._map)
-        if not sleepers:
-            return 0
         rung = 0
-        for slot in range(1, high + 1):
+        for slot in self._marked():
             if rung >= most:
                 break
             at = slot * _SIZE
@@ -278,14 +288,20 @@ class WakeUps:
         return rung
 
     def keep_time(self, due: int) -> None:
-        """Ensure that at least one sleeper that takes jobs wakes at ``due``."""
-        high, _ = _HEAD.unpack_from(self._map)
+        """Ensure that at least one sleeper that takes jobs wakes at ``due``.
+
+        The sleeper that wakes early is asked first, so the others are rarely looked at.
+        """
+        _, early = _HEAD.unpack_from(self._map)
+        mask, until = self._wait_for_jobs(early)
+        if until <= due or (mask and self._wake(early, mask)):
+            return
         late = []
-        for slot in range(1, high + 1):
-            taken, mask, _, _, _, _, until = _SLOT.unpack_from(self._map, slot * _SIZE)
-            if taken and mask & (TASKS | MESSAGES):
-                if until <= due:
-                    return
+        for slot in self._marked():
+            mask, until = self._wait_for_jobs(slot)
+            if until <= due:
+                return
+            if mask:
                 late.append((slot, mask))
         for slot, mask in late:
             if self._wake(slot, mask):
