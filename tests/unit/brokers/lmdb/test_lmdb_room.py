@@ -13,7 +13,6 @@ from lmdb_desk import job
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.lmdb.engine import disk_reserve
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Outcome, Owner, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull
@@ -126,14 +125,11 @@ def test_a_full_disk_refuses_puts_and_lets_work_finish(small_disk: Path) -> None
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_store_that_was_deleted_confirms_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
-) -> None:
+def test_a_store_that_was_deleted_confirms_nothing(tmp_path: Path, replaced: bool) -> None:
     """Nor one in whose place there is another: what is put there would be gone with this process.
 
     law 1
     """
-    monkeypatch.setattr(disk_reserve, "_BELIEVED", 0.0)
     folder = tmp_path / "store"
     broker = open_broker(f"lmdb://{folder}")
     assert broker.put([job()])

@@ -1,6 +1,6 @@
 """The disk reserve: puts leave room on disk and in the map, so that jobs can always finish.
 
-Puts also check that the files were not deleted or replaced: their jobs would be lost.
+Each put also checks that the files were not deleted or replaced: its jobs would be lost.
 
 Another program may fill the disk in spite of the reserve. So the data file has *spare blocks*
 behind its last page, which no other program can take. Only work that goes on while puts are refused
@@ -13,9 +13,9 @@ uses these blocks up: verdicts, leases, purges. The states are:
 - The spare blocks are used up, and no free page is left. Commits fail with ``StoreFull``. Owners
   keep their verdicts in memory, and hand them in again.
 
-Two races remain. Between two looks at the disk, some 50 ms, puts may use a quarter of the spare
-blocks. A page that a commit frees is usable two commits later. So a small step may still find pages
-when a large step finds too few, and owners hand in refused verdicts in smaller steps.
+Two races remain. Between two looks at the disk, puts may use a quarter of the spare blocks. A page
+that a commit frees is usable two commits later. So a small step may still find pages when a large
+step finds too few, and owners hand in refused verdicts in smaller steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAP_FOR_PUTS = 0.75
 """The part of the map that puts may fill; the rest is for settling running jobs."""
 
 _SPARE_MOST = 4 << 20
-_BELIEVED = 0.05  # seconds that a look at the disk stays valid
+_BELIEVED, _DOUBTED = 1.0, 0.05  # seconds that a look stays valid: with room, and with a shortage
 
 
 class DiskReserve:
@@ -94,16 +94,17 @@ class DiskReserve:
     def check(self, size: int) -> None:
         """Refuse ``size`` bytes when only the reserve of the disk or of the map is left.
 
-        Looks at the disk every 50 ms at most, or sooner after a put of many bytes.
+        Looks at the disk once a second at most, or sooner after puts of many bytes. With a
+        shortage, each 50 ms at most.
 
         Raises:
             StoreFull: the disk or the map is short of room.
             StoreGone: the store was deleted, or another was put in its place.
         """
+        self.check_place()
         now = time.monotonic()
         self._left -= size
-        if now - self._checked > _BELIEVED or self._left < 0:
-            self.check_place()
+        if now - self._checked > (_DOUBTED if self._shortage else _BELIEVED) or self._left < 0:
             self._shortage, self._left = self._look()
             self._checked = now
             self._left -= size
