@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.store import Store
@@ -26,10 +26,13 @@ from tidemill.client.task import AsyncTask, Declare, Task, call_by_name
 from tidemill.core.config import Seconds, check_known, check_name
 from tidemill.limits.declare import QueueSettings
 from tidemill.runtime import Runtime
-from tidemill.schedules.parse import ScheduleOptions, Timing
 from tidemill.workflows.compose import Composition
 from tidemill.workflows.enqueue import call_or_composition
 from tidemill.workflows.handles import JobGroup
+
+if TYPE_CHECKING:
+    from tidemill.schedules.declare import Schedules
+    from tidemill.schedules.parse import ScheduleOptions, Timing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,7 +92,6 @@ class Tidemill:
             defaults=defaults,
         )
         self.limits = self.runtime.limits
-        self.schedules = self.runtime.schedules
 
     def _make_runtime(self, **settings: Any) -> Runtime:
         """The parts of the app; the app of a Django project makes others."""
@@ -315,6 +317,11 @@ class Tidemill:
         """All queues with their numbers, without the queues of groups and :meth:`Limits.hold`."""
         move_due(self.runtime.job_store)
         return users_queues(self.broker.stats())
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the store: see :class:`Schedules`. This call reads nothing."""
+        return self.runtime.schedules
 
     @property
     def history(self) -> History:

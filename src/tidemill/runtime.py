@@ -7,9 +7,9 @@ that puts obey Django's transactions.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import fnmatch
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -43,13 +43,13 @@ from tidemill.core.forks import after_fork, check_fork
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
 from tidemill.errors import InvalidOption
-from tidemill.schedules.declare import DeclaredSchedules, Schedules
 from tidemill.workflows.enqueue import enqueue_composed, enqueue_many, is_composed, txn_of
 
 if TYPE_CHECKING:
     from tidemill.brokers.contract.store import Store
     from tidemill.client.puts import Batch, OpenBatch, PendingPuts
     from tidemill.core.envelope import Envelope, Links
+    from tidemill.schedules.declare import DeclaredSchedules, Schedules
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -108,7 +108,7 @@ class Runtime:
         self.sync, self.inline_jobs = sync, InlineJobs()
         self.threads, self.waiters = _pools()
         self.before_close: list[Callable[[], None]] = []
-        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run
+        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = _run_coroutine
         self.worker_command = ""
         self.local_tasks: set[str] = set()
         self.reading = False
@@ -119,7 +119,6 @@ class Runtime:
         self.consumers = Consumers(self)
         self.put_batching = PutBatching(self)
         self.topics = Topics(self)
-        self.schedules, self.code_schedules = Schedules(self), DeclaredSchedules(self)
         self.declarations = Declarations(self)
         self.limits = Limits(self)
         self.batch_variable: contextvars.ContextVar[Batch | None] = contextvars.ContextVar(
@@ -128,6 +127,20 @@ class Runtime:
         _runtimes.add(self)
         if env is not None:  # open the store now: later the caller may be inside a transaction
             self._open()
+
+    @functools.cached_property
+    def schedules(self) -> Schedules:
+        """The schedules of the store."""
+        from tidemill.schedules.declare import Schedules
+
+        return Schedules(self)
+
+    @functools.cached_property
+    def code_schedules(self) -> DeclaredSchedules:
+        """The schedules that the code of the app declares."""
+        from tidemill.schedules.declare import DeclaredSchedules
+
+        return DeclaredSchedules(self)
 
     def after_fork_child(self) -> None:
         """Reset the locks in a forked child, which has none of the parent's threads."""
@@ -342,6 +355,12 @@ class Runtime:
     async def patiently(self, function: Callable[..., T], *args: Any) -> T:
         """As ``threaded``, in the pool for calls that wait."""
         return await self.waiters.run(function, *args)
+
+
+def _run_coroutine(steps: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
+    return asyncio.run(steps)
 
 
 def _pools() -> tuple[Threads, Threads]:

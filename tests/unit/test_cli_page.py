@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from offences import expect_none
 
-from tidemill.cli import main
+from tidemill.cli import _VERBS, main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
 BLOCKS = re.findall(
@@ -50,6 +50,8 @@ def wrong_verbs() -> Iterator[str]:
         text = re.split(r"^(?:#|:::)", rest, maxsplit=1, flags=re.MULTILINE)[0]
         command = main.get_command(click.Context(main), verb)
         assert command is not None
+        if str(command.help).partition("\n")[0] != (sentence := _VERBS[verb][1]):
+            yield f"src/tidemill/cli/__init__.py: the help of {verb} does not begin: {sentence}"
         if "`--json`" not in text and f"`{verb} list --json`" not in text:
             yield f"{place(verb)} the text on {verb} does not name `--json`."
         elif prints_json(command) and "has no `--json`" in text:

@@ -279,9 +279,11 @@ def test_brokers_are_named_only_where_they_are_made() -> None:
     )
 
 
-def test_a_driver_is_loaded_only_when_its_url_is_opened() -> None:
+def test_the_import_of_an_app_loads_no_driver_and_no_event_loop() -> None:
     code = (
-        "import sys, tidemill; print([m for m in sys.modules if 'lmdb' in m or 'brokers.m' in m])"
+        "import sys; from tidemill import Tidemill\n"
+        "print([name for name in sys.modules if name in ('asyncio', 'pickle', 'zoneinfo', 'html')"
+        " or 'lmdb' in name or 'brokers.memory' in name])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -1,7 +1,7 @@
 """The command line: find the verb, run it, and print its error.
 
-Each family of verbs has its own file. A verb imports rich, a broker or the worker only when it
-runs, so ``tidemill --help`` answers at once.
+Each family of verbs has its own file, which is imported when one of the verbs is used. A verb
+imports rich, a broker or the worker only when it runs. So ``tidemill --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from tidemill.errors import (
 
 __all__ = ["main"]
 
-_VERBS = {  # each verb with its module, in the order of the help
-    "demo": "demo.command",
-    "worker": "cli.worker",
-    "server": "cli.server",
-    "token": "cli.server",
-    "enqueue": "cli.enqueue",
-    "jobs": "cli.jobs",
-    "job": "cli.jobs",
-    "explain": "cli.jobs",
-    "retry": "cli.job_actions",
-    "cancel": "cli.job_actions",
-    "alter": "cli.job_actions",
-    "delete": "cli.job_actions",
-    "schedule": "cli.schedules",
-    "queues": "cli.queues",
-    "limit": "cli.limits",
-    "bind": "cli.topics",
-    "unbind": "cli.topics",
-    "publish": "cli.topics",
-    "pause": "cli.queues",
-    "resume": "cli.queues",
-    "purge": "cli.queues",
-    "purges": "cli.queues",
-    "restore": "cli.queues",
-    "delete-queue": "cli.queues",
-    "top": "cli.top.command",
-    "workers": "cli.workers",
-    "profile": "cli.workers",
-    "alerts": "cli.alerts",
-    "info": "cli.info",
-    "doctor": "cli.doctor",
-    "backup": "cli.info",
-    "migrate": "cli.schema",
-    "move": "cli.move",
+_VERBS = {  # the module of each verb, and the first sentence of its help
+    "demo": ("demo.command", "Measure every file of DIR, one job per file."),
+    "worker": ("cli.worker", "Run the jobs of APP (module:variable or a path to a .py file)."),
+    "server": ("cli.server", "Serve an app or a store over HTTP, and its dashboard."),
+    "token": ("cli.server", "Manage the tokens for tidemill server --auth FILE."),
+    "enqueue": ("cli.enqueue", "Enqueue a call of TASK."),
+    "jobs": ("cli.jobs", "List jobs, newest first."),
+    "job": ("cli.jobs", "Show one job: its settings, its events in order, its result."),
+    "explain": ("cli.jobs", "Explain in one sentence why a job is in its state."),
+    "retry": ("cli.job_actions", "Retry jobs: start a new run of each, with all its attempts."),
+    "cancel": ("cli.job_actions", "Cancel jobs that have not finished."),
+    "alter": ("cli.job_actions", "Give jobs that wait another priority or another queue."),
+    "delete": ("cli.job_actions", "Delete jobs in any state, with their results."),
+    "schedule": ("cli.schedules", "List, add and change schedules."),
+    "queues": ("cli.queues", "List queues with their numbers of jobs."),
+    "limit": ("cli.limits", "List limits, or change the limit NAME."),
+    "bind": ("cli.topics", "Bind QUEUE to topics."),
+    "unbind": ("cli.topics", "Delete the binding of QUEUE to PATTERN."),
+    "publish": ("cli.topics", "Put a copy of BODY into each queue that is bound to TOPIC."),
+    "pause": ("cli.queues", "Pause queues: no job starts."),
+    "resume": ("cli.queues", "Resume paused queues: their jobs start again."),
+    "purge": ("cli.queues", "Delete jobs of a queue that are neither running nor finished."),
+    "purges": ("cli.queues", "List the purges of a queue that can be restored."),
+    "restore": ("cli.queues", "Bring back the jobs of the latest purge, or of the given one."),
+    "delete-queue": ("cli.queues", "Delete a queue with its counters, settings and bindings."),
+    "top": ("cli.top.command", "Show queues, rates, running jobs and workers as they change."),
+    "workers": ("cli.workers", "List the workers of a store, or show what a worker is doing."),
+    "profile": ("cli.workers", "For some seconds, sample what the jobs of a worker do."),
+    "alerts": ("cli.alerts", "Watch a store by rules, and tell a webhook or a command."),
+    "info": ("cli.info", "Show the store, its queues, its workers and its latest runs."),
+    "doctor": ("cli.doctor", "Check the store, its disk, its clocks and its workers."),
+    "backup": ("cli.info", "Copy the store to DIR while it is in use."),
+    "migrate": ("cli.schema", "Make the tables of a store, or update them to this version."),
+    "move": ("cli.move", "Move all jobs of the store FROM into the store TO."),
 }
 
 
@@ -71,9 +71,13 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"tidemill.{_VERBS[cmd_name]}")
+        module = importlib.import_module(f"tidemill.{_VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, sentence) for verb, (_, sentence) in _VERBS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._behind_the_verb(ctx, args))

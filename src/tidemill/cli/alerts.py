@@ -27,7 +27,9 @@ _RULES = click.argument(
 
 @click.group()
 def alerts() -> None:
-    """Watch a store by the rules of a TOML file, and tell a webhook or a command.
+    """Watch a store by rules, and tell a webhook or a command.
+
+    A TOML file has the rules.
 
     $TIDEMILL_ALERTS can name the file.
     """

@@ -20,7 +20,10 @@ from tidemill.errors import TidemillError
 @app_option
 @json_option
 def doctor(url: str | None, app: str | None, as_json: bool) -> None:
-    """Check the store, its disk, its clocks and its workers. Exit code 1 when something fails."""
+    """Check the store, its disk, its clocks and its workers.
+
+    Exit code 1 when something fails.
+    """
     findings = [installed()]
     try:
         with open_mill(url, app) as mill:

@@ -50,7 +50,9 @@ def enqueue(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a call of TASK: a task of the app, a task of a worker, or a path that the app allows.
+    """Enqueue a call of TASK.
+
+    TASK is a task of the app, a task of a worker, or a path that the app allows.
 
     ARGS and the values of --kw are read as JSON if they are valid JSON, and otherwise as strings:
     3, true, '[1, 2]', '{"a": 1}', a.png, '"3"'. Put -- before an argument that begins with a minus.

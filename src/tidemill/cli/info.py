@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 @json_option
 @store_options
 def info(mill: Tidemill, as_json: bool) -> None:
-    """Show the store, its queues, its workers, and the runs of the last hour by task."""
+    """Show the store, its queues, its workers and its latest runs.
+
+    The runs are those of the last hour, by task.
+    """
     facts, rows, owners = mill.broker.info(), mill.queues(), mill.broker.owners()
     knows = Feature.INSPECT in mill.broker.features
     totals = totals_of(rows, knows=knows)
@@ -122,7 +125,10 @@ def _public_task(one: TaskNumbers) -> dict[str, Any]:
 @json_option
 @store_options
 def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
-    """Copy the store to DIR while it is in use; the copy opens as a store."""
+    """Copy the store to DIR while it is in use.
+
+    The copy opens as a store.
+    """
     target = os.path.abspath(folder)
     try:
         mill.broker.backup(target)

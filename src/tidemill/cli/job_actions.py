@@ -121,7 +121,7 @@ def alter(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Give jobs that wait another priority, or move them to another queue.
+    """Give jobs that wait another priority or another queue.
 
     Select jobs by id, by the beginning or ending of an id, or by filters. A job waits while it is
     ready, scheduled or waiting for another job; a job that runs is refused. A job keeps its place

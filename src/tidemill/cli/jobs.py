@@ -133,7 +133,7 @@ def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) 
 @json_option
 @store_options
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Show one job: its settings, its events in order, and its result.
+    """Show one job: its settings, its events in order, its result.
 
     A beginning or an ending of the id is enough, if no other id has it.
     """

@@ -91,7 +91,10 @@ def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -
 @json_option
 @store_options
 def queues(mill: Tidemill, as_json: bool) -> None:
-    """List queues with their numbers of jobs; totals count from the creation of the store."""
+    """List queues with their numbers of jobs.
+
+    Totals count from the creation of the store.
+    """
     rows, out = mill.queues(), console.console()
     if as_json:
         console.print_json({"queues": public(mill, rows)})
@@ -106,7 +109,10 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 @json_option
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
-    """Pause queues: running jobs go on, puts are accepted, but no job starts."""
+    """Pause queues: no job starts.
+
+    Running jobs go on, and puts are accepted.
+    """
     _set_paused(mill, names, True, as_json)
 
 
@@ -158,7 +164,7 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
 @json_option
 @store_options
 def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> None:
-    """Delete all jobs of a queue that are neither running nor finished.
+    """Delete jobs of a queue that are neither running nor finished.
 
     The jobs are kept for a while, so that `tidemill restore` can bring them back.
     """
@@ -192,7 +198,10 @@ def _way_back(queue: str, purged: kept.Purged) -> str:
 @json_option
 @store_options
 def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
-    """List the purges of a queue that can be restored, the latest first."""
+    """List the purges of a queue that can be restored.
+
+    The latest purge is the first.
+    """
     found = kept.list_purges(mill.broker, queue)
     rows = [{"id": one.id, "at": one.at, "jobs": one.jobs} for one in found]
     cells = [(one.id, _moment(one.at), f"{one.jobs:,}" if one.jobs else "?") for one in found]

@@ -19,7 +19,7 @@ from tidemill.cli.connect import json_option
 )
 @json_option
 def migrate(url: str, grants: str | None, as_json: bool) -> None:
-    """Make the tables of a store, or update them to this version of tidemill.
+    """Make the tables of a store, or update them to this version.
 
     This is for postgresql:// URLs; other stores need no migration. Several migrations
     may run at once, and a second run changes nothing. Migrate before you start the workers of a new

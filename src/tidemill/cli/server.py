@@ -172,7 +172,9 @@ def server(
     logs: LogSettings,
     **options: Any,
 ) -> None:
-    """Serve an app (module:variable) or a store (its URL) over HTTP, and its dashboard.
+    """Serve an app or a store over HTTP, and its dashboard.
+
+    Name the app as module:variable, or the store by its URL.
 
     Without an argument the command serves the app of --workers, or the store of $TIDEMILL_URL, or
     the nearest .tidemill directory.

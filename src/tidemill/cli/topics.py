@@ -18,7 +18,9 @@ from tidemill.errors import TidemillError
 @json_option
 @store_options
 def bind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
-    """Bind QUEUE to topics: it gets a copy of each message that is published to them.
+    """Bind QUEUE to topics.
+
+    QUEUE gets a copy of each message that is published to these topics.
 
     PATTERN is words with dots between them; * is exactly one word, # any number of words. Quote it
     for the shell: 'orders.*'.
@@ -33,7 +35,10 @@ def bind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
 @json_option
 @store_options
 def unbind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
-    """Delete the binding of QUEUE to PATTERN; the messages of the queue stay."""
+    """Delete the binding of QUEUE to PATTERN.
+
+    The messages of the queue stay.
+    """
     if not mill.queue(queue).unbind(pattern):
         known = mill.queue(queue).bindings()
         near = hint(pattern, known) if known else "it has no bindings"
@@ -48,7 +53,7 @@ def unbind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
 @json_option
 @store_options
 def publish(mill: Tidemill, topic: str, body: str, mandatory: bool, as_json: bool) -> None:
-    """Put a copy of the message BODY into each queue that is bound to TOPIC.
+    """Put a copy of BODY into each queue that is bound to TOPIC.
 
     BODY is read as JSON if it is valid JSON, and otherwise as a string. TOPIC is words with dots
     between them, such as orders.eu.new.

@@ -122,7 +122,7 @@ def worker(
     logs: LogSettings,
     **settings: Any,
 ) -> None:
-    """Run the jobs of APP, which is module:variable or a path to a .py file.
+    """Run the jobs of APP (module:variable or a path to a .py file).
 
     Signals: TERM or INT finishes the running jobs and ends; a second signal, at least 0.2 s
     later, ends at once. HUP reloads the app. QUIT ends at once. USR1 prints all stacks.

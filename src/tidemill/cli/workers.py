@@ -26,7 +26,7 @@ from tidemill.errors import TidemillError
 
 @click.group()
 def workers() -> None:
-    """List the workers of a store, and show what one of them is doing."""
+    """List the workers of a store, or show what a worker is doing."""
 
 
 @workers.command(name="list")
@@ -113,7 +113,9 @@ _TOP = 20  # functions of the table
 def profile(
     mill: Tidemill, worker: str, seconds: float, hertz: float, output: str | None, as_json: bool
 ) -> None:
-    """For some seconds, sample what the jobs of a worker do. The worker may be on another machine.
+    """For some seconds, sample what the jobs of a worker do.
+
+    The worker may be on another machine.
 
     WORKER is the name of the worker, or a beginning of the name. With a single worker it can be
     left out. Samples count wall time: a job that waits counts as a job that computes.

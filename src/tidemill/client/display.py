@@ -7,7 +7,6 @@ of the handle at the moment when the cell runs.
 from __future__ import annotations
 
 import datetime as dt
-import html
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +31,8 @@ def html_table(handle: object, read: Callable[[], dict[str, str]]) -> str:
 
     Showing a handle never raises: when the store cannot be read, it is the text of the handle.
     """
+    import html
+
     try:
         facts = read()
     except (TidemillError, OSError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import contextlib
 import logging
@@ -348,6 +347,8 @@ class Job(Generic[R]):
         return State.SUCCEEDED if record is None else record.state
 
     async def _await_end(self, timeout: Seconds | None) -> Record | None:
+        import asyncio
+
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         look, until = FIRST_POLL, time.monotonic() + seconds
         if self._mill.waiters.is_full:

@@ -19,7 +19,6 @@ after the acknowledgement      an empty queue
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -51,6 +50,8 @@ from tidemill.limits.declare import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidemill.runtime import Runtime
 
 
@@ -178,6 +179,8 @@ class LimitHold:
             )
 
     async def __aenter__(self) -> LimitHold:
+        import asyncio
+
         stop = Stop(self._mill)
         call = self._mill.waiters.begin(self._begin, stop)
         try:
@@ -189,6 +192,8 @@ class LimitHold:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        import asyncio
+
         # Without the shield, a cancellation could drop this call before it begins.
         await asyncio.shield(self._mill.threads.begin(self.__exit__, kind))
 

@@ -8,7 +8,6 @@ acknowledgement is stored just before the consumer gets the message
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -34,6 +33,8 @@ from tidemill.core.signatures import refusal, trusted
 from tidemill.errors import CodecError, InvalidOption, LeaseLost, StoreBusy, TidemillError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill")
@@ -490,6 +491,8 @@ class Consumers:
         If the acknowledgement of a message with ttr=0 is under way, the call returns its messages.
         Then the caller is cancelled at its next ``await``.
         """
+        import asyncio
+
         stop = Stop(self.mill)
         pool = self.mill.threads if timeout == 0 else self.mill.waiters
         call = pool.begin(self.get_many, queues, count, timeout, session, stop)
@@ -560,6 +563,8 @@ class Stop:
     """Lets an event loop stop a thread that waits for a message."""
 
     def __init__(self, mill: Runtime) -> None:
+        import asyncio
+
         self._mill = mill
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
@@ -593,6 +598,8 @@ class Stop:
 
 async def _outcome(call: asyncio.Future[list[Message]]) -> None:
     """Wait until a call has ended, also while the waiting task is cancelled."""
+    import asyncio
+
     while not call.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([call])

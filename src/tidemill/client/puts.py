@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import threading
@@ -43,6 +42,8 @@ from tidemill.core.signals import SignalsDeferred
 from tidemill.errors import InvalidOption, TidemillError, Unroutable
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidemill.runtime import Runtime
 
 
@@ -255,6 +256,8 @@ class PutBatching:
 
     async def put(self, envelope: Envelope) -> Put:
         """Store one job."""
+        import asyncio
+
         check_fork()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Put] = loop.create_future()

@@ -7,19 +7,22 @@ one for calls that act. So waits never delay other calls.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import contextvars
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tidemill.brokers.shared.event_loops import WAITING_LOOP
 from tidemill.core.locks import Condition
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -61,6 +64,8 @@ class Threads:
         execute = getattr(type(txn), "execute", None)
         if execute is None or not inspect.iscoroutinefunction(inspect.unwrap(execute)):
             return put()
+        import asyncio
+
         future = self.begin(put)
         try:
             return await asyncio.shield(future)
@@ -70,6 +75,8 @@ class Threads:
 
     def begin(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Make the call in a thread, unless the future is cancelled before its turn comes."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         context = contextvars.copy_context()
@@ -174,6 +181,10 @@ def in_thread(
 
 def is_in_event_loop() -> bool:
     """True when this thread runs an event loop, which a blocking call would stop."""
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -187,6 +198,8 @@ def cancel_later() -> None:
     Nothing happens if the cancellation was taken back by then, as ``asyncio.timeout`` does at its
     end. The count of ``Task.cancelling`` does not change.
     """
+    import asyncio
+
     task = asyncio.current_task()
     assert task is not None
 

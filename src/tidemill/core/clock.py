@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
+import os
 import time
 from collections.abc import Callable
 
@@ -56,9 +56,9 @@ class _Ids:
         # The last 8 characters are the counter and 3 characters of the process. The counter starts
         # at a random number, so that these 8 characters differ between processes. The number is in
         # the lower half, so that the counter wraps late.
-        start = secrets.randbelow(1 << 19)
+        start = int.from_bytes(os.urandom(3)) >> 5  # 19 bits
         self.tick = itertools.count(start).__next__  # atomic under the GIL, so no lock is needed
-        self.process = secrets.token_hex(5)
+        self.process = os.urandom(5).hex()
 
 
 _ids = _Ids()

@@ -15,12 +15,9 @@ import datetime as dt
 import decimal
 import enum
 import functools
-import hmac
 import pathlib
-import pickle
 import struct
 import uuid
-import zoneinfo
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -230,6 +227,10 @@ def _zoned(code: int) -> Callable[[Any], Ext]:
 
 def _zone(value: dt.datetime | dt.time) -> str:
     zone = value.tzinfo
+    if zone is None or isinstance(zone, dt.timezone):
+        return ""
+    import zoneinfo
+
     return zone.key if isinstance(zone, zoneinfo.ZoneInfo) and zone.key else ""
 
 
@@ -253,6 +254,8 @@ def _decode_zoned(kind: type[dt.datetime | dt.time], data: bytes) -> dt.datetime
     text, fold, zone = _decode(data)
     value = kind.fromisoformat(text)
     if zone:
+        import zoneinfo
+
         value = value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
     return value.replace(fold=fold)
 
@@ -290,6 +293,8 @@ _decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).d
 
 def pack_pickle(value: object) -> bytes:
     """Encode with pickle, for apps that asked for it. The envelope must then be signed."""
+    import pickle
+
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as error:  # pickling runs the value's own code, which may raise anything
@@ -303,6 +308,8 @@ def pack_pickle_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
 
 def unpack_pickle(data: bytes) -> Any:
     """Decode the bytes of :func:`pack_pickle`. Call this only on verified bytes: it runs code."""
+    import pickle
+
     try:
         return pickle.loads(data)
     except Exception as error:
@@ -315,7 +322,7 @@ def sign(envelope: Envelope, key: bytes) -> bytes:
     A schedule's job is signed once, when the schedule is declared: a worker that fires the schedule
     may lack the key. This signature covers a mark and the schedule's name, not the id.
     """
-    return hmac.digest(key, _signed_part(envelope), "sha256")
+    return _digest(key, _signed_part(envelope))
 
 
 def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
@@ -332,7 +339,7 @@ def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
 
 def sign_result(job_id: str, result: bytes, key: bytes) -> bytes:
     """A result with its signature in front, for the jobs that get the result as an argument."""
-    return _SIGNED + hmac.digest(key, _signed_part_of(job_id, result), "sha256") + result
+    return _SIGNED + _digest(key, _signed_part_of(job_id, result)) + result
 
 
 def verify_result(job_id: str, signed: bytes, keys: Sequence[bytes]) -> None:
@@ -355,8 +362,15 @@ def verify_result(job_id: str, signed: bytes, keys: Sequence[bytes]) -> None:
 
 def _is_made_by(keys: Sequence[bytes], part: bytes, signature: bytes) -> bool:
     """Whether one of the keys made a signature."""
-    made = (hmac.digest(key, part, "sha256") for key in keys)
-    return any(hmac.compare_digest(one, signature) for one in made)
+    from hmac import compare_digest
+
+    return any(compare_digest(_digest(key, part), signature) for key in keys)
+
+
+def _digest(key: bytes, part: bytes) -> bytes:
+    from hmac import digest
+
+    return digest(key, part, "sha256")
 
 
 def _signed_part_of(job_id: str, result: bytes) -> bytes:

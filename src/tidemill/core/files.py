@@ -16,7 +16,6 @@ import fcntl
 import itertools
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 
 from tidemill.errors import BrokerUnavailable
@@ -74,6 +73,8 @@ def private_folder() -> str:
     name gets a further number. All processes of the user find the folder that the first one made,
     also after the other user has given the usual name free.
     """
+    import tempfile
+
     usual = os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}")
     while not (mine := list(filter(_is_mine, _private_paths(usual)))):
         for number in itertools.count():

@@ -8,7 +8,6 @@ can compute the fingerprint, too.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import NamedTuple
 
@@ -79,6 +78,8 @@ class FailureSample(msgspec.Struct, frozen=True):
 
 def failure_of(error: str, traceback: str = "") -> Failure:
     """The failure of an attempt, from its stored error and traceback."""
+    import hashlib
+
     line = error.partition("\n")[0][:_MESSAGE_MOST]
     found = _CLASS.match(line)
     name = found.group() if found else ""

@@ -9,7 +9,6 @@ handlers run at once.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import functools
@@ -170,6 +169,8 @@ class Stopping:
 
     async def await_set(self, timeout: float | None = None) -> bool:
         """Wait as ``wait`` does, without blocking the event loop."""
+        import asyncio
+
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
         with self._lock:

@@ -5,7 +5,6 @@ For the name of an option of another task queue, the hint is the tidemill option
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 _LISTED = 20
@@ -57,6 +56,8 @@ _BY_NAME = {name: ours for ours, names in _OURS.items() for name in names.split(
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean 'queue'?``; empty when no known name is near."""
+    import difflib
+
     near = difflib.get_close_matches(name[:_LONGEST], [str(each) for each in known], 1)
     return f"did you mean {near[0]!r}?" if near else ""
 

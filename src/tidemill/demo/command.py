@@ -63,7 +63,9 @@ _TIMES_OUT, _DELAYED = "times-out", "delayed"
 def demo(
     folder: Path, store: Path, fresh: bool, processes: int, concurrency: int, as_json: bool
 ) -> None:
-    """Measure every file of DIR, one job per file, with a store and a worker of its own.
+    """Measure every file of DIR, one job per file.
+
+    The demo has a store and a worker of its own.
 
     Kill all processes of the demo with kill -9 in the middle, and start the demo again. It finishes
     the remaining jobs, and runs no finished job again.

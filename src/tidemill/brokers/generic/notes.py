@@ -6,8 +6,6 @@ deletes the note (:mod:`tidemill.worker.declarations`).
 
 from __future__ import annotations
 
-import hashlib
-
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.schedules import NOTE, Change, Schedule
 from tidemill.brokers.contract.store import Store
@@ -66,5 +64,7 @@ class Notes:
 
     def _named(self, name: str) -> str:
         if len(name.encode()) > _LONGEST:
+            import hashlib
+
             name = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
         return self._before + name

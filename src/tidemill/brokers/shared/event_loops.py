@@ -7,7 +7,10 @@ loop: the thread lets the loop run a coroutine on the connection, and waits for 
 from __future__ import annotations
 
 import contextvars
-from asyncio import AbstractEventLoop
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 WAITING_LOOP: contextvars.ContextVar[AbstractEventLoop | None]
 WAITING_LOOP = contextvars.ContextVar("tidemill_waiting_loop", default=None)

@@ -33,7 +33,7 @@ _FIRST = 1.0
 )
 @store_options
 def top(mill: Tidemill, interval: float, once: bool, as_json: bool) -> None:
-    """Show queues, rates, running jobs and workers, refreshed as they change.
+    """Show queues, rates, running jobs and workers as they change.
 
     Keys: q ends, j and k select a running job, enter shows its trail, s sorts, p pauses, ? helps.
     top only reads. With --once it prints one table, and with --json objects for programs.
