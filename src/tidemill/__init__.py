@@ -8,14 +8,13 @@ from tidemill.core import __version__ as __version__
 if TYPE_CHECKING:
     from tidemill.app import Tidemill
     from tidemill.brokers.contract.inspection import Filter
-    from tidemill.client.call import Call, Ended
     from tidemill.client.context import JobContext, this_job
     from tidemill.client.job_handle import Job
     from tidemill.client.messages import Message
     from tidemill.client.middleware import Middleware
     from tidemill.client.options import Key
     from tidemill.client.queues import Queue
-    from tidemill.client.task import Task
+    from tidemill.client.task import Call, Ended, Task
     from tidemill.core.converters import register_converter
     from tidemill.core.job import State
     from tidemill.core.retry import (
@@ -51,14 +50,13 @@ else:
     _MODULES = {
         "app": "Tidemill",
         "brokers.contract.inspection": "Filter",
-        "client.call": "Call Ended",
         "client.context": "JobContext this_job",
         "client.job_handle": "Job",
         "client.messages": "Message",
         "client.middleware": "Middleware",
         "client.options": "Key",
         "client.queues": "Queue",
-        "client.task": "Task",
+        "client.task": "Call Ended Task",
         "core.converters": "register_converter",
         "core.job": "State",
         "core.retry": "Fail JobTerminated JobTimeout Retries Retry Skip Snooze WorkerStopping",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.brokers.contract.store import Store
-from tidemill.client.call import Call
 from tidemill.client.events import EnqueueHandler, Event, ProcessHandler, handler_of
 from tidemill.client.history import History
 from tidemill.client.inline_jobs import move_due
@@ -22,7 +21,7 @@ from tidemill.client.options import TASK_OPTIONS, PublishOptions, TaskOptions
 from tidemill.client.puts import Batch
 from tidemill.client.queues import Queue
 from tidemill.client.search import Found, SearchOptions, users_queues
-from tidemill.client.task import AsyncTask, Declare, Task, call_by_name
+from tidemill.client.task import AsyncTask, Call, Declare, Task, call_by_name
 from tidemill.core.config import Seconds, check_known, check_name
 from tidemill.limits.declare import QueueSettings
 from tidemill.runtime import Runtime

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import check_url, instrumented, open_broker
-from tidemill.client.call import Call
 from tidemill.client.context import is_importing
 from tidemill.client.declarations import Declarations
 from tidemill.client.events import no_handlers
@@ -29,6 +28,7 @@ from tidemill.client.middleware import Layer, check_middleware
 from tidemill.client.options import TASK_OPTIONS, Features, Options
 from tidemill.client.puts import PutBatching, Topics, envelope_of, seal
 from tidemill.client.task import (
+    Call,
     Configured,
     NoSuchTask,
     Task,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tidemill.brokers.contract.inspection import Page, QueueStats
 from tidemill.client.as_completed import Completed
-from tidemill.client.call import PartialCall
 from tidemill.client.events import NewJob
 from tidemill.client.options import CallOptions, PublishOptions, PutOptions, TaskOptions
 from tidemill.client.search import Found
-from tidemill.client.task import AsyncTask
+from tidemill.client.task import AsyncTask, PartialCall
 from tidemill.core.job import Attempt, Record
 
 __all__ = [

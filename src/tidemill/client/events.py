@@ -14,8 +14,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from tidemill.client.call import Call
 from tidemill.client.options import check_headers
+from tidemill.client.task import Call
 from tidemill.core.suggest import hint
 from tidemill.errors import InvalidOption
 

@@ -23,16 +23,22 @@ import msgspec
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic.topics import Bindings, bindings, check_topic
 from tidemill.client.arguments import TEXT_OF_BODY, pack_checked_call, summary
-from tidemill.client.call import Call
 from tidemill.client.context import is_importing
 from tidemill.client.events import headers_of
 from tidemill.client.job_handle import UNCOMMITTED, Job
 from tidemill.client.options import PUBLISH_OPTIONS, Options
-from tidemill.client.task import warn_if_local
+from tidemill.client.task import Call, warn_if_local
 from tidemill.core.clock import clock, new_id
-from tidemill.core.codec import pack, pack_pickle, pack_pickle_call, pack_plain_call, sign
+from tidemill.core.codec import (
+    check_size,
+    pack,
+    pack_pickle,
+    pack_pickle_call,
+    pack_plain_call,
+    sign,
+)
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
-from tidemill.core.config import check_name, check_size
+from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.forks import check_fork
 from tidemill.core.job import Put

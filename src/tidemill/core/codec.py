@@ -26,7 +26,10 @@ from msgspec.msgpack import Ext
 
 from tidemill.core.converters import Converter, converter_of, full_name, remedy
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope, Ref
-from tidemill.errors import BadSignature, CodecError, ResultNotKept
+from tidemill.errors import BadSignature, CodecError, InvalidOption, ResultNotKept
+
+MAX_BODY = 1024 * 1024
+"""The most bytes of a body."""
 
 MAX_RESULT = 15 * 1024 * 1024
 """The most bytes of a result. A large write delays other writes; Redis refuses over 512 MiB."""
@@ -386,3 +389,29 @@ def _signed_part(envelope: Envelope) -> bytes:
     lengths = struct.pack(">III?", len(whose), len(task), len(envelope.body), envelope.pickled)
     mark = b"" if planned is None else b"schedule"  # no length begins with these bytes
     return mark + lengths + whose + task + envelope.body
+
+
+class BodyTooLarge(InvalidOption):
+    """A job is larger than stores accept."""
+
+
+def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> None:
+    """Refuse a job whose body, headers and tags together exceed ``MAX_BODY`` bytes.
+
+    Raises:
+        BodyTooLarge: the job is larger; the message names the largest part.
+    """
+    beside = 0
+    if headers or tags:
+        texts = [*headers, *headers.values(), *tags]
+        beside = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if len(body) + beside <= MAX_BODY:
+        return
+    if beside <= len(body):
+        part = f"the body has {len(body):,} bytes"
+    else:
+        part = f"the headers and tags have {beside:,} bytes"
+    raise BodyTooLarge(
+        f"{part}, and body, headers and tags may have {MAX_BODY:,} bytes together; "
+        "store large data elsewhere and pass its name"
+    )

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,9 +17,6 @@ from tidemill.core.job import Conflict
 from tidemill.core.retry import Retries, RetryPolicy
 from tidemill.core.suggest import did_you_mean, hint, our_option
 from tidemill.errors import InvalidOption
-
-MAX_BODY = 1024 * 1024
-"""The most bytes of a body."""
 
 MAX_NAME = 200
 """The most bytes of an id, queue, key or task name (an LMDB key has at most 511 bytes)."""
@@ -177,32 +174,6 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 def _hint(name: str, known: list[str]) -> str:
     ours = our_option(name)
     return f"write {ours}" if ours else hint(name, known)
-
-
-class BodyTooLarge(InvalidOption):
-    """A job is larger than stores accept."""
-
-
-def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> None:
-    """Refuse a job whose body, headers and tags together exceed ``MAX_BODY`` bytes.
-
-    Raises:
-        BodyTooLarge: the job is larger; the message names the largest part.
-    """
-    beside = 0
-    if headers or tags:
-        texts = [*headers, *headers.values(), *tags]
-        beside = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    if len(body) + beside <= MAX_BODY:
-        return
-    if beside <= len(body):
-        part = f"the body has {len(body):,} bytes"
-    else:
-        part = f"the headers and tags have {beside:,} bytes"
-    raise BodyTooLarge(
-        f"{part}, and body, headers and tags may have {MAX_BODY:,} bytes together; "
-        "store large data elsewhere and pass its name"
-    )
 
 
 def storable(text: str) -> str:

@@ -18,9 +18,9 @@ from django.conf import settings as django_settings
 from django.utils.module_loading import autodiscover_modules
 
 from tidemill.app import Tidemill
-from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.puts import PendingPuts
+from tidemill.client.task import Call
 from tidemill.client.threads import is_in_event_loop
 from tidemill.django.commit import CommitRule, TransactionBatch
 from tidemill.django.connections import fresh_connections

@@ -18,8 +18,8 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import declare_limit
 from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.schedules import Schedule as Record
-from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
+from tidemill.client.task import Call
 from tidemill.client.threads import in_thread
 from tidemill.core.codec import sign
 from tidemill.core.config import check_name

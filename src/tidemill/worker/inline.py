@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.inspection import GROUPS
-from tidemill.client.call import HOOKS, Call, Ended
 from tidemill.client.compositions import MEMBER_COUNT, member_id
 from tidemill.client.context import JobContext
 from tidemill.client.job_handle import Job
-from tidemill.client.task import import_task, make_task
+from tidemill.client.task import HOOKS, Call, Ended, import_task, make_task
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack, unpack
 from tidemill.core.envelope import Envelope, Ref

@@ -6,8 +6,8 @@ pop decides. An exception sent to a thread (``PyThreadState_SetAsyncExc``) arriv
 So a worker thread that comes second stays inside the job until the lock ``sent`` is free. Then a
 late exception lands in the job and not in other code.
 
-A job in a store step is shielded (:mod:`tidemill.core.shield`): the exception lands when the shield
-ends.
+A job in a store step is shielded (:mod:`tidemill.core.signals`): the exception lands when the
+shield ends.
 
 A job that still runs a while after its interruption (``Waits.stuck``) is *stuck*: in a blocking
 system call, a C call or a long store step. The timekeeper settles the job, and its process is
@@ -33,8 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
-from tidemill.core.shield import aim, take_off
-from tidemill.core.signals import handle_again
+from tidemill.core.signals import aim, handle_again, take_off
 
 if TYPE_CHECKING:
     from tidemill.worker.execute import Interrupt, Run

@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from tidemill.client.call import Call, Ended, Hooked, PartialCall
-from tidemill.client.task import Configured
+from tidemill.client.task import Call, Configured, Ended, Hooked, PartialCall
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Ref
 from tidemill.core.job import RunOn

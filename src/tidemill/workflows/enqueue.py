@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.call import Call
 from tidemill.client.compositions import pages_of_parts
 from tidemill.client.context import is_importing
 from tidemill.client.job_handle import UNCOMMITTED, Job, leave_out
-from tidemill.client.task import Task, call_by_name
+from tidemill.client.task import Call, Task, call_by_name
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.errors import InvalidOption

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.call import Ended
 from tidemill.client.compositions import group_results, result_of
+from tidemill.client.task import Ended
 from tidemill.core.envelope import Envelope, Ref
 from tidemill.core.job import NOT_STARTED, WHILE_RUNNING, Input, Lease, RunOn, State
 from tidemill.core.retry import Fail, Skip, Snooze

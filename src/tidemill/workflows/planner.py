@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.brokers.contract.inspection import GROUPS
-from tidemill.client.call import HOOKS, Call
 from tidemill.client.compositions import MEMBER_COUNT, member_id
+from tidemill.client.task import HOOKS, Call
 from tidemill.core.codec import pack
 from tidemill.core.envelope import Envelope, Links, Ref
 from tidemill.core.job import GROUP, RunOn

@@ -20,7 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext, encode
 
-from tidemill.core.codec import pack, pack_pickle, sign, unpack, unpack_pickle, verify
+from tidemill.core.codec import (
+    MAX_BODY,
+    BodyTooLarge,
+    check_size,
+    pack,
+    pack_pickle,
+    sign,
+    unpack,
+    unpack_pickle,
+    verify,
+)
 from tidemill.core.envelope import Envelope
 from tidemill.errors import BadSignature, CodecError
 
@@ -269,3 +279,9 @@ def test_keys_are_rotated_and_missing_signatures_refused() -> None:
     for envelope, keys in ((old, [b"new"]), (old, []), (Envelope(id="id"), [b"old"])):
         with pytest.raises(BadSignature, match="bad signature"):
             verify(envelope, keys)
+
+
+def test_a_body_has_a_limit() -> None:
+    check_size(b"x" * MAX_BODY, {}, [])
+    with pytest.raises(BodyTooLarge, match=r"the body has 1,048,577 bytes, and .* 1,048,576"):
+        check_size(b"x" * (MAX_BODY + 1), {}, [])

@@ -124,12 +124,6 @@ def test_good_retries() -> None:
     assert config.check_retries(2, Retries(5, delay=0.1)) == Retries(2, delay=0.1)
 
 
-def test_a_body_has_a_limit() -> None:
-    config.check_size(b"x" * config.MAX_BODY, {}, [])
-    with pytest.raises(InvalidOption, match=r"the body has 1,048,577 bytes, and .* 1,048,576"):
-        config.check_size(b"x" * (config.MAX_BODY + 1), {}, [])
-
-
 def test_urls_are_taken_apart() -> None:
     url = parse_url("LMDB://./a%20b?keep=5&x=")
     assert (url.scheme, url.path, url.options) == ("lmdb", "./a b", {"keep": "5", "x": ""})

@@ -21,7 +21,7 @@ from tidemill.client.context import JobContext
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout
-from tidemill.core.shield import aim, lower_shield, raise_shield, take_off
+from tidemill.core.signals import aim, lower_shield, raise_shield, take_off
 from tidemill.worker import timeouts as module
 from tidemill.worker.execute import Run
 from tidemill.worker.timeouts import Timeouts

@@ -26,10 +26,10 @@ LMDB = (
     *("group_commit", "write_lock", "write_lock_waiter", "switch_interval", "store", "owners"),
     "waits",
 )
-CORE = ("core/signals", "core/shield", "core/commit_delay", "client/consumers")
+CORE = ("core/signals", "core/commit_delay", "client/consumers")
 ROOMS = {str(ROOT / f"{name}.py") for name in CORE}
 ROOMS |= {str(ROOT / "brokers" / "lmdb" / f"{name}.py") for name in LMDB}
-ROOMS.add(str(ROOT / "brokers" / "shared" / "wait_places.py"))
+ROOMS.add(str(ROOT / "brokers" / "shared" / "waits.py"))
 
 
 @pytest.fixture

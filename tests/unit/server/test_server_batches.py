@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidemill.core.config import BodyTooLarge
+from tidemill.core.codec import BodyTooLarge
 from tidemill.server.http.bodies import MOST_JSON, decode_batch, decode_job
 from tidemill.server.http.schemas.jobs import BatchIn
 from tidemill.server.http.validation_errors import validation_message

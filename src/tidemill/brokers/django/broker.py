@@ -24,7 +24,6 @@ from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
 from tidemill.brokers.contract.transfer import Departure, Transfer
 from tidemill.brokers.django import history as history_rows
@@ -53,6 +52,7 @@ from tidemill.brokers.rules import limits as limit_rules
 from tidemill.brokers.rules import transfer as transfer_rules
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.waits import Parked, sleep
 from tidemill.core.clock import id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope, LimitSettings

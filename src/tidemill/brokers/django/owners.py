@@ -16,7 +16,6 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.django.exchange import exchange, first_reads, has_nothing, renew
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.store import Store
@@ -28,6 +27,7 @@ from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
+from tidemill.brokers.shared.waits import Until
 from tidemill.core.job import Owner
 from tidemill.core.signals import restart_on_signal
 

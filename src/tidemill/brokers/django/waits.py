@@ -6,10 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from tidemill.brokers.contract.parked_waits import Until, ready_of
 from tidemill.brokers.django.store import Store
 from tidemill.brokers.django.wakeup import WAITERS, Bell
 from tidemill.brokers.shared.job_watch import Alarm
+from tidemill.brokers.shared.waits import Until, ready_of
 
 
 class Waits:

@@ -24,7 +24,6 @@ from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.contract.schedules import Change, Changed, Schedules
 from tidemill.brokers.contract.transfer import Transfer
@@ -48,6 +47,7 @@ from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
+from tidemill.brokers.shared.waits import Parked, sleep
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Owner, Put, Record

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from tidemill.brokers.contract.exchange import Want
-from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.lmdb.engine.group_commit import BRISK
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import Sleeper, WakeUps
@@ -22,6 +21,7 @@ from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.owners import Ended, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
+from tidemill.brokers.shared.waits import Parked, Until
 from tidemill.core.files import Folder
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import sweep_scoreboards

@@ -7,7 +7,6 @@ from typing import Any
 
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, lost
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.memory.calls import Admin, Limits, Schedules, Transfer
 from tidemill.brokers.memory.history import History, add_history, prune_history
@@ -25,6 +24,7 @@ from tidemill.brokers.rules.settle import note, release_owner, settle, touch
 from tidemill.brokers.rules.transitions import Jobs, store_moved
 from tidemill.brokers.rules.workflows import ended
 from tidemill.brokers.shared.remote_owners import Silence
+from tidemill.brokers.shared.waits import Parked, Until, sleep
 from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url

@@ -21,7 +21,6 @@ from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
@@ -38,6 +37,7 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.waits import Parked, sleep
 from tidemill.core.clock import clock, id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope

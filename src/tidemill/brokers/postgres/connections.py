@@ -28,8 +28,13 @@ from tidemill.brokers.postgres.settings import OVER, Address
 from tidemill.brokers.postgres.timed_connection import Connection, connect, leave_to_parent
 from tidemill.core.clock import new_id
 from tidemill.core.locks import Condition
-from tidemill.core.shield import lower_shield, raise_shield
-from tidemill.core.signals import InterruptibleWait, defer_signals, resume_signals
+from tidemill.core.signals import (
+    InterruptibleWait,
+    defer_signals,
+    lower_shield,
+    raise_shield,
+    resume_signals,
+)
 from tidemill.errors import BrokerUnavailable
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.postgres.exchange import send
 from tidemill.brokers.postgres.handoff import HandOff
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.owners import Ended
+from tidemill.brokers.shared.waits import Until
 from tidemill.core.job import Owner
 
 if TYPE_CHECKING:

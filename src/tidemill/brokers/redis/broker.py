@@ -23,7 +23,6 @@ from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.parked_waits import Parked, sleep
 from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
 from tidemill.brokers.contract.transfer import Departure
@@ -42,6 +41,7 @@ from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.forwarded import forwarded_to
 from tidemill.brokers.shared.owners import folder_here
+from tidemill.brokers.shared.waits import Parked, sleep
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope, LimitSettings

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, late, lost
-from tidemill.brokers.contract.parked_waits import Until
 from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
 from tidemill.brokers.redis.history import pack_history
 from tidemill.brokers.redis.inspect import Inspection
@@ -29,6 +28,7 @@ from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
 from tidemill.brokers.shared.owners import Ended, Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
+from tidemill.brokers.shared.waits import Until
 from tidemill.core.clock import new_id
 from tidemill.core.job import Command, Lease, Note, Owner, Record
 from tidemill.errors import BrokerUnavailable, StoreMoved

@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.connection import Connection
 
-from tidemill.brokers.contract.parked_waits import Parked, Until, sleep
 from tidemill.brokers.redis.errors import Away, translate
 from tidemill.brokers.redis.failover import CONNECT_TIMEOUT, SILENCE, Server, socket_of
+from tidemill.brokers.shared.waits import Parked, Until, sleep
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 from tidemill.errors import BrokerUnavailable
 

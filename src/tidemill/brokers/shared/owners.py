@@ -32,12 +32,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.brokers.contract.parked_waits import Parked, Until
 from tidemill.brokers.network.repeated_calls import RepeatedCalls
 from tidemill.brokers.shared.liveness import Liveness, neighbours
 from tidemill.brokers.shared.lost_jobs import log_failed
 from tidemill.brokers.shared.remote_owners import SignOfLife, Silence, Turns
-from tidemill.brokers.shared.wait_places import Asleep
+from tidemill.brokers.shared.waits import Asleep, Parked, Until
 from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.crash_points import point
 from tidemill.core.files import Folder, private_folder

@@ -15,10 +15,10 @@ from django.utils.module_loading import import_string
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import features_of
-from tidemill.client.call import Call
 from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
 from tidemill.client.puts import PendingPuts
+from tidemill.client.task import Call
 from tidemill.core.clock import new_id
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tidemill.client.call import Call, Ended
 from tidemill.client.context import this_job
-from tidemill.client.task import import_task
+from tidemill.client.task import Call, Ended, import_task
 from tidemill.core.clock import new_id
 from tidemill.django.cluster import cluster, task_defaults, uses_django_q
 from tidemill.django.project import DjangoMill, on_connections, project_mill

@@ -7,8 +7,8 @@ import datetime as dt
 import time
 from typing import Any
 
-from tidemill.client.call import Ended
 from tidemill.client.job_handle import Job
+from tidemill.client.task import Ended
 from tidemill.core.job import GROUP, Record, State
 from tidemill.django.framework.results import arguments_of, moment_of
 from tidemill.django.project import DjangoMill, project_mill

@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from tidemill.app import Tidemill
-from tidemill.core.config import MAX_BODY
+from tidemill.core.codec import MAX_BODY
 from tidemill.errors import (
     BrokerUnavailable,
     InvalidOption,

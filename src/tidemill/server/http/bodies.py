@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tidemill.app import Tidemill
-from tidemill.core.config import MAX_BODY, BodyTooLarge
+from tidemill.core.codec import MAX_BODY, BodyTooLarge
 from tidemill.core.envelope import Envelope
 from tidemill.errors import InvalidOption
 from tidemill.server.delivery import value_in

@@ -41,7 +41,7 @@ from tidemill.brokers.contract.rpc import (
 from tidemill.brokers.contract.rpc import Role as CallRole
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import new_id
-from tidemill.core.config import BodyTooLarge
+from tidemill.core.codec import BodyTooLarge
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner, Put
 from tidemill.errors import (

@@ -1,7 +1,7 @@
 """Parked waits: remote owners sleep while the event loop waits for their wake-ups.
 
 A few threads take the steps of a wait, which may block
-(:mod:`tidemill.brokers.contract.parked_waits`).
+(:mod:`tidemill.brokers.shared.waits`).
 
 A sleeping owner sends a request. The server answers when something may have happened, or when the
 time is over. The request stays open while the owner works, so a hint between two sleeps answers the
@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.parked_waits import Parked, Parking, Until, ready_of
 from tidemill.brokers.contract.rpc import LONGEST
+from tidemill.brokers.shared.waits import Parked, Parking, Until, ready_of
 from tidemill.errors import TidemillError
 from tidemill.server.http.waits import until_first
 

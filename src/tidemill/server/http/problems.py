@@ -12,7 +12,7 @@ from collections.abc import Collection
 import msgspec
 
 from tidemill.client.queues import QueueHasJobs
-from tidemill.core.config import BodyTooLarge
+from tidemill.core.codec import BodyTooLarge
 from tidemill.errors import (
     BrokerUnavailable,
     CodecError,

@@ -20,7 +20,8 @@ from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.rpc import CALLS, Role
 from tidemill.brokers.contract.schedules import LAST_OWN, Change
 from tidemill.brokers.contract.store import Store
-from tidemill.core.config import LATEST, MAX_NAME, MAX_SECONDS, check_name, check_size
+from tidemill.core.codec import check_size
+from tidemill.core.config import LATEST, MAX_NAME, MAX_SECONDS, check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner
 from tidemill.errors import CodecError, InvalidOption

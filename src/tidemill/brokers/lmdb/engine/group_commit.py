@@ -20,7 +20,7 @@ from the leader at each call into LMDB.
 
 A caller that is interrupted while it waits takes its request back. If the caller has just got the
 lead, it passes the lead on. So no request waits for a thread that has gone. Nothing interrupts a
-caller at other times: timeouts wait (:mod:`tidemill.core.shield`), and signal handlers are deferred
+caller at other times: timeouts wait, and signal handlers are deferred
 (:mod:`tidemill.core.signals`).
 """
 
@@ -40,11 +40,12 @@ from tidemill.brokers.lmdb.engine.transactions import Writing
 from tidemill.brokers.lmdb.engine.write_lock import WriteLock, Writer
 from tidemill.core.commit_delay import CommitDelay
 from tidemill.core.crash_points import point
-from tidemill.core.shield import lower_shield, raise_shield
 from tidemill.core.signals import (
     begin_interruptible_wait,
     defer_signals,
     end_interruptible_wait,
+    lower_shield,
+    raise_shield,
     resume_signals,
 )
 from tidemill.errors import StoreBusy, TidemillError
