@@ -186,7 +186,7 @@ class Declarations:
         hint = f"{near} Else start" if near else "start"
         return TaskNotFound(
             f"{task!r} is no task of this app, and no worker on {broker.url} has declared it; "
-            f"{hint} its worker first, add .using(queue=…) to the call to use this app's defaults, "
+            f"{hint} its worker first, give the call a queue= to use this app's defaults, "
             "or allow the path by allow_imports"
         )
 

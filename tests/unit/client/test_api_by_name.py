@@ -93,7 +93,7 @@ def test_a_task_that_no_worker_has_declared_is_refused(
     producer: Tidemill, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovedClock(monkeypatch, speed=0.01)
-    with pytest.raises(TaskNotFound, match=r"'app.send' is no task .* add \.using\(queue=…\) to"):
+    with pytest.raises(TaskNotFound, match=r"'app.send' is no task .* give the call a queue= to"):
         producer.enqueue("app.send", 1)
     assert producer.jobs().page().records == []
     # its queue makes the policy plain: this app's defaults
