@@ -141,9 +141,9 @@ BREAKS = (
     ),
     Break(
         "PostgreSQL: a put does not tell the lease that it hands over.",
-        "brokers/postgres/sql/20_put.sql",
-        "            PERFORM pg_notify(place, word);\n",
-        "            NULL;\n",
+        "brokers/postgres/sql/25_handoff.sql",
+        "        PERFORM pg_notify(w.channel, word), ",
+        "        PERFORM ",
         "tests/unit/brokers/postgres/test_postgresql_handoff.py",
     ),
     Break(

@@ -89,16 +89,16 @@ def start(
 
 def lose_replies(monkeypatch: pytest.MonkeyPatch, word: bytes) -> list[bytes]:
     """The next call of that name is done, and its reply lost with the connection."""
-    execute = psycopg.Connection.execute
+    execute = psycopg.Cursor.execute
     lost: list[bytes] = []
 
-    def lose(self: psycopg.Connection, query: bytes, *args: object, **options: object) -> object:
+    def lose(self: psycopg.Cursor, query: bytes, *args: object, **options: object) -> object:
         cursor = execute(self, query, *args, **options)  # type: ignore[arg-type]
         if isinstance(query, bytes) and word in query and not lost:
             lost.append(query)
-            self.close()
+            self.connection.close()
             raise psycopg.OperationalError("the reply is lost")
         return cursor
 
-    monkeypatch.setattr(psycopg.Connection, "execute", lose)
+    monkeypatch.setattr(psycopg.Cursor, "execute", lose)
     return lost

@@ -5,7 +5,7 @@ The shape has all other facts that the server needs. Most jobs of a call have th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -117,19 +117,45 @@ def put(
     check_nonce(nonce)
     if not jobs and not let_go:
         return []
-    held = texts(list(hold)), texts(list(let_go))
-    return puts_of(jobs, call(session, session.statements.put, jobs, held, nonce))
+    statements = session.statements
+    if len(jobs) == 1 and not (hold or let_go) and _is_plain(job := jobs[0]):
+        answer = _call(
+            session, statements.put_single, jobs, lambda: _pack_plain(session, job), nonce
+        )
+    else:
+        held = texts(list(hold)), texts(list(let_go))
+        answer = _call(session, statements.put, jobs, lambda: (*_pack(session, jobs), *held), nonce)
+    return puts_of(jobs, answer)
 
 
-def call(
-    session: Session, statement: bytes, jobs: Sequence[Envelope], more: tuple[Any, ...], nonce: str
+def _is_plain(job: Envelope) -> bool:
+    """Whether ``put_single`` can put the job."""
+    return not (job.delay or job.at or job.expires or job.key or job.links or job.limit)
+
+
+def _pack_plain(session: Session, job: Envelope) -> tuple[Any, ...]:
+    """Pack a plain job: its id, its envelope, and the fields of its shape."""
+    envelope = encode_envelope(job)
+    line = session.known((job.queue,))[job.queue] * 4 + (not job.task)
+    backoff, body = backoff_of(job), body_of(job, envelope)
+    return (
+        *(job.id, envelope, line, job.rank, job.timeout, job.ttr, job.result_ttl),
+        job.retries.max_attempts,
+        backoff and list(backoff),
+        body and list(body),
+    )
+
+
+def _call(
+    session: Session,
+    statement: bytes,
+    jobs: Sequence[Envelope],
+    pack: Callable[[], tuple[Any, ...]],
+    nonce: str,
 ) -> Any:
-    """Call a procedure that accepts jobs, and return its answer. A retry has no second effect.
-
-    ``more`` are the procedure's arguments after the jobs.
-    """
+    """Call a procedure that accepts jobs, and return its answer. A retry has no second effect."""
     queues = session.queues
-    packed = *_pack(session, jobs), *more
+    packed = pack()
     chores = session.chores(0)
     serials: dict[str, int] = {}
     unsure = False
@@ -138,7 +164,7 @@ def call(
         nonlocal packed, queues, unsure
         if queues is not session.queues:  # the server lost queues, so they have new numbers
             queues = session.queues
-            packed = *_pack(session, jobs), *more
+            packed = pack()
         # If the serial exists, the reply was lost: repeat the call.
         if connection.id not in serials:
             connection.serial += 1

@@ -37,6 +37,14 @@ class Statements:
         held = f"{batch}, %b::text[], %b::text[]"
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
+        shape = (
+            "ROW(%s::int, %s::bigint, %s::float8, %s::float8, %s::float8, %s::int, %s::float8[], "
+            f'%s::int[])::"{schema}".shape'
+        )
+        self.put_single = (
+            f'CALL "{schema}".put_single(%s::text, %s::bigint, %s::text, %b::bytea, {shape}, '
+            f"{prefs}, %s::int, NULL)"
+        ).encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
         changes = (
             "ROW(%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], %b::float8[], "

@@ -278,6 +278,19 @@ def test_a_put_whose_reply_was_lost_is_answered_and_not_done_again(
     broker.put([job(id="next")])
 
 
+def test_a_put_of_one_job_whose_reply_was_lost_is_done_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 4
+    for job_id in ("first on its connection", "second"):
+        lost = lose_replies(monkeypatch, b".put_single(")
+        [put] = broker.put([job(id=job_id)])
+        assert lost
+        assert (put.id, str(put.placed)) == (job_id, "created")
+        monkeypatch.undo()
+    assert broker.stats()[0].accepted == 2
+
+
 def test_a_step_whose_reply_was_lost_is_answered_and_not_done_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,16 @@
 -- Composite arguments and results of functions. Tables have no columns of these types.
 
-DROP TYPE IF EXISTS tidemill.batch, tidemill.verdict, tidemill.step_request, tidemill.step_reply,
+DROP TYPE IF EXISTS tidemill.batch, tidemill.shape, tidemill.verdict, tidemill.step_request, tidemill.step_reply,
     tidemill.step_settled, tidemill.claimant, tidemill.chosen_jobs, tidemill.leased_jobs,
     tidemill.schedule_changes CASCADE;
 
 -- Jobs to accept. "shape" has the number of each job's shape: see unpack.
 CREATE TYPE tidemill.batch AS (ids text[], envelopes bytea[], shape int[], shapes jsonb);
+
+-- The shape of a plain job.
+CREATE TYPE tidemill.shape AS (
+    line int, rank bigint, timeout float8, ttr float8, result_ttl float8, tries int, backoff float8[], body int[]
+);
 
 -- How one run of a job ended. close_attempt lists the outcomes. A "rank" of -1 keeps the rank.
 CREATE TYPE tidemill.verdict AS (

@@ -183,58 +183,25 @@ CREATE OR REPLACE PROCEDURE tidemill.put(
     client text, this bigint, new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs, chores int, INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    stored boolean;
-    place  text;
-    word   text;
+    first record := tidemill.begin_call(client, this, p);
 BEGIN
-    UPDATE tidemill.call AS c SET serial = this, seen = tidemill.clock(p), answer = NULL
-    WHERE c.line = client AND c.serial < this;
-    IF NOT FOUND THEN
-        INSERT INTO tidemill.call (line, serial, seen, once)
-        VALUES (client, this, tidemill.clock(p), CASE WHEN client LIKE 'once %' THEN tidemill.clock(p) END)
-        ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN  -- this put was done before
-            SELECT c.answer INTO answer FROM tidemill.call AS c WHERE c.line = client;
-            PERFORM tidemill.flush();
-            COMMIT;
-            PERFORM tidemill.ring_again(p);
-            RETURN;
-        END IF;
-    END IF;
-    IF cardinality(new_jobs.ids) = 1 THEN
-        SELECT * INTO stored, place, word FROM tidemill.put_single(new_jobs, p);
-    END IF;
-    IF stored IS NULL THEN
-        answer := tidemill.put_jobs(new_jobs, hold, let_go, p);
-        IF answer IS NOT NULL THEN
-            UPDATE tidemill.call AS c SET answer = put.answer WHERE c.line = client;
-        END IF;
-    END IF;
-    IF place IS NOT NULL THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-        COMMIT;
-        PERFORM set_config('synchronous_commit', 'off', true);
-        BEGIN
-            PERFORM pg_notify(place, word);
-        EXCEPTION WHEN OTHERS THEN  -- the job is accepted, and the next step finds it
-            RAISE WARNING 'nobody was told of a job: %', SQLERRM;
-        END;
-        COMMIT;
+    IF NOT first.fresh THEN  -- this put was done before
+        answer := first.told;
         PERFORM tidemill.flush();
         COMMIT;
-    ELSE
-        COMMIT;
-        IF stored IS NULL THEN  -- put_single stores no job under a limit
-            IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
-                CALL tidemill.open_gates(p);
-            END IF;
-        END IF;
+        PERFORM tidemill.ring_again(p);
+        RETURN;
+    END IF;
+    answer := tidemill.put_jobs(new_jobs, hold, let_go, p);
+    IF answer IS NOT NULL THEN
+        PERFORM tidemill.end_call(client, answer);
+    END IF;
+    COMMIT;
+    IF EXISTS (SELECT FROM tidemill.inbox) OR EXISTS (SELECT FROM tidemill.said) THEN
+        CALL tidemill.open_gates(p);
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
-    IF place IS NULL THEN
-        PERFORM tidemill.ring(0, answer IS NOT NULL OR jsonb_path_exists(new_jobs.shapes, '$[*].linked'),
-                              '{}', p);
-    END IF;
+    PERFORM tidemill.ring(0, answer IS NOT NULL OR jsonb_path_exists(new_jobs.shapes, '$[*].linked'), '{}', p);
     IF chores > 0 THEN
         COMMIT;
         PERFORM set_config('synchronous_commit', 'off', true);

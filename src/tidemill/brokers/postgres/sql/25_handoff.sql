@@ -32,92 +32,95 @@ BEGIN
     PERFORM pg_logical_emit_message(true, 'tidemill', '');
 END $$;
 
--- Put one job without a key or a limit, for a queue without a bound or a limit. If "stored" is
--- NULL, use put_jobs. "place" and "word" are the channel and the text of the notification to send
--- after the commit.
-CREATE OR REPLACE FUNCTION tidemill.put_single(
-    new_jobs tidemill.batch, p tidemill.prefs,
-    OUT stored boolean, OUT place text, OUT word text)
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+-- Put one plain job: without a key, limit, links, delay or expiry. Before it writes anything, it passes the
+-- job on to "put" if the queue has a bound or a limit, if the store departs, if the server may have lost
+-- numbers, or if the put was made before.
+CREATE OR REPLACE PROCEDURE tidemill.put_single(
+    client text, this bigint, new_id text, new_envelope bytea, s tidemill.shape, p tidemill.prefs, chores int,
+    INOUT answer jsonb)
+LANGUAGE plpgsql AS $$
 DECLARE
-    t float8 := clock(p);
-    q record;
-    g record;
-    o record;
-    n bigint;
+    t      float8 := tidemill.clock(p);
+    q      record;
+    fresh  boolean := false;
+    w      record;  -- the worker that sleeps
+    worker int;     -- the worker that gets the job
+    word   text;
+    n      bigint;
 BEGIN
-    IF NOT EXISTS (SELECT FROM uptime) THEN
+    PERFORM pg_advisory_xact_lock_shared('tidemill.meta'::regclass::oid::int, 0);  -- as check_here
+    SELECT paused, EXISTS (SELECT FROM tidemill.pulse WHERE asleep AND room > 0) AS watched INTO q
+    FROM tidemill.queue WHERE number = s.line / 4 AND max_size <= 0 AND NOT gated
+        AND NOT EXISTS (SELECT FROM tidemill.departure) AND EXISTS (SELECT FROM tidemill.uptime);
+    IF FOUND THEN
+        UPDATE tidemill.call AS c SET serial = this, seen = t, answer = NULL
+        WHERE c.line = client AND c.serial < this;
+        fresh := FOUND OR (tidemill.begin_call(client, this, p)).fresh;
+    END IF;
+    IF NOT fresh THEN
+        CALL tidemill.put(client, this, ROW(ARRAY[new_id], ARRAY[new_envelope], '{0}', jsonb_build_array(
+            to_jsonb(s) || '{"n": 0, "delay": 0, "at": 0, "expires": 0}'))::tidemill.batch,
+            '{}', '{}', p, chores, answer);
         RETURN;
     END IF;
-    PERFORM check_here();
-    SELECT * INTO g FROM jsonb_to_record(new_jobs.shapes -> 0) AS s (
-        line int, rank bigint, delay float8, at float8, expires float8, timeout float8, ttr float8,
-        result_ttl float8, tries int, key text, linked boolean, lane text,
-        backoff float8[], body int[]);
-    SELECT max_size, paused, gated INTO q FROM queue WHERE number = g.line / 4;
-    IF q.max_size > 0 OR q.gated OR g.key IS NOT NULL OR g.linked OR g.lane IS NOT NULL THEN
-        RETURN;
+    IF q.watched AND s.line & 3 = 0 AND NOT q.paused THEN
+        -- An owner in a step holds the lock of its pulse, and is not asleep. An owner whose lease is not renewed
+        -- in time is not reliable.
+        SELECT pulse.owner, pulse.turn, owner.channel,
+               (EXISTS (SELECT FROM tidemill.ready) OR EXISTS (SELECT FROM tidemill.stand))
+               AND tidemill.others_start(pulse.queues, t) AS others
+        INTO w
+        FROM tidemill.pulse JOIN tidemill.owner ON owner.number = pulse.owner
+        WHERE room > 0 AND asleep AND (queues IS NULL OR s.line / 4 = ANY (queues))
+            AND until > t + 0.6 * p.lease AND owner.channel <> ''
+        ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
+        IF NOT w.others THEN
+            worker := w.owner;
+        END IF;
     END IF;
-    IF g.line & 3 <> 0 OR g.delay > 0 OR g.at > t OR g.expires > 0 OR q.paused THEN
-        PERFORM put_plain(new_jobs, t);
-        stored := true;
-        RETURN;
+    INSERT INTO tidemill.job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
+                              envelope, backoff, body)
+    VALUES (nextval('tidemill.acceptance'), s.rank, 0, 0, s.timeout, s.ttr, s.result_ttl, s.line, s.tries,
+            s.tries, new_id, new_envelope, s.backoff, s.body)
+    ON CONFLICT (id) DO NOTHING RETURNING seq INTO n;
+    IF n IS NULL THEN
+        PERFORM tidemill.refuse_id(new_id);
     END IF;
-    o := sleeper_for(g.line, t, p);
-    IF o.number IS NULL THEN
-        PERFORM put_plain(new_jobs, t);
-        stored := true;
-        RETURN;
+    IF worker IS NULL THEN
+        INSERT INTO tidemill.ready (line, rank, seq) VALUES (s.line, s.rank, n);
+        INSERT INTO tidemill.tally (queue, accepted, ready) VALUES (s.line / 4, 1, 1);
+        COMMIT;
+        IF EXISTS (SELECT FROM tidemill.pulse WHERE asleep) THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+            PERFORM tidemill.ring(0, false, '{}', p);
+        END IF;
+    ELSE
+        INSERT INTO tidemill.lease (seq, token, serial, leased, result_ttl, owner, line, attempt, keyed)
+        VALUES (n, n << 16, -1, t, s.result_ttl, worker, s.line, 1, false);
+        UPDATE tidemill.pulse SET asleep = false, room = 0, handed = handed || (n << 16) WHERE owner = worker;
+        INSERT INTO tidemill.tally (queue, accepted, running) VALUES (s.line / 4, 1, 1);
+        word := format('%s:%s:%s', worker, w.turn, translate(encode(tidemill.pack(
+            n << 16, 1, 0, s.rank, n, s.timeout, t, 0, new_envelope, NULL), 'base64'), E'\n', ''));
+        IF length(word) > 7900 THEN  -- a notification has 8000 bytes
+            word := worker::text;
+        END IF;
+        PERFORM pg_notify(w.channel, word), set_config('synchronous_commit', 'off', true);
+        COMMIT;
+        PERFORM tidemill.flush();
     END IF;
-    n := nextval('acceptance');
-    WITH new AS (
-        INSERT INTO job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                         envelope, backoff, body)
-        VALUES (n, g.rank, g.at, 0, g.timeout, g.ttr, g.result_ttl, g.line, g.tries, g.tries, new_jobs.ids[1],
-                new_jobs.envelopes[1], g.backoff, g.body)
-        ON CONFLICT (id) DO NOTHING RETURNING seq
-    ), lent AS (
-        INSERT INTO lease (seq, token, serial, leased, result_ttl, owner, line, attempt, keyed)
-        SELECT seq, seq << 16, -1, t, g.result_ttl, o.number, g.line, 1, false FROM new
-    ), handed AS (
-        UPDATE pulse SET asleep = false, room = 0, handed = handed || (seq << 16) FROM new
-        WHERE owner = o.number
-    ), counted AS (
-        INSERT INTO tally (queue, accepted, running) SELECT g.line / 4, 1, 1 FROM new
-    )
-    SELECT true INTO stored FROM new;
-    IF stored IS NULL THEN
-        PERFORM refuse_id(new_jobs.ids[1]);
-    END IF;
-    place := o.channel;
-    word := format('%s:%s:%s', o.number, o.turn, translate(encode(
-        pack(n << 16, 1, 0, g.rank, n, g.timeout, t, 0, new_jobs.envelopes[1], NULL), 'base64'), E'\n', ''));
-    IF length(word) > 7900 THEN  -- a notification has 8000 bytes
-        word := o.number::text;
+    IF chores > 0 THEN
+        COMMIT;
+        PERFORM set_config('synchronous_commit', 'off', true);
+        PERFORM tidemill.do_chores(chores, p);
     END IF;
 END $$;
 
--- Find an owner that sleeps for jobs of a line. Find none if another ready job may come before the
--- new job.
-CREATE OR REPLACE FUNCTION tidemill.sleeper_for(
-    l int, t float8, p tidemill.prefs, OUT number int, OUT turn bigint, OUT channel text)
-LANGUAGE plpgsql AS $$
-DECLARE
-    wanted int[];
+-- Whether a ready job, which comes first, may start on an owner that wants these queues.
+CREATE OR REPLACE FUNCTION tidemill.others_start(wanted int[], t float8) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
 BEGIN
-    -- An owner in a step holds the lock of its pulse, and is not asleep. An owner whose lease is not
-    -- renewed in time is not reliable.
-    SELECT pulse.owner, pulse.turn, owner.channel, pulse.queues
-    INTO number, turn, channel, wanted
-    FROM pulse JOIN owner ON owner.number = pulse.owner
-    WHERE pulse.room > 0 AND pulse.asleep AND (pulse.queues IS NULL OR l / 4 = ANY (pulse.queues))
-      AND pulse.until > t + 0.6 * p.lease AND owner.channel <> ''
-    ORDER BY random() LIMIT 1 FOR UPDATE OF pulse SKIP LOCKED;
-    IF number IS NOT NULL AND cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0 THEN
-        number := NULL;  -- another ready job may come first
-    END IF;
+    RETURN cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0;
 END $$;
 
 -- Fetch the handed leases that an owner did not hear of: as many as it still wants, packed. The others go back

@@ -8,7 +8,9 @@ BEGIN
     UPDATE call SET serial = this, seen = clock(p), answer = NULL
     WHERE line = client AND serial < this;
     IF NOT FOUND THEN
-        INSERT INTO call (line, serial, seen) VALUES (client, this, clock(p)) ON CONFLICT DO NOTHING;
+        INSERT INTO call (line, serial, seen, once)
+        VALUES (client, this, clock(p), CASE WHEN client LIKE 'once %' THEN clock(p) END)
+        ON CONFLICT DO NOTHING;
     END IF;
     fresh := FOUND;
     IF NOT fresh THEN
