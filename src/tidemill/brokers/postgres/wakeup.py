@@ -94,8 +94,9 @@ class WakeUps:
                 readable([conn.fileno(), self._pipe.fd])  # the pipe ends the wait at the close
                 with self._lock:
                     if not self._closed:
-                        for notify in conn.notifies(timeout=0):
-                            self._heard(notify.payload)
+                        conn.pgconn.consume_input()
+                        while notify := conn.pgconn.notifies():
+                            self._heard(notify.extra.decode())
             except (psycopg.Error, OSError, ValueError) as error:
                 if self._closed:
                     return
