@@ -99,7 +99,7 @@ class Connections:
                 try:
                     return self._run_on(connection, work, deadline, until + OVER)
                 finally:
-                    if connection.conn is not None and connection.conn.info.transaction_status:
+                    if connection.conn is not None and connection.conn.pgconn.transaction_status:
                         connection.drop()  # drop a connection whose transaction was interrupted
                     lower_shield()
             finally:

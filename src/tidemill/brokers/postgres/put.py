@@ -157,6 +157,7 @@ def _call(
     queues = session.queues
     packed = pack()
     chores = session.chores(0)
+    small = len(jobs) == 1 and len(jobs[0].body) <= _LARGE
     serials: dict[str, int] = {}
     unsure = False
 
@@ -172,7 +173,8 @@ def _call(
         key = (f"once {clean(nonce)}", 1) if nonce else (connection.id, connection.serial)
         arguments = [*key, *packed, session.prefs(), chores]
         try:
-            row = conn.execute(statement, arguments, binary=True).fetchone()
+            cursor = conn.kept if small else conn.cursor(binary=True)
+            row = cursor.execute(statement, arguments).fetchone()
         except psycopg.Error as error:
             unsure = unsure or is_unsure(error, conn)
             raise
