@@ -107,8 +107,9 @@ class Owners(shared.Owners[AttachedOwner]):
                 texts([clean(cause) for cause in ran.values()]),
                 proof.number if isinstance(proof, Row) else None,
                 proof.word if isinstance(proof, SignOfLife) else None,
+                isinstance(proof, Row) and proof.late > 0,
             ],
-            "text, bool, bigint[], text[], int, bigint",
+            "text, bool, bigint[], text[], int, bigint, bool",
         )
         return held
 

@@ -17,6 +17,7 @@ from servers.base import await_stop
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.postgres.broker import PostgresBroker
+from tidemill.brokers.shared.owners import Row
 from tidemill.core.clock import new_id
 from tidemill.core.job import Command, Owner, State
 from tidemill.core.retry import ENDLESS
@@ -131,6 +132,31 @@ def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_p
     finally:
         mortal.close()
     assert (broker.get("one").losses, broker.get("one").attempt) == (1, 0)
+
+
+def test_an_owner_that_renews_its_lease_before_it_is_given_up_keeps_its_jobs(
+    broker: PostgresBroker, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 5
+    broker.put([job(id="one")])
+    mortal = Mortal(url, tmp_path, far=True, board=False)
+    bury = broker._owners._bury
+
+    def renew_and_bury(row: Row) -> None:
+        mortal.say()
+        assert mortal.hear() == "[]"
+        bury(row)
+
+    monkeypatch.setattr(broker._owners, "_bury", renew_and_bury)
+    try:
+        deadline = time.monotonic() + 20
+        while not broker._owners.reap():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert [owner.id for owner in broker.owners()] == [mortal.id]
+        assert broker.get("one").state is State.RUNNING
+    finally:
+        mortal.close()
 
 
 def _cut(url: str) -> None:

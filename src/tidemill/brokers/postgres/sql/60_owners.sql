@@ -18,7 +18,7 @@ BEGIN
             RETURN new_number;
         END IF;
     END IF;
-    PERFORM let_go(new_id, true, '{}', '{}', NULL, NULL, p);
+    PERFORM let_go(new_id, true, '{}', '{}', NULL, NULL, false, p);
     new_number := coalesce(new_number, nextval(pg_get_serial_sequence('owner', 'number')));
     INSERT INTO owner (number, id, name, kind, host, channel, facts, lease) OVERRIDING SYSTEM VALUE
     VALUES (new_number, new_id, new_name, new_kind, new_host, new_channel, new_facts, new_lease);
@@ -63,10 +63,11 @@ BEGIN
 END $$;
 
 -- Take an owner off the list. Its leases go back by the report of a witness. Without a witness,
--- each task counts a loss. Does nothing if the owner has another number than "same", or has made a
--- step after "last_turn". Returns how many leases the owner had.
+-- each task counts a loss. Does nothing if the owner has another number than "same", has made a step
+-- after "last_turn", or is "late" no more. Returns how many leases the owner had.
 CREATE OR REPLACE FUNCTION tidemill.let_go(
-    who text, witness boolean, ran bigint[], causes text[], same int, last_turn bigint, p tidemill.prefs) RETURNS int
+    who text, witness boolean, ran bigint[], causes text[], same int, last_turn bigint, late boolean,
+    p tidemill.prefs) RETURNS int
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$
 DECLARE
     o    record;
@@ -76,7 +77,8 @@ BEGIN
     SELECT owner.number, owner.name, owner.channel INTO o
     FROM owner JOIN pulse ON pulse.owner = owner.number
     WHERE owner.id = who AND number = coalesce(same, number)
-      AND (last_turn IS NULL OR lease > 0 AND turn = last_turn) FOR UPDATE OF pulse;
+      AND (last_turn IS NULL OR lease > 0 AND turn = last_turn)
+      AND NOT (late AND until > clock(p)) FOR UPDATE OF pulse;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
