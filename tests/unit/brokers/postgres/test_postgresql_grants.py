@@ -19,7 +19,7 @@ from tidemill.brokers.registry import grants_of, migrate_store, open_broker
 from tidemill.cli import main
 from tidemill.core.clock import clock
 from tidemill.core.envelope import LimitSettings
-from tidemill.core.job import Owner, Verdict
+from tidemill.core.job import Command, Owner, Verdict
 from tidemill.doctor.examine import examine
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
@@ -105,6 +105,20 @@ def test_a_user_who_would_not_survive_a_crash_is_found_by_the_doctor(
             broker.put([job()])
     finally:
         broker.close()
+
+
+def test_a_user_needs_no_right_on_sequences_of_identity_columns(
+    server: Postgres, broker: Broker, url: str, schema: str
+) -> None:
+    server.run(f'REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM "the ""app"""')
+    server.run(f'GRANT ALL ON SEQUENCE {schema}.acceptance TO "the ""app"""')
+    server.run(f'GRANT USAGE ON SEQUENCE {schema}.owner_number_seq TO "the ""app"""')
+    assert grants(url)[0] == "ok"
+    broker.attach(Owner(id="o", name="w"))
+    broker.set_limit("lane", LimitSettings(concurrency=2))
+    broker.put([job(id="a", queue="new")])
+    assert len(take(broker, "o", 1)) == 1
+    assert broker.command("o", Command("quiet"))
 
 
 def test_such_a_user_keeps_the_rights_when_the_store_is_migrated(
