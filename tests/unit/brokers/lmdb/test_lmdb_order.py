@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.look import search
+from tidemill.brokers.lmdb.look import inspect, search
 from tidemill.brokers.lmdb.look.search import newest
 from tidemill.brokers.lmdb.record import number_in
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock, new_id
-from tidemill.core.envelope import Envelope
+from tidemill.core.envelope import Envelope, JobLimit
+from tidemill.core.job import Outcome, Owner, State, Verdict
 
 pytestmark = pytest.mark.everyday
 
@@ -97,3 +101,67 @@ def test_a_list_is_that_of_the_memory_broker_whatever_the_ids(
 
 def rng_queue(job_id: str) -> str:
     return "ab"[sum(job_id.encode()) % 2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_list_by_state_is_that_of_the_memory_broker(
+    broker: LmdbBroker, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_FEW", 3)
+    monkeypatch.setattr(search, "_MOST", 4)
+    monkeypatch.setattr(inspect, "_SCAN", 5)
+    rng, memory = random.Random(seed), open_broker("memory://")
+    for each in (broker, memory):
+        each.attach(Owner(id="me"))
+    ids: list[str] = []
+    for n in range(30):
+        jobs = [any_job(rng, any_id(rng, 100 * n + i)) for i in range(rng.choice([1, 3, 9]))]
+        ids += [job.id for job in jobs]
+        some = rng.sample(ids, min(len(ids), 3))
+        act = rng.choice(["cancel", "delete", "retry"])
+        for each in (broker, memory):
+            each.put(jobs)
+            getattr(each, act)(some)
+            run_some(each)
+    for state in State:
+        for queue in ("", "a"):
+            what = Filter(states=frozenset({state}), queue=queue)
+            expected = listed(memory, what=what)
+            assert listed(broker, what=what) == expected
+            assert expected or state in (State.WAITING, State.EXPIRED)
+    memory.close()
+
+
+def any_job(rng: random.Random, job_id: str) -> Envelope:
+    delay, limit = rng.choice([0.0, 0.0, 1000.0]), rng.choice([None, JobLimit("few")])
+    return Envelope(id=job_id, task="t", queue=rng_queue(job_id), delay=delay, limit=limit)
+
+
+def run_some(broker: Broker) -> None:
+    """Lease a job of queue a: some succeed, some fail, and some go on."""
+    leases = broker.exchange(Step("me", want=Want(1, ("a",)))).leases
+    outcomes = (Outcome.SUCCESS, Outcome.FAIL, None)
+    ends = [(lease.token, outcomes[sum(lease.open().id.encode()) % 3]) for lease in leases]
+    broker.exchange(Step("me", [Verdict(token, end) for token, end in ends if end is not None]))
+
+
+def test_the_walk_to_a_list_by_state_ends_soon(
+    broker: LmdbBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_FEW", 10)
+    monkeypatch.setattr(inspect, "_SCAN", 5)
+    walked = list[int]()
+
+    def counted(*args: Any) -> Iterator[Any]:
+        for row in newest(*args):
+            walked.append(row[0])
+            yield row
+
+    monkeypatch.setattr(search, "newest", counted)
+    broker.put([Envelope(id=f"early-{n:03}", task="t", delay=1000) for n in range(40)])
+    broker.put([Envelope(id=new_id(), task="t") for _ in range(400)])
+    page = broker.find(Filter(states=frozenset({State.SCHEDULED})), limit=15)
+    assert [record.envelope.id for record in page.records] == [
+        f"early-{n:03}" for n in range(39, 24, -1)
+    ]
+    assert len(walked) < 30

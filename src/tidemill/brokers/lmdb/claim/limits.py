@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -560,15 +560,6 @@ def parked_key(
     """The key of a ready job in the table of partitions; empty without its partition."""
     partition = partition or _read(txn, tables, _name_of(stored))
     return b"" if partition is None else NUMBER.pack(partition.number) + stored.head.ready_key
-
-
-def parked_in(
-    txn: lmdb.Transaction[bytes], tables: Tables, lines: Collection[int] | None = None
-) -> Iterator[bytes]:
-    """Ids of ready jobs in partitions, of all lines or of some lines."""
-    for key, value in txn.cursor(tables.park):
-        if lines is None or _LINE.unpack_from(key, NUMBER.size)[0] in lines:
-            yield value[COST.size :]
 
 
 def partition_held(

@@ -7,9 +7,11 @@ ids in order, and was made about now. Any other job is *apart*: its header says 
 job table, one over these entries. A foreign id may look like an id of tidemill, and two producers
 may put at once: this costs an entry. The order is exact in any case.
 
-A walk that begins at the newest job finds frequent jobs soon. For a rare state the walk would look
-at all jobs. So the ids of jobs in rare states are gathered from the tables of these states, and
-sorted by number. Ids with a prefix are also gathered, unless there are many.
+A walk that begins at the newest job finds frequent jobs soon. For other jobs the walk would look at
+all jobs. So the walk stops when a look at the tables of the wanted states costs no more than the
+walk so far. The entries of these tables have the numbers of their jobs. The jobs with the highest
+numbers are listed, and the walk goes on behind them. Ids with a prefix are also gathered, unless
+there are many.
 
 A cursor has the number of the last listed job. It also has the id of the last job in order, at
 which the walk through the job table goes on.
@@ -21,13 +23,13 @@ import functools
 import heapq
 import itertools
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import lmdb
 
 from tidemill.brokers.contract.inspection import Filter, bad_cursor
-from tidemill.brokers.lmdb.claim.limits import parked_in
+from tidemill.brokers.lmdb.claim.limits import COST
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.layout import (
     DUE_JOB,
@@ -62,7 +64,9 @@ if TYPE_CHECKING:
     from tidemill.brokers.lmdb.transitions import Transitions
 
 _FEW = 5000  # up to this many ids are gathered at once, without a walk
-_LOOK = 20_000  # the walk looks at this many jobs before ids are gathered
+_MOST = 20_000  # the most ids that are gathered at a time
+_CHEAPER = 8  # a step of the walk costs as much as a look at so many entries
+_WIDTH = NUMBER.size  # the last bytes of the keys of most tables are the number of a job
 _CURSOR = "n:"  # the beginning of a cursor
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
@@ -95,14 +99,13 @@ class Finding:
         self._tables = [s for s in what.states if any(_has(row, s) for row in rows)]
         self._none = not rows or bool(what.states and not self._tables)
         self._gathered: Iterator[bytes] | None = None
+        self._are_all = False  # True when no other job below the gathered jobs can match
         self._looked = 0
-        if self._is_better_gathered(txn):
-            self._gathered = self._sorted(views, self._gather(txn))
-        elif self._prefix:
+        if self._prefix and not self._is_better_gathered(txn):
             rows_here = rows_of(txn, self._t.job, self._prefix)
-            ids = [job_id for job_id, _ in itertools.islice(rows_here, _LOOK)]
-            if len(ids) < _LOOK:
-                self._gathered = self._sorted(views, ids)
+            few = [(_number(data), job_id) for job_id, data in itertools.islice(rows_here, _MOST)]
+            if len(few) < _MOST:
+                self._gather(iter(few))
 
     @property
     def cursor(self) -> str:
@@ -134,15 +137,15 @@ class Finding:
         """(id, view) of up to ``most`` jobs. A job that cannot match has empty data."""
         if self._none:
             return
-        if self._looked >= _LOOK and self._is_better_gathered(txn):
-            self._gathered, self._looked = self._sorted(views, self._gather(txn)), -(1 << 62)
-        walk = self._walk(txn, views)
-        if self._gathered is not None:
-            walk = self._fetch(views, self._gathered)
-        for job_id, data in itertools.islice(walk, most):
+        if self._gathered is None and self._is_better_gathered(txn):
+            entries = (self._entries(txn, views, state) for state in self._tables)
+            self._gather(itertools.chain.from_iterable(entries))
+        for job_id, data in itertools.islice(self._next(txn, views), most):
             self._looked += 1
             if number_in(data) < self._number:
                 self._number = number_in(data)
+                if not flags_of(data) & Flag.APART:
+                    self._at = job_id
             else:
                 # Since the ids were gathered, another job was put under this id.
                 data = b""
@@ -162,55 +165,76 @@ class Finding:
         if not self._tables:
             return False
         size = sum(self._size(txn, state) for state in self._tables)
-        return size <= _FEW or (
-            self._looked >= _LOOK and size * 4 < txn.stat(self._t.job)["entries"]
-        )
+        return size <= _FEW or size <= self._looked * _CHEAPER
 
-    def _walk(self, txn: Txn, views: Txn) -> Rows:
-        """All jobs below the number that the search has reached, the newest first."""
-        for _, job_id, data, in_order in newest(self._store, txn, views, self._number, self._at):
-            if in_order:
-                self._at = job_id
+    def _gather(self, entries: Rows) -> None:
+        """List the latest of the jobs with these numbers and ids next."""
+        below = NUMBER.pack(min(self._number, FIRST - 1))
+        prefix = self._prefix
+        latest = heapq.nlargest(
+            _MOST, (one for one in entries if one[0] < below and one[1].startswith(prefix))
+        )
+        self._gathered = iter([job_id for _, job_id in latest])
+        self._are_all = len(latest) < _MOST
+
+    def _next(self, txn: Txn, views: Txn) -> Rows:
+        """The jobs below the number that the search has reached, the newest first."""
+        if self._gathered is not None:
+            for job_id in self._gathered:
+                data = views.get(job_id, db=self._t.job)
+                if data is not None:
+                    yield job_id, data
+            if self._are_all:
+                return
+            self._gathered, self._looked = None, 0
+        for _, job_id, data, _ in newest(self._store, txn, views, self._number, self._at):
             yield job_id, data
 
-    def _fetch(self, views: Txn, ids: Iterable[bytes]) -> Rows:
-        for job_id in ids:
-            data = views.get(job_id, db=self._t.job)
-            if data is not None:
-                yield job_id, data
-
-    def _sorted(self, views: Txn, ids: Iterable[bytes]) -> Iterator[bytes]:
-        """Ids of jobs below the number that the search has reached, the newest first."""
-        rows = ((number_in(data), job_id) for job_id, data in self._fetch(views, ids))
-        below = sorted((row for row in rows if row[0] < self._number), reverse=True)
-        return iter([job_id for _, job_id in below])
-
-    def _gather(self, txn: Txn) -> set[bytes]:
-        """The ids of all jobs that may match."""
-        ids = set(itertools.chain.from_iterable(self._ids(txn, state) for state in self._tables))
-        return {job_id for job_id in ids if job_id.startswith(self._prefix)}
-
-    def _ids(self, txn: Txn, state: State) -> Iterable[bytes]:
-        if state in _CLASSES:
-            return (
-                value[NUMBER.size :]
-                for kept in (*_CLASSES[state], KEPT_LINKED)
-                for _, value in rows_of(txn, self._t.fin, FIN_KEY.pack(kept, 0, 0)[:1])
-            )
+    def _entries(self, txn: Txn, views: Txn, state: State) -> Rows:
+        """Number and id of each job that may be in the state, in any order."""
         if state is State.RUNNING:
-            return (value[LEASE_VALUE.size :] for _, value in txn.cursor(self._t.lease))
-        if state is State.SCHEDULED:
-            due = txn.cursor(self._t.due)
-            return (value for key, value in due if DUE_KEY.unpack(key)[2] == DUE_JOB)
+            leases = (value for _, value in txn.cursor(self._t.lease))
+            return ((value[8:16], value[LEASE_VALUE.size :]) for value in leases)
         if state is State.WAITING:
-            return (*successors(txn, self._t), *(job_id for job_id, _ in txn.cursor(self._t.wait)))
+            waiting = (job_id for job_id, _ in txn.cursor(self._t.wait))
+            ids = itertools.chain(successors(txn, self._t), waiting)
+            found = ((job_id, views.get(job_id, db=self._t.job)) for job_id in ids)
+            return ((_number(data), job_id) for job_id, data in found if data is not None)
+        rows: Rows
+        if state is State.SCHEDULED:
+            rows = (row for row in _last_first(txn, self._t.due) if row[0][9] == DUE_JOB)
+        elif state is State.READY:
+            rows = self._ready(txn)
+        else:
+            ended = (_last_first(txn, self._t.fin, bytes((kept,))) for kept in _CLASSES[state])
+            chained = itertools.chain(*ended, _last_first(txn, self._t.fin, bytes((KEPT_LINKED,))))
+            rows = ((key, value[NUMBER.size :]) for key, value in chained)
+        return ((key[-_WIDTH:], job_id) for key, job_id in rows)
+
+    def _ready(self, txn: Txn) -> Rows:
+        """Keys and ids of ready jobs, on lines and in partitions."""
+        parked = ((key, value[COST.size :]) for key, value in txn.cursor(self._t.park))
         if self._row is None:
-            ready = (value for _, value in txn.cursor(self._t.ready))
-            return itertools.chain(ready, parked_in(txn, self._t))
-        lines = *self._row.lines, self._row.lost_line
-        prefixes = (READY_KEY.pack(line, 0, 0)[:4] for line in lines)
-        ready = (value for prefix in prefixes for _, value in rows_of(txn, self._t.ready, prefix))
-        return itertools.chain(ready, parked_in(txn, self._t, lines))
+            return itertools.chain(_last_first(txn, self._t.ready), parked)
+        lines = (*self._row.lines, self._row.lost_line)
+        prefixes = [READY_KEY.pack(line, 0, 0)[:4] for line in lines]
+        ready = (row for each in prefixes for row in _last_first(txn, self._t.ready, each))
+        here = (row for row in parked if row[0][_WIDTH : _WIDTH + 4] in prefixes)
+        return itertools.chain(ready, here)
+
+
+def _last_first(txn: Txn, table: lmdb._Database, prefix: bytes = b"") -> Rows:
+    """The entries of a table whose keys have a prefix, the last first.
+
+    The last entries have mostly the highest numbers of jobs.
+    """
+    cursor = txn.cursor(table)
+    if cursor.prev() if cursor.set_range(prefix + b"\xff" * 8) else cursor.last():
+        yield from itertools.takewhile(lambda row: row[0].startswith(prefix), cursor.iterprev())
+
+
+def _number(data: bytes | memoryview) -> bytes:
+    return NUMBER.pack(number_in(data))
 
 
 def _has(row: Row, state: State) -> bool:
