@@ -276,7 +276,8 @@ class Waits:
     async def close(self) -> None:
         """End all waits as if their time were over."""
         self._closed = True
-        await asyncio.gather(*[watch.close() for watch in self._jobs.values()])
+        jobs, self._jobs = self._jobs, {}  # a second close must not close their descriptors again
+        await asyncio.gather(*[watch.close() for watch in jobs.values()])
         self._job_threads.shutdown(wait=False)
         self._queue_threads.shutdown(wait=False)
         await asyncio.gather(*[watch.close() for watch in list(self._queues.values())])
