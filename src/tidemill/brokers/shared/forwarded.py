@@ -18,11 +18,16 @@ def forwarded_to(
 
     ``answer`` gets the broker, and then the arguments by their names.
     """
-    parameters = list(inspect.signature(method).parameters)[1:]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    _, *parameters = inspect.signature(method).parameters.values()
+    places = [parameter.name for parameter in parameters if parameter.kind is not by_name]
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        answered: R = answer(self, **dict(zip(parameters, args, strict=False)), **kwargs)
+        if len(args) > len(places):
+            many = f"{len(places)} positional argument{'s' * (len(places) != 1)}"
+            raise TypeError(f"{method.__name__}() takes {many}, and {len(args)} were given")
+        answered: R = answer(self, **dict(zip(places, args, strict=False)), **kwargs)
         return answered
 
     return call
