@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from browser import Visit, check_screens, run_letters
+from declared_schedules import store_declared
 from harness import Place, eventually, open_place
 from playwright.sync_api import expect
 
@@ -44,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         run_letters(place, "-Q", "mail,slow")
         later = place.module.later
         place.module.mill.enqueue(chain(group([later.call(n) for n in range(3)]), later))
-        place.module.mill.runtime.code_schedules.store()
+        store_declared(place.module.mill)
         yield place
         (place.path / "go").touch()
 

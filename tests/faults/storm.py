@@ -36,6 +36,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from checker import SETTLING, check, check_nothing_held  # noqa: E402
+from declared_schedules import store_declared  # noqa: E402
 from excuses import Excuses, Span, read_puts  # noqa: E402
 from harness import Place, Worker, eventually, open_place  # noqa: E402
 from ledger import FAILED, check_runs  # noqa: E402
@@ -97,7 +98,7 @@ class Storm:
         """Rage, calm down, drain, check; the table of what was seen."""
         self.place.write(APP)
         if Feature.SCHEDULES in self.features:
-            self.place.module.mill.runtime.code_schedules.store()
+            store_declared(self.place.module.mill)
         try:
             self._begin()
             self.witness = self.place.worker("--stuck-grace", str(DRAIN), slots=2)

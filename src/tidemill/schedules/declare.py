@@ -7,7 +7,6 @@ is stored at once. Workers fire schedules; this module does not.
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -143,13 +142,6 @@ class DeclaredSchedules:
             with naming(name):
                 found.append((name, kept.encode(_stored(self._mill, name, call, when, code=True))))
         return found
-
-    def store(self) -> None:
-        """Store the schedules of the code now, without a worker. This removes no schedule."""
-        schedules = self._mill.schedules
-        now = schedules._broker.wall()
-        for name, body in self.bodies():
-            schedules._change(name, functools.partial(_as_declared, name, body, now))
 
 
 class Schedules:
@@ -403,7 +395,3 @@ def _is_prompt() -> bool:
 def _in_words(declared: _Declared) -> str:
     call, when = declared
     return f"{call!r} {in_words(when.rule)}"
-
-
-def _as_declared(name: str, body: bytes, now: float, old: Record | None) -> Change | None:
-    return kept.declared(name, kept.decode(body), old, now)

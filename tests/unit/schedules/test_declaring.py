@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from declared_schedules import store_declared
 from firing_desk import NOON, Desk
 
 from tidemill import Schedule, When
@@ -183,7 +184,7 @@ def test_two_different_declarations_of_one_name_are_reported(
 def load(desk: Desk, **when: Any) -> Schedule:
     """A process loads code that declares ``s`` so, and stores it."""
     desk.again().schedule("s", desk.mill.call("tick"), **when)
-    desk.mill.runtime.code_schedules.store()
+    store_declared(desk.mill)
     return desk.mill.schedules.get("s")
 
 

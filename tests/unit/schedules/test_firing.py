@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from declared_schedules import store_declared
 from firing_desk import NOON, Desk, tick
 
 from tidemill import Key, Tidemill, When
@@ -156,7 +157,7 @@ def test_a_single_time_that_passed_during_a_pause_is_over(desk: Desk) -> None:
         schedules.add(name, call, at=NOON + 60, catch_up=catch_up)
         schedules.pause(name)
     desk.mill.schedule("code", call, at=NOON + 60)
-    desk.mill.runtime.code_schedules.store()
+    store_declared(desk.mill)
     schedules.pause("code")
     desk.now += 120
     for name in ("once", "caught", "code"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from declared_schedules import store_declared
 
 from tidemill import InvalidOption, Schedule, Tidemill, When
 from tidemill.brokers.contract.features import Feature
@@ -263,21 +264,21 @@ def again(mill: Tidemill) -> Tidemill:
 def test_declaring_stores_nothing_until_it_is_asked_for(mill: Tidemill) -> None:
     mill.schedule("s", mill.call("report"), every=60)
     assert names(mill) == []
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     assert names(mill) == ["s"]
     assert mill.schedules.get("s").code
 
 
 def test_the_same_rule_again_keeps_its_next_time(mill: Tidemill) -> None:  # case C8
     mill.schedule("s", mill.call("report"), every=3600)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     before = mill.schedules.get("s")
     (kept,) = mill.broker.schedules(["s"])
     again(mill).schedule("s", mill.call("report"), every=3600)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     assert mill.broker.schedules(["s"]) == [kept]  # nothing was written
     again(mill).schedule("s", mill.call("report", "other").using(queue="q"), every=3600)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     after = mill.schedules.get("s")
     assert (after.arguments, after.queue) == ("'other'", "q")
     assert after.next == before.next
@@ -285,9 +286,9 @@ def test_the_same_rule_again_keeps_its_next_time(mill: Tidemill) -> None:  # cas
 
 def test_another_rule_begins_anew(mill: Tidemill) -> None:  # case C8
     mill.schedule("s", mill.call("report"), every=3600)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     again(mill).schedule("s", mill.call("report"), "0 3 * * *", zone="Europe/Berlin")
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     shown = mill.schedules.get("s")
     assert shown.when == "0 3 * * * Europe/Berlin"
     assert shown.next is not None
@@ -299,7 +300,7 @@ def test_a_paused_schedule_stays_paused_when_declared_again(mill: Tidemill) -> N
     mill.schedules.pause("s")
     for every in (60, 60, 90):
         again(mill).schedule("s", mill.call("report"), every=every)
-        mill.runtime.code_schedules.store()
+        store_declared(mill)
         assert mill.schedules.get("s").paused
     mill.schedules.resume("s")
     assert mill.schedules.get("s").when == "every 90 s"
@@ -308,7 +309,7 @@ def test_a_paused_schedule_stays_paused_when_declared_again(mill: Tidemill) -> N
 def test_code_takes_over_a_schedule_that_a_person_added(mill: Tidemill) -> None:  # case C8
     mill.schedules.add("s", mill.call("report"), every=60)
     mill.schedule("s", mill.call("report"), every=90)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     shown = mill.schedules.get("s")
     assert (shown.code, shown.when) == (True, "every 90 s")
 
@@ -326,7 +327,7 @@ def test_a_name_is_declared_once(mill: Tidemill) -> None:
     ):
         with pytest.raises(InvalidOption, match=was + said):
             mill.schedule("s", call, every=every)
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     assert mill.schedules.get("s").when == "every 60 s"
 
 
@@ -337,7 +338,7 @@ def test_a_task_may_carry_its_schedule(mill: Tidemill) -> None:
     @mill.task(name="often", schedule=When(every="5 minutes", jitter=10))
     def often() -> None: ...
 
-    mill.runtime.code_schedules.store()
+    store_declared(mill)
     assert {s.name: s.when for s in mill.schedules} == {
         "nightly": "0 3 * * *",
         "often": "every 300 s",

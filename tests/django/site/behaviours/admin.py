@@ -221,7 +221,7 @@ class Admin(TidemillTestCase):
     def test_times_that_code_declares_are_not_edited(self):
         mill.schedule("declared", tasks.sleep_for.call(0), every=3600)
         self.addCleanup(mill.runtime.code_schedules._declared.clear)
-        mill.runtime.code_schedules.store()
+        self.run_jobs()  # its worker stores the schedules
         answer = self.act("schedule", "edit", "declared", page="declared", every="1 day", stay="1")
         self.assertContains(answer, "Code declares the schedule")
 
