@@ -11,6 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -35,9 +36,23 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Owner).decode
 
 
+# A consumer is not late while the ttr of a message lasts: ``alarm`` is the end of this time.
+_LISTED = (
+    'SELECT facts, "until", (SELECT max(alarm) FROM tidemill_job WHERE state = 3 AND state <= 3 '
+    "AND holder = tidemill_owner.id) FROM tidemill_owner"
+)
+
+
 def number_of(owner_id: str) -> int:
     """The number in the name of an owner's FIFO."""
     return int.from_bytes(hashlib.sha256(owner_id.encode()).digest()[:7])
+
+
+def _row(found: Sequence[Any], now: float) -> Row:
+    """The row of an owner on the list."""
+    facts, until, busy = found
+    owner = _decode(bytes(facts))
+    return Row(owner, number_of(owner.id), now - max(until, busy or 0.0))
 
 
 class AttachedOwner(shared.ConnectedOwner):
@@ -108,10 +123,9 @@ class Owners(shared.Owners[AttachedOwner]):
 
     def _rows(self) -> list[Row]:
         def work(rows: Rows) -> list[Row]:
-            found = rows.execute('SELECT facts, "until" FROM tidemill_owner ORDER BY id')
+            found = rows.execute(_LISTED + " ORDER BY id")
             now = rows.now()
-            owners = [(_decode(bytes(facts)), until) for facts, until in found]
-            return [Row(owner, number_of(owner.id), now - until) for owner, until in owners]
+            return [_row(one, now) for one in found]
 
         return self._store.read(work)
 
@@ -151,19 +165,26 @@ class Owners(shared.Owners[AttachedOwner]):
         proof: Row | SignOfLife | None,
         *,
         brisk: bool,
-    ) -> int:
-        is_late = isinstance(proof, Row) and proof.late > 0
-
-        def work(jobs: StoredJobs) -> int:
-            text = 'SELECT id FROM tidemill_owner WHERE id = %s AND "until" > %s'
-            if is_late and jobs.rows.execute(text, [owner_id, jobs.now]):
-                return 0
+    ) -> int | None:
+        def work(jobs: StoredJobs) -> int | None:
+            found = jobs.rows.execute(_LISTED + " WHERE id = %s", [owner_id])
+            if not found:
+                return None
+            if isinstance(proof, Row) and self._lives(_row(found[0], jobs.now), proof):
+                return None
             jobs.need_holder(owner_id)
             held = release_owner(jobs, owner_id, causes)
             jobs.rows.send("DELETE FROM tidemill_owner WHERE id = %s", [owner_id])
             return held
 
         return self._store.change(work, rings=OWNERS)
+
+    def _lives(self, row: Row, proof: Row) -> bool:
+        """Whether an owner has shown since the proof of its death that it lives.
+
+        An owner that attaches again has the same number, since its id gives the number.
+        """
+        return row.late <= 0 if proof.late > 0 else self._liveness.alive(row.number)
 
     def reap(self) -> int:
         """Give back the leases of dead owners; return the number of dead owners."""
