@@ -238,9 +238,14 @@ def test_a_restore_leaves_the_jobs_of_a_flow(broker: Store) -> None:
 
 
 @pytest.mark.needs(Feature.FLOWS)
-def test_a_flow_is_deleted_whole(broker: Store) -> None:
+@pytest.mark.parametrize("piece", [1, 500])
+def test_a_flow_is_deleted_whole(
+    broker: Store, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(purges, "_PIECE", piece)
     put_flow(broker, "q", "q")
-    assert delete_waiting(broker, "q") == 2
+    broker.put([job("q", id="alone")])
+    assert delete_waiting(broker, "q") == 3
     assert everything(broker) == []
 
 

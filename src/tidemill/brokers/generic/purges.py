@@ -126,20 +126,24 @@ def delete_waiting(store: Store, queue: str) -> int:
 
 
 def _waiting(store: Store, queue: str) -> Iterator[list[str]]:
-    """The ids of the jobs of a queue that have not started, in pieces, the newest piece first.
+    """The ids of the jobs of a queue that have not started, in pieces; the jobs of flows last.
 
     The search goes from new jobs to old jobs. So it ends, although producers put more jobs. A flow
-    puts each job before the jobs for which it waits. So a piece begins with its oldest job: the end
-    of a job must not end the jobs of the piece that wait for it.
+    puts each job before the jobs for which it waits. So the jobs of flows are sorted, the oldest
+    first: the end of a job must not end the jobs that wait for it before their turn.
     """
-    what, cursor = Filter(states=WAITING_STATES, queue=queue), ""
+    what, cursor, of_flows = Filter(states=WAITING_STATES, queue=queue), "", list[str]()
     while True:
         page = store.find(what, _PIECE, cursor)
-        if page.records:
-            yield [job.envelope.id for job in reversed(page.records)]
+        jobs = [record.envelope for record in page.records]
+        of_flows += [job.id for job in jobs if job.links is not None]
+        if alone := [job.id for job in jobs if job.links is None]:
+            yield alone
         cursor = page.cursor
         if not cursor:
-            return
+            break
+    for end in range(len(of_flows), 0, -_PIECE):
+        yield of_flows[max(0, end - _PIECE) : end][::-1]
 
 
 def list_purges(store: Store, queue: str) -> list[Purge]:
