@@ -143,15 +143,15 @@ class Owners(shared.Owners[LocalOwner]):
         proof: Row | SignOfLife | None,
         *,
         brisk: bool,
-    ) -> int:
-        def apply(commit: Transitions) -> int:
+    ) -> int | None:
+        def apply(commit: Transitions) -> int | None:
             for number, owner in owner_rows(commit.txn, commit.t):
                 if owner.id == owner_id and self._is_proven(commit, number, owner, proof):
                     self._store.wakeups.ring_owner(number)  # wake the owner: it may be alive
                     held = strike(commit, number, owner, causes)
                     commit.ring_rest()  # pass on hints that this owner did not follow
                     return held
-            return 0
+            return None
 
         return self._commit(apply, patience=self._store.commits.brisk if brisk else None)
 

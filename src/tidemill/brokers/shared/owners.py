@@ -191,11 +191,11 @@ class Owners(abc.ABC, Generic[A]):
         proof: Row | SignOfLife | None,
         *,
         brisk: bool,
-    ) -> int:
+    ) -> int | None:
         """Take an owner off the list; see ``Broker.release``. Return the number of its leases.
 
-        Does nothing if the owner has shown since the ``proof`` of its death that it lives. A
-        ``brisk`` call does not wait for a server that is away.
+        Does nothing, and returns None, if the owner is not listed, or has shown since the ``proof``
+        of its death that it lives. A ``brisk`` call does not wait for a server that is away.
         """
 
     def _held_by(self, owner_id: str) -> list[str]:
@@ -339,15 +339,19 @@ class Owners(abc.ABC, Generic[A]):
         for attached in list(self._by_id.values()):
             self._drop(attached)
 
-    def release(
+    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+        """Take an owner of any process off the list, and log its failed jobs."""
+        return self._give_back(owner_id, causes, None) or 0
+
+    def _give_back(
         self,
         owner_id: str,
         causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None = None,
+        proof: Row | SignOfLife | None,
         *,
         brisk: bool = False,
-    ) -> int:
-        """Take an owner of any process off the list, and log its failed jobs; see `_let_go`."""
+    ) -> int | None:
+        """Take an owner off the list, and log its failed jobs; see `_let_go`."""
         ids = self._held_by(owner_id) if causes is None else []
         held = self._let_go(owner_id, causes, proof, brisk=brisk)
         if ids and held:
@@ -360,7 +364,7 @@ class Owners(abc.ABC, Generic[A]):
         words = self._words()
         silent, again = self._silence.look(words)
         for key in silent:
-            self.release(key[0], None, words[key], brisk=True)
+            self._give_back(key[0], None, words[key], brisk=True)
         self._forget([one for one in away if (one.owner.id, one.number) not in words])
         return again
 
@@ -444,12 +448,10 @@ class Owners(abc.ABC, Generic[A]):
         """Give back the leases of dead owners; return the number of dead owners."""
         self._liveness.keep()
         rows = self._rows()
-        dead = [row for row in rows if self._is_dead(row, rows)]
-        for row in dead:
-            self._bury(row)
+        buried = [self._bury(row) for row in rows if self._is_dead(row, rows)]
         self._liveness.sweep({row.number for row in rows})
         point("store.reaped")
-        return len(dead)
+        return sum(buried)
 
     def _is_dead(self, row: Row, rows: Sequence[Row]) -> bool:
         """Whether an owner is dead, by the table above."""
@@ -469,8 +471,11 @@ class Owners(abc.ABC, Generic[A]):
         here = row.owner.host in {socket.gethostname(), *hosts}
         return here or self._liveness.is_here(row.number)
 
-    def _bury(self, row: Row) -> None:
-        """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard."""
+    def _bury(self, row: Row) -> bool:
+        """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard.
+
+        False when the owner has left the list meanwhile, or lives after all.
+        """
         owner = row.owner
         board = owner.board if self._is_near(row) and owner.kind == "worker" else ""
         folder = self._board_folder() if board else None
@@ -479,11 +484,13 @@ class Owners(abc.ABC, Generic[A]):
         if running is not None:
             causes = dict.fromkeys(running, f"worker {owner.name} died with its processes")
         point("store.reaping")
-        self.release(owner.id, causes, row, brisk=True)
+        if self._give_back(owner.id, causes, row, brisk=True) is None:
+            return False
         self._liveness.remove(row.number)
         if board:
             remove_scoreboard(board, owner.id, folder)
         _LOG.warning("%s %s died; its jobs go back", owner.kind, owner.name or owner.id)
+        return True
 
     def after_fork_child(self) -> None:
         """Leave the owners to the parent, in a forked child, and close the copies at once.

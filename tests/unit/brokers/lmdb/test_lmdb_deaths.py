@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.engine.wakeup import WakeUps
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.liveness import WATCHED, Liveness, neighbours
+from tidemill.brokers.shared.owners import Row
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner, State
 from tidemill.core.retry import MESSAGE
@@ -194,6 +195,42 @@ def test_each_owner_is_watched_by_two_workers(mine: int, workers: list[int], wat
     # law 5: every owner is watched by two workers, if there are two
     owners = [(n, n in workers) for n in range(1, 41)]
     assert neighbours(mine, owners) == list(watched)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "lives after all"])
+def test_an_owner_that_only_seemed_dead_is_not_buried(
+    url: str,
+    broker: LmdbBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    leaves: bool,
+) -> None:
+    # law 5: given an owner whose FIFO was cleared away
+    board = os.path.join(broker.boards, "o")
+    with contextlib.closing(open_broker(url)) as other:
+        assert isinstance(other, LmdbBroker)
+        scoreboard = Scoreboard(board, 1)
+        scoreboard.claim("o")
+        other.attach(Owner(id="o", name="o", board=board))
+        Path(other._owners._liveness.path(other._owners["o"].number)).unlink()
+        is_dead = broker._owners._is_dead
+
+        def look(row: Row, rows: Sequence[Row]) -> bool:
+            dead = is_dead(row, rows)
+            if leaves:
+                other.detach("o")
+            else:
+                other._owners._liveness.keep()
+            return dead
+
+        # when it leaves, or makes its FIFO anew, right after the look
+        monkeypatch.setattr(broker._owners, "_is_dead", look)
+        # then
+        assert broker.reap() == 0
+        assert not caplog.records
+        assert [owner.id for owner in broker.owners()] == ([] if leaves else ["o"])
+        assert os.path.exists(board)
+        scoreboard.close()
 
 
 def test_a_tick_removes_the_files_of_dead_owners(url: str, broker: LmdbBroker) -> None:
