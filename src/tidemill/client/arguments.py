@@ -15,7 +15,7 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -338,7 +338,6 @@ def _from_data(hint: Any, value: Any) -> Any:
 
 _LEAVES = (KEPT - {list, tuple, set, frozenset, dict}) | {Ref}
 _PLAIN_KINDS = KEPT | {Ref}
-_SCALARS: tuple[Any, ...] = tuple(_LEAVES)
 _METHOD = ". A method takes its object along: make the class a dataclass, or declare a function"
 _PLAIN = {
     "_value_": "its .value",
@@ -360,86 +359,86 @@ def pack_checked_call(
         CodecError: an argument has no encoding, or would arrive as another type.
         TypeError: an argument does not fit its annotation.
     """
-    body = b""
     try:
         body = pack([list(args), dict(kwargs)])
         if _kinds([*args, *kwargs.values()]) <= _PLAIN_KINDS:
             return body
     except CodecError:
-        pass  # the error below names the argument
+        body = b""  # the error below names the argument
     how = "annotate the parameter with the type, or "
     if arguments is None:
         how = "the task is another app's, so its annotations are not known here; "
         named = {**{str(place): value for place, value in enumerate(args, 1)}, **kwargs}
-        given = [Argument(name, value, lambda data: data, None) for name, value in named.items()]
+        given = [Argument(name, value, _same, None) for name, value in named.items()]
     else:
         given = [*arguments.each(args, kwargs)]
         if arguments.unresolved:
             how = f"the task's annotations cannot be read ({arguments.unresolved}); mend them, or "
-    for argument in given:
+    for name, value, convert, hint in given:
         try:
-            _prove(argument, how)
+            data, kinds = pack(value), _kinds(value)
+            if not (kinds <= _PLAIN_KINDS or (Ref in kinds and hint is not None)):
+                _compare(name, value, convert(unpack(data)), hint, how)
         except CodecError as error:
-            method = _METHOD if argument.name == "self" else ""
-            text = f"argument {argument.name} of task {task}: {error}{method}"
+            place, said = error.args if len(error.args) > 1 else _innermost(name, value, error)
+            text = f"argument {place} of task {task}: {said}{_METHOD * (place == 'self')}"
             raise CodecError(text) from error.__cause__
         except TypeError as error:  # the error names the argument
             raise TypeError(f"task {task}: {error}") from error
     return body
 
 
-def _prove(argument: Argument, how: str) -> None:
-    data, kinds, hint = pack(argument.value), _kinds(argument.value), argument.annotation
-    if kinds <= _PLAIN_KINDS or (Ref in kinds and hint is not None):  # a result may have any type
-        return
-    try:
-        plain = unpack(data)
-    except CodecError as error:  # a set of dataclasses, for example
-        raise CodecError(f"{error}; pass plain data") from error
-    _compare(argument.value, argument.convert(plain), hint, how)
+def _innermost(place: str, value: Any, error: CodecError) -> tuple[str, str]:
+    """The place and the error of the innermost part that has no encoding."""
+    parts = [] if isinstance(error.__context__, RecursionError) else _parts(value)
+    for step, part in parts:
+        try:
+            pack(part)
+        except CodecError as inner:
+            return _innermost(place + step, part, inner)
+    return place, f"{error}; pass plain data" if parts else str(error)  # a set of dataclasses
 
 
 def _kinds(value: Any) -> set[type]:
     """The types of a value and of all its parts."""
-    parts = _parts(value)
+    parts = [part for _, part in _parts(value)]
     deep = (_kinds(part) for part in parts if type(part) not in _LEAVES)
     return {type(value), *map(type, parts)}.union(*deep)
 
 
-def _parts(value: Any) -> Collection[Any]:
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """The parts of a value after their places; keys and members of sets have no place."""
     if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return value
-    if isinstance(value, msgspec.Struct):
-        return [getattr(value, name) for name in value.__struct_fields__]
-    if dataclasses.is_dataclass(value) and converter_of(type(value)) is None:
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return ()
+        return [("", key) for key in value] + [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{place}]", part) for place, part in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [("", part) for part in value]
+    names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else ()
+    if dataclasses.is_dataclass(kind := type(value)) and converter_of(kind) is None:
+        names = tuple(field.name for field in dataclasses.fields(kind))
+    return [(f".{name}", getattr(value, name)) for name in names]
 
 
-def _compare(value: Any, back: Any, hint: Any, how: str) -> None:
-    """Refuse a value if a part comes back from the worker's annotation as another type or value."""
+def _compare(place: str, value: Any, back: Any, hint: Any, how: str) -> None:
+    """Raise a place and a text if a part comes back as another type, or with another value."""
     kind, back_kind = type(value), type(back)
     same = back_kind is kind or (back_kind in _LEAVES and isinstance(back, kind))  # as freezegun's
     if not same and not _may_change(value, back, hint):
         plain = next((f", such as {_PLAIN[name]}" for name in _PLAIN if hasattr(value, name)), "")
         how = "" if _names(hint, kind) else how
-        back_name = back_kind.__name__
-        text = f"a {full_name(kind)} would arrive as a {back_name}; {how}pass plain data{plain}"
-        raise CodecError(text)
-    is_model = getattr(converter_of(kind), "to_json", None) is not None
-    if same and (is_model or plain_base(kind)) and value == value and back != value:
-        raise CodecError(f"the {full_name(kind)} would not come back as it was; pass plain data")
+        text = f"a {full_name(kind)} would arrive as a {back_kind.__name__}; {how}pass plain data"
+        raise CodecError(place, text + plain)
+    parts, backs = _parts(value), [part for _, part in _parts(back)]
+    if same and (plain_base(kind) or not parts) and pack(back) != pack(value) and back != value:
+        raise CodecError(place, f"the {full_name(kind)} would come back changed; pass plain data")
     if isinstance(value, (set, frozenset)) or isinstance(back, (set, frozenset)):  # have no order
-        kinds = {type(part): part for part in _parts(back)}
-        pairs = [(part, kinds.get(type(part), next(iter(kinds.values()), None))) for part in value]
+        by: dict[Any, Any] = {type(p): p for p in backs} | {(type(p), pack(p)): p for p in backs}
+        backs = [by.get((type(p), pack(p)), by.get(type(p), backs and backs[0])) for _, p in parts]
     elif isinstance(value, dict) and not isinstance(back, dict):  # the annotation names a class
-        pairs = [(part, getattr(back, str(key), None)) for key, part in value.items()]
-    else:
-        pairs = [*zip(_parts(value), _parts(back), strict=False)]
-    for part, part_back in pairs:
-        _compare(part, part_back, hint, how)
+        backs = [*value, *(getattr(back, str(key), None) for key in value)]
+    for (step, part), part_back in zip(parts, backs, strict=False):
+        _compare(place + step, part, part_back, hint, how)
 
 
 def _may_change(value: Any, back: Any, hint: Any) -> bool:
@@ -448,8 +447,8 @@ def _may_change(value: Any, back: Any, hint: Any) -> bool:
     if kind in KEPT or isinstance(value, pathlib.PurePath) or hasattr(value, "_fields"):
         return True
     asked = hint not in (None, Any, object) and not _names(hint, kind)
-    may = is_number(kind) or (asked and isinstance(value, _SCALARS))
-    return may and bool(value == back or value != value)  # NaN
+    may = is_number(kind) or (asked and isinstance(value, tuple(_LEAVES)))
+    return may and pack(back) == pack(value)
 
 
 def _names(hint: Any, kind: type) -> bool:

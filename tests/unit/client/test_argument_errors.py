@@ -42,6 +42,11 @@ class Dot(Point):
     size: int = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    x: int
+
+
 @dataclasses.dataclass
 class Loose:
     inner: Any
@@ -136,8 +141,10 @@ def test_a_value_without_encoding_is_found_by_its_argument(mill: Tidemill) -> No
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: place.enqueue(Customer()), "value"),
         (lambda: place.enqueue(value=Customer()), "value"),
-        (lambda: place.enqueue(orders), "value"),
-        (lambda: place.enqueue({"a": (1, Customer())}), "value"),
+        (lambda: place.enqueue(orders), "value[3].customer"),
+        (lambda: place.enqueue({"a": (1, Customer())}), "value['a'][1]"),
+        (lambda: place.enqueue({"a": {Customer()}}), "value['a']"),
+        (lambda: place.enqueue(Box("b", [Customer()])), "value.points[0]"),  # type: ignore[list-item]
         (lambda: place.enqueue(1, 2, Customer()), "rest[1]"),
         (lambda: place.enqueue(1, who=Customer()), "who"),
         (lambda: mill.enqueue_many([place.call(1), place.call(Customer())]), "value"),
@@ -158,12 +165,14 @@ def test_other_values_without_encoding_are_named_too(mill: Tidemill) -> None:
     loop.append(loop)
     for value, said in (
         (object(), r"cannot encode a builtins.object: pass plain data.*register_converter"),
+        (Point, "cannot encode a builtins.type: pass plain data"),
         (loop, "the value is nested too deeply, or contains itself"),
         ("\ud800", "cannot encode the value: .*surrogates"),
-        (["\ud800"], "cannot encode the value: .*surrogates"),
     ):
         with pytest.raises(CodecError, match=f"^argument value of task t: {said}"):
             task.enqueue(value)
+    with pytest.raises(CodecError, match=r"^argument value\[0\] of task t: .*surrogates"):
+        task.enqueue(["\ud800"])
 
 
 def test_a_method_of_an_ordinary_class_says_what_to_do(mill: Tidemill) -> None:
@@ -182,17 +191,17 @@ def test_a_method_of_an_ordinary_class_says_what_to_do(mill: Tidemill) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "back", "plain"),
+    ("value", "where", "kind", "back", "plain"),
     [
-        (Point(1), "Point", "dict", "dataclasses.asdict(value)"),
-        (Color.RED, "Color", "str", "its .value"),
-        (Status.PAID, "Status", "str", "its .value"),
-        (Level.HIGH, "Level", "int", "its .value"),
-        (Box("b"), "Box", "dict", "msgspec.to_builtins(value)"),
-        ([1, Point(1)], "Point", "dict", "dataclasses.asdict(value)"),
-        ({"a": (Color.RED,)}, "Color", "str", "its .value"),
-        ({Color.RED: 1}, "Color", "str", "its .value"),
-        ({Color.RED}, "Color", "str", "its .value"),
+        (Point(1), "", "Point", "dict", "dataclasses.asdict(value)"),
+        (Color.RED, "", "Color", "str", "its .value"),
+        (Status.PAID, "", "Status", "str", "its .value"),
+        (Level.HIGH, "", "Level", "int", "its .value"),
+        (Box("b"), "", "Box", "dict", "msgspec.to_builtins(value)"),
+        ([1, Point(1)], "[1]", "Point", "dict", "dataclasses.asdict(value)"),
+        ({"a": (Color.RED,)}, "['a'][0]", "Color", "str", "its .value"),
+        ({Color.RED: 1}, "", "Color", "str", "its .value"),
+        ({Color.RED}, "", "Color", "str", "its .value"),
     ],
 )
 @pytest.mark.parametrize("function", [bare, anything])
@@ -200,13 +209,14 @@ def test_a_typed_value_without_annotation_is_refused(
     mill: Tidemill,
     function: Callable[..., Any],
     value: Any,
+    where: str,
     kind: str,
     back: str,
     plain: str,
 ) -> None:
     task = mill.task(name="t")(function)
     sentence = (
-        f"argument value of task t: a {__name__}.{kind} would arrive as a {back}; "
+        f"argument value{where} of task t: a {__name__}.{kind} would arrive as a {back}; "
         f"annotate the parameter with the type, or pass plain data, such as {plain}"
     )
     for call in (lambda: task.enqueue(value), lambda: task.enqueue(value=value)):
@@ -229,7 +239,7 @@ def test_an_annotation_of_another_type_is_refused(mill: Tidemill) -> None:
 
     for call, where, kind, back in (
         (lambda: take.enqueue(Dot(1)), "point", "Dot", "Point"),
-        (lambda: take.enqueue(loose=Loose(Point(1))), "loose", "Point", "dict"),
+        (lambda: take.enqueue(loose=Loose(Point(1))), "loose.inner", "Point", "dict"),
         (lambda: take.enqueue(either=Point(1)), "either", "Point", "dict"),
     ):
         with pytest.raises(CodecError, match=f"argument {where} .*{kind} would arrive as a {back}"):
@@ -242,6 +252,14 @@ def test_a_value_that_does_not_fit_its_own_class_is_refused(mill: Tidemill) -> N
 
     with pytest.raises(TypeError, match=r"^task t: argument point: Expected `int`.*`\$\.x`"):
         take.enqueue(Point("many"))  # type: ignore[arg-type]
+
+
+def test_a_set_whose_members_would_arrive_as_dicts_is_refused(mill: Tidemill) -> None:
+    @mill.task(name="t")
+    def take(spots: set[Spot]) -> None: ...
+
+    with pytest.raises(CodecError, match=r"^argument spots of task t: .*; pass plain data$"):
+        take.enqueue({Spot(1)})
 
 
 class Paint(typing.TypedDict):

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime as dt
 import decimal
+import enum
 import uuid
 from typing import Any
 
@@ -32,7 +33,7 @@ class Raw(bytes):
     pass
 
 
-class Names(list[str]):
+class Names(list[Any]):
     pass
 
 
@@ -55,6 +56,11 @@ class Once(dict[str, int]):
         super().__init__(start, pieces=len(start))
 
 
+class Shade(enum.Enum):
+    LIGHT = "light"
+    DARK = "dark"
+
+
 class Moment(dt.datetime):
     pass
 
@@ -74,7 +80,7 @@ class Span(dt.timedelta):
 MADE = [
     *(collections.Counter("aab"), collections.OrderedDict(b=1, a=2), bytearray(b"ab")),
     *(memoryview(b"ab"), Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Names(["a"])),
-    *(Pair((1, 2)), Bag({1}), Settings(a=1)),
+    *(Pair((1, 2)), Bag({1, 2}), Settings(a=1), Names([float("nan")])),
 ]
 NOT_MADE = [
     *(collections.defaultdict(list, a=[1]), Once(), Moment(2026, 1, 1), Money("1.5")),
@@ -144,6 +150,21 @@ def test_a_field_of_a_dataclass_restores_such_a_class(mill: Tidemill) -> None:  
     job = echo(mill, Report).enqueue(Report(collections.Counter("aab"), Text("t")))
     run_all(mill)
     assert job.result(timeout=0)[1] == {"words": {"a": 2, "b": 1}, "title": "t"}
+
+
+def test_the_members_of_a_set_are_restored_one_by_one(mill: Tidemill) -> None:  # case M8
+    for annotation, value in (
+        (set[Shade | float], {Shade.LIGHT, Shade.DARK, float("nan")}),
+        (set[Shade], [Shade.LIGHT, Shade.DARK, Shade.LIGHT]),
+    ):
+        job = echo(mill, annotation).enqueue(value)
+        run_all(mill)
+        assert job.result(timeout=0)[0] == "set"
+        mill.tasks.clear()
+    with pytest.raises(
+        CodecError, match=r"^argument x\[1\]\[0\] of task echo: a \S*Text would arrive as"
+    ):
+        echo(mill, None).enqueue(({1}, {(Text("a"),), ("b",)}))
 
 
 def test_a_result_comes_back_as_its_annotation_says(mill: Tidemill) -> None:  # case M8
