@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ DYING_CONSUMER = """
     say("got it")
     sys.stdin.read()
 """
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """This process cannot open a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        highest = max(map(int, os.listdir("/dev/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
 
 
 def test_opening_and_closing_gathers_nothing(url: str) -> None:
@@ -319,3 +334,16 @@ def test_a_sleeper_that_one_producer_cannot_reach_is_hinted_by_the_next(
     broker.put([second])
     # then
     assert worker.hinted()
+
+
+def test_a_producer_without_a_free_descriptor_hints_all_sleepers(
+    broker: LmdbBroker,
+) -> None:
+    workers = [Sleeper(broker, name) for name in ("v", "w")]
+    for worker in workers:
+        worker.sleep(1)
+    # when
+    with no_free_descriptor():
+        broker.put([job(), job()])
+    # then
+    assert all(worker.hinted() for worker in workers)

@@ -126,9 +126,12 @@ class WakeUps:
             if os.fstat(fd).st_size < _FILE:
                 allocate(fd, _FILE)
             self._map = mmap.mmap(fd, _FILE)
-        finally:
+        except BaseException:
             os.close(fd)
-        self._writers: dict[int, int] = {}
+            raise
+        # A process without a free descriptor closes one of these to hint another sleeper. Slot 0
+        # is no sleeper's: its descriptor is kept for this.
+        self._writers = {0: fd}
 
     @staticmethod
     def _fifo(slot: int) -> str:
@@ -356,17 +359,18 @@ class WakeUps:
 
         ``_UNCERTAIN`` when this process may not open the FIFO, or has no descriptor left.
         """
-        fd = self._writers.get(slot)
-        if fd is None:
+        while slot not in self._writers:
             try:
-                fd = self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
+                self._writers[slot] = self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)
             except BrokerUnavailable:
                 return _UNCERTAIN
             except OSError as error:
-                gone = error.errno in (errno.ENXIO, errno.ENOENT)  # no reader, or no FIFO
-                return None if gone else _UNCERTAIN
-            self._writers[slot] = fd
-        return fd
+                if error.errno in (errno.ENXIO, errno.ENOENT):  # no reader, or no FIFO
+                    return None
+                if error.errno != errno.EMFILE or not self._writers:
+                    return _UNCERTAIN
+                self._forget_writer(next(iter(self._writers)))
+        return self._writers[slot]
 
     def _forget_writer(self, slot: int) -> None:
         fd = self._writers.pop(slot, None)
