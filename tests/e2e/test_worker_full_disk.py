@@ -83,7 +83,7 @@ def test_a_running_worker_settles_from_the_reserve_while_its_disk_is_full(
     place.wait_notes("begin", 20)
     # when another program takes every byte of the disk, also those that the store gives up
     with kept_full(disk_of(place)):
-        time.sleep(0.1)  # a process believes its last look at the disk for 50 ms
+        time.sleep(1.1)  # a process believes its last look at the disk for 1 s
         (place.path / "go").touch()
         # then all outcomes are kept, with the results that are small
         place.finish([*small, *large])

@@ -336,7 +336,7 @@ def _from_data(hint: Any, value: Any) -> Any:
 
 # -- the proof before the put ----------------------------------------------------------------------
 
-_LEAVES = (KEPT - {list, tuple, set, frozenset, dict}) | {Ref}
+_LEAVES: frozenset[type] = (KEPT - {list, tuple, set, frozenset, dict}) | {Ref}
 _PLAIN_KINDS = KEPT | {Ref}
 _METHOD = ". A method takes its object along: make the class a dataclass, or declare a function"
 _PLAIN = {

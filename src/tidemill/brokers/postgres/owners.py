@@ -98,9 +98,9 @@ class Owners(shared.Owners[AttachedOwner]):
         proof: Row | SignOfLife | None,
         *,
         brisk: bool,
-    ) -> int:
+    ) -> int | None:
         ran = causes or {}
-        held: int = self._session.once(
+        held: int | None = self._session.once(
             "let_go",
             [
                 *(owner_id, causes is not None, ints(list(ran))),

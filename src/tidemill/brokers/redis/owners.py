@@ -196,13 +196,14 @@ class Owners(shared.Owners[AttachedOwner]):
         proof: Row | SignOfLife | None,
         *,
         brisk: bool,
-    ) -> int:
+    ) -> int | None:
         lines = self._brisk if brisk else self.lines
         kind = b"lost" if causes is None else b""
         arguments = [b"release", owner_id.encode(), kind, _condition(proof)]
         for token, cause in (causes or {}).items():
             arguments += (b"%d" % token, cause.encode())
-        return int(lines.call("owners", *arguments, once=True))
+        held = int(lines.call("owners", *arguments, once=True))
+        return held if held >= 0 else None
 
     def _held_by(self, owner_id: str) -> list[str]:
         held = self._brisk.ask(b"HVALS", self.lines.key + b":l:" + owner_id.encode())

@@ -10,13 +10,12 @@ import pytest
 from broker_driver import LiveOwner, job, message
 from moved_clock import MovedClock
 from servers import django_on_sqlite
-from tidemill.core.owner import Owner
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.django.broker import DjangoBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.owners import Row
-from tidemill.core.job import State
+from tidemill.core.job import Owner, State
 
 pytestmark = pytest.mark.everyday
 

@@ -142,17 +142,22 @@ def test_an_owner_that_renews_its_lease_before_it_is_given_up_keeps_its_jobs(
     mortal = Mortal(url, tmp_path, far=True, board=False)
     bury = broker._owners._bury
 
-    def renew_and_bury(row: Row) -> None:
+    buried: list[bool] = []
+
+    def renew_and_bury(row: Row) -> bool:
         mortal.say()
         assert mortal.hear() == "[]"
-        bury(row)
+        buried.append(bury(row))
+        return buried[-1]
 
     monkeypatch.setattr(broker._owners, "_bury", renew_and_bury)
     try:
         deadline = time.monotonic() + 20
-        while not broker._owners.reap():
+        while not buried:
             assert time.monotonic() < deadline
+            broker._owners.reap()
             time.sleep(0.1)
+        assert buried == [False]
         assert [owner.id for owner in broker.owners()] == [mortal.id]
         assert broker.get("one").state is State.RUNNING
     finally:

@@ -63,8 +63,8 @@ BEGIN
 END $$;
 
 -- Take an owner off the list. Its leases go back by the report of a witness. Without a witness,
--- each task counts a loss. Does nothing if the owner has another number than "same", has made a step
--- after "last_turn", or is "late" no more. Returns how many leases the owner had.
+-- each task counts a loss. Does nothing, and returns NULL, if the owner has another number than "same",
+-- has made a step after "last_turn", or is "late" no more. Returns how many leases the owner had.
 CREATE OR REPLACE FUNCTION tidemill.let_go(
     who text, witness boolean, ran bigint[], causes text[], same int, last_turn bigint, late boolean,
     p tidemill.prefs) RETURNS int
@@ -80,7 +80,7 @@ BEGIN
       AND (last_turn IS NULL OR lease > 0 AND turn = last_turn)
       AND NOT (late AND until > clock(p)) FOR UPDATE OF pulse;
     IF NOT FOUND THEN
-        RETURN 0;
+        RETURN NULL;
     END IF;
     held := give_back(o.number, o.name, witness, ran, causes, clock(p), p);
     DELETE FROM command WHERE owner = o.number;

@@ -10,8 +10,9 @@
 --                over), a number (the owner still has it), or 'silent' and words (no call since); then token, cause, …
 --       command  7 token and verb, packed
 --       list     {record, number, microseconds since its time was over, negative before, …} of all owners
--- Returns for attach and release the number of leases that the owner had; for join 1, or 0 when a local owner has the
---       id; for command 1, or 0 when the owner is not listed; {'moved', where} (attach, join).
+-- Returns for attach and release the number of leases that the owner had, or -1 for a release that did nothing; for
+--       join 1, or 0 when a local owner has the id; for command 1, or 0 when the owner is not listed; {'moved', where}
+--       (attach, join).
 
 -- The time until which a consumer is not given up, since it may still work on a message.
 local function held_until(id)
@@ -110,9 +111,9 @@ local function remove(owner)
 end
 
 local function release(owner)
-  local name, causes, many = call('HGET', B .. ':o:' .. owner, 'name'), {}, 0
+  local name, causes, many = call('HGET', B .. ':o:' .. owner, 'name'), {}, -1
   if name then
-    if lives_after_all(owner, ARGV[8]) then return cache_reply(0) end
+    if lives_after_all(owner, ARGV[8]) then return cache_reply(many) end
     for i = 9, #ARGV, 2 do causes[ARGV[i]] = ARGV[i + 1] end
     many = release_all(owner, name, ARGV[7] == 'lost', causes)
     hint_owner(owner) -- if the owner lives, it hears of the release
