@@ -174,9 +174,9 @@ def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> No
     count = rows[queue].size - rows[queue].running
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"this deletes {count:,} jobs; to go on add --yes")
+            raise click.UsageError(f"this deletes {_jobs(count)}; to go on add --yes")
         how = "" if Feature.INSPECT in mill.broker.features and not now else " for good"
-        question = f"this deletes {count:,} jobs{how}; type the queue's name to go on"
+        question = f"this deletes {_jobs(count)}{how}; type the queue's name to go on"
         if click.prompt(question, default="", show_default=False, err=True) != queue:
             click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
             sys.exit(1)
