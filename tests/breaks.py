@@ -149,9 +149,16 @@ BREAKS = (
     Break(
         "Redis: a hint is not published.",
         "brokers/redis/lua/wakeup.lua",
-        "return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end",
+        "return call('PUBLISH', B .. ':w:' .. sleeper, text or '') > 0 end",
         "return true end",
         "tests/conformance tests/unit/brokers/redis -k 'redis and (wake or sleep)'",
+    ),
+    Break(
+        "Redis: a verdict settles a task that its worker has not heard of.",
+        "brokers/redis/lua/report.lua",
+        "if id and tokens[i] ~= x.unheard then",
+        "if id then",
+        "tests/unit/brokers/redis/test_redis_handoff.py",
     ),
 )
 

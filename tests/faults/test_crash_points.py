@@ -138,8 +138,16 @@ def test_kill_while_reaping_the_dead(place: Place, point: str) -> None:  # case 
 
 
 @pytest.mark.everyday
-def test_kill_a_worker_that_was_handed_jobs(place: Place) -> None:  # case Q20
+@pytest.mark.parametrize("broker", ["lmdb", "redis"])
+def test_kill_a_worker_that_was_handed_jobs(tmp_path: Path, broker: str) -> None:  # case Q20
     """Jobs come one at a time to a worker that sleeps; it dies before it knows of the last."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    with open_place(folder, NETWORK[broker]("t" + new_id()) if broker in NETWORK else "") as place:
+        kill_when_handed(place)
+
+
+def kill_when_handed(place: Place) -> None:
     place.write(APP)
     accepted: list[str] = []
     for lives in range(1, ROUNDS + 1):

@@ -285,8 +285,7 @@ class ServerConnections:
 
     def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
         """The first arguments of every function except ``put_one``."""
-        offset = clock.server_ahead()
-        return b"%d" % int(offset * MICRO) if offset else b"0", self._retention, *session
+        return _ahead(), self._retention, *session
 
     def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:
         """Run a function on a spare connection; wait up to ``patience`` for an absent server.
@@ -317,7 +316,7 @@ class ServerConnections:
         try:
             session = _session_of(line, nonce)
             if line_and_rank is not None:
-                args = (*session, *jobs[:3], *line_and_rank)
+                args = (*session, *jobs[:3], *line_and_rank, _ahead())
                 answer = self._patiently(line, "put_one", args, replicated=True)
                 if answer != 0:
                     return answer
@@ -374,6 +373,12 @@ class ServerConnections:
     def close(self) -> None:
         """Close all connections for good; a connection in use closes when its call ends."""
         self._spares.close()
+
+
+def _ahead() -> bytes:
+    """The microseconds that the server adds to its clock."""
+    offset = clock.server_ahead()
+    return b"%d" % int(offset * MICRO) if offset else b"0"
 
 
 def _session_of(line: ServerConnection, nonce: str) -> tuple[bytes, bytes]:

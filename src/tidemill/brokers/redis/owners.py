@@ -17,6 +17,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, late, lost
 from tidemill.brokers.redis.connections import STEP_TIMEOUT, ServerConnections
+from tidemill.brokers.redis.handoff import HandOff
 from tidemill.brokers.redis.history import pack_history
 from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.out_of_memory import MemoryRoom
@@ -30,6 +31,7 @@ from tidemill.brokers.shared.owners import Ended, Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.brokers.shared.waits import Until
 from tidemill.core.clock import new_id
+from tidemill.core.crash_points import point
 from tidemill.core.job import Command, Lease, Note, Owner, Record
 from tidemill.errors import BrokerUnavailable, StoreMoved
 
@@ -38,7 +40,7 @@ _RETURN = 5.0
 """Seconds that living owners have to renew their leases once the server answers again."""
 
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
-_HEAD = struct.Struct(">QQH").pack
+_HEAD = struct.Struct(">QQQH").pack
 _NAMED = struct.Struct(">QH").pack
 _TOUCH = struct.Struct(">Qd").pack
 _NOTE = struct.Struct(">QdddI").pack
@@ -55,10 +57,13 @@ class AttachedOwner(shared.ConnectedOwner):
         self.list_state = b""  # the state of the list of owners at the last step
         self.epoch = b"" if owner.lease else new_id().encode()
         self.told = 0  # the highest token that the owner ever had
+        # A remote owner may be gone. The ttr of a message must not begin before its consumer knows.
+        self._may_be_handed = not owner.lease and owner.kind != "consumer"
         self._lines = lines = owners.lines
         self._lease = owner.lease or owners.lease
         self._line = lines.new_connection(STEP_TIMEOUT)
         self.sleeper = Wakeup(lines.server, lines.key + b":w:" + owner.id.encode())
+        self._hand_off = HandOff()
 
     def exchange(self, step: Step) -> Reply:
         try:
@@ -68,14 +73,24 @@ class AttachedOwner(shared.ConnectedOwner):
             raise
 
     def send(self, step: Step, serial: int) -> Reply:
+        hand_off = self._hand_off
+        if (lease := hand_off.take(step, self.sleeper.texts)) is not None:
+            point("store.fetching")
+            self._calls.serial -= 1  # the server gets no step
+            self.told = max(self.told, lease.token)
+            return Reply(leases=[lease], next_due=0.0)  # the next step lets the owner sleep again
         self.sleeper.ready()  # subscribe before the store may list the owner as asleep
-        name = self.owner.id.encode(), _HEAD(serial, self.told, len(self.epoch)) + self.epoch
-        lease = b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO)
-        head = *self._lines.head((b"", b"")), *name, lease
+        numbers = _HEAD(serial, self.told, hand_off.heard, len(self.epoch))
+        name = self.owner.id.encode(), numbers + self.epoch
+        renewed = b"inf" if self.owner.lease else b"%d" % int(self._lease * MICRO)
+        head = *self._lines.head((b"", b"")), *name, renewed
+        hand = step.want is not None and self._may_be_handed and hand_off.may_come(step.want)
 
         def run(verb: str, part: Step) -> Any:
-            return self._line.run_moved(verb, self._lines.key, (*head, *_pack(part)), head[:4])
+            args = *head, *_pack(part, hand=hand)
+            return self._line.run_moved(verb, self._lines.key, args, head[:4])
 
+        hand_off.sent()
         answer = self._owners.room.run(step, run)
         if answer == 0:
             return lost(step)
@@ -84,12 +99,14 @@ class AttachedOwner(shared.ConnectedOwner):
             raise late(step, int(answer[1]))
         self.renewed = time.monotonic()
         self._owners.heard(self.renewed)
-        return self._read(answer)
+        return self._read(answer, step)
 
-    def _read(self, answer: Any) -> Reply:
+    def _read(self, answer: Any, step: Step) -> Reply:
         settled, touched, leases, commands, due, inputs, schedules, state, *last = answer
         self.list_state = state or self.list_state
-        behind, strays = last
+        behind, strays, turn = last
+        self._hand_off.answered(turn, step.want)
+        self.sleeper.texts.clear()  # the texts of earlier turns
         leased = read_leases(leases, inputs)
         self.told = max(self.told, *[lease.token for lease in leased], 0)
         return Reply(
@@ -117,6 +134,7 @@ class AttachedOwner(shared.ConnectedOwner):
         limit = self.renewed + self._lease / 3 - time.monotonic()
         watched = self.watched_fds
         timeout = min(timeout, limit, _LONGEST)
+        self._hand_off.waits()
         ready = yield from self.sleeper.parked(timeout, [self._pipe.fd, *fds], watched)
         if self._pipe.fd in ready:
             self._pipe.drain()
@@ -245,7 +263,7 @@ class Owners(shared.Owners[AttachedOwner]):
 
     def hear_behalf(self, step: Step) -> Reply:
         """Do a step on behalf of a remote owner, without touching the owner's own serials."""
-        head = step.owner.encode(), _HEAD(0, 0, 0), b""
+        head = step.owner.encode(), _HEAD(0, 0, 0, 0), b""
         answer = self.room.run(step, lambda verb, part: self.lines.call(verb, *head, *_pack(part)))
         if answer == 0:
             return lost(step)
@@ -288,8 +306,8 @@ def check_moved(answer: Any) -> None:
         raise StoreMoved(f"this store moves to {answer[1].decode()}; use that url")
 
 
-def _pack(step: Step) -> list[bytes]:
-    args = [*_pack_want(step.want, step.fires), b"%d" % len(step.verdicts)]
+def _pack(step: Step, *, hand: bool = False) -> list[bytes]:
+    args = [*_pack_want(step.want, step.fires, hand=hand), b"%d" % len(step.verdicts)]
     for verdict in step.verdicts:
         args += pack_verdict(verdict)
     args.append(b"%d" % len(step.touch))
@@ -309,10 +327,10 @@ def _pack_held(held: Sequence[int] | None) -> bytes:
     return b"" if held is None else b"held" + struct.pack(f">{len(held)}Q", *held)
 
 
-def _pack_want(want: Want | None, fires: int) -> list[bytes]:
+def _pack_want(want: Want | None, fires: int, *, hand: bool) -> list[bytes]:
     if want is None:
         return [b"", b"%d" % fires, b"0"]
-    kinds = want.tasks | want.messages << 1 | (want.tasks and want.alone) << 2
+    kinds = want.tasks | want.messages << 1 | (want.tasks and want.alone) << 2 | hand << 3
     packed = want.count.to_bytes(4, "big") + bytes((_MODES[want.mode], kinds, want.sleep))
     queues = [queue.encode() for queue in dict.fromkeys(want.queues)]
     return [packed, b"%d" % fires, b"%d" % len(queues), *queues]

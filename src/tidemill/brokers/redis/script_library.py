@@ -23,7 +23,7 @@ _YOUNG = 86400.0
 
 _PARTS = (
     *("layout", "limiter", "transitions", "unique", "limits", "partitions"),
-    *("limit_changes", "partition_claim", "workflows", "wakeup", "put_accept"),
+    *("limit_changes", "partition_claim", "workflows", "wakeup", "handoff", "put_accept"),
     *("backoff", "settle", "leases", "due", "schedules"),
 )
 """Files that all verbs use, in the order of loading."""

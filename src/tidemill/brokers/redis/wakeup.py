@@ -1,7 +1,7 @@
 """A place to sleep: a subscription to a channel, on a connection of its own.
 
-Every message is a hint, so messages are not parsed. A broken subscription may have missed a hint,
-so a new subscription counts as a hint.
+Every message is a hint. The text of a hint may be a lease (:mod:`.handoff`). A broken subscription
+may have missed a hint, so a new subscription counts as a hint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 from redis.connection import Connection
 
 from tidemill.brokers.redis.errors import Away, translate
@@ -26,7 +27,6 @@ PING_MASTER_EVERY = 3.0
 """Seconds between pings where Sentinel or a cluster may replace a server that hangs."""
 
 _PING = b"*1\r\n$4\r\nPING\r\n"
-_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 
 
 class Wakeup:
@@ -36,6 +36,8 @@ class Wakeup:
         self._server = server
         self._channel = channel
         self._connection: Connection | None = None
+        self.texts: list[bytes] = []  # the texts of hints that have come
+        self._reader = hiredis.Reader()
         self._changes = 0  # the server's count of changes when the connection was made
         self._pinged = self._heard = self._asked = 0.0
 
@@ -58,7 +60,7 @@ class Wakeup:
                 raise
             raise translate(error, self._server.where) from error
         socket_of(connection).setblocking(False)
-        self._connection = connection
+        self._connection, self._reader = connection, hiredis.Reader()
         self._pinged = self._heard = time.monotonic()
         return False
 
@@ -126,17 +128,23 @@ class Wakeup:
 
     def _drain(self, sock: Any) -> bool:
         """Read all received data; True when a hint came, not only the answer to a ping."""
-        data = b""
         try:
             while part := sock.recv(65536):
-                data += part
-        except (BlockingIOError, ssl.SSLWantReadError):
-            if data:
                 self._heard = time.monotonic()
-            return data not in (b"", _PONG)
+                self._reader.feed(part)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return self._read_hints()
         except OSError as error:
             raise self._broken(error) from error
         raise self._broken(ConnectionResetError("the line was closed"))
+
+    def _read_hints(self) -> bool:
+        hinted = False
+        while (message := self._reader.gets()) is not False:
+            if message[0] == b"message":
+                hinted = True
+                self.texts += filter(None, message[2:])
+        return hinted
 
     def _broken(self, error: OSError) -> Away:
         self.close()

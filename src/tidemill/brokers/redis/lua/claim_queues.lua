@@ -146,14 +146,31 @@ local function take_by_mode(x, groups)
   end
 end
 
+-- Show the lease that a put made while the owner slept, if no step has confirmed it. The job goes back if the owner no longer
+-- takes such a job, and if the owner has had a higher token: a server that lost its last writes has drawn this token.
+local function fetch_handed(x)
+  local token = x.unheard
+  local id = call('HGET', x.leases_key, text_of(token))
+  local j = id and load_job(id)
+  if not j or j.token ~= token then return end
+  local takes = not x.moved and x.wanted > 0 and (#x.queues == 0 or x.named[j.queue])
+  if takes and token > x.highest_token and not flagged(j.flags, CANCELLING) then
+    show_lease(x, j, token, 0, call('HGET', K_ENV, id), j.leased)
+    x.first_token, x.last_token = token, token
+  else
+    close_attempt(j, x.worker, died(Outcome.RELEASE, NOT_STARTED))
+  end
+end
+
 -- Lease as many jobs as the owner wants.
 function claim(x)
   local kinds, groups = {}, {}
   x.kinds = kinds
+  if x.unheard then fetch_handed(x) end
   if not x.has_want or x.moved then return end
   if flagged(x.kind_bits, 1) then kinds[#kinds + 1] = 'T' end
   if flagged(x.kind_bits, 2) then kinds[#kinds + 1] = 'M' end
-  if x.wanted > 0 and flagged(x.kind_bits, 4) then take_lost(x) end
+  if x.wanted > #x.leases / 2 and flagged(x.kind_bits, 4) then take_lost(x) end
   local only = x.mode == 0 and #x.queues == 0 and #kinds == 1 and kinds[1]
   if not only then groups = #x.queues > 0 and named_lines(x, kinds) or listed_lines(kinds) end
   if flagged(x.kind_bits, 4) then kinds[#kinds + 1] = 'L' end

@@ -1,9 +1,10 @@
 -- An exchange: note, settle, touch and lease, in that order, as one step of an owner. The parts of the step are
 -- in request, report, reply, claim and claim_queues.
 --
--- ARGV  5 owner, 6 packed: serial, the owner's highest token ever, epoch; 7 microseconds of its owner lease, inf for a
+-- ARGV  5 owner, 6 packed: serial, the owner's highest token ever, turn of the lease that it confirms or 0, epoch; 7 microseconds of its owner lease, inf for a
 --         remote owner. The serial 0 marks a caller that speaks on behalf of a remote owner: it only reports
---       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 suspects), sleep
+--       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 suspects, 8 if a put may
+--         lease to it), sleep
 --       9 number of schedules the owner would handle, 10 number of queues in the want, then these queues
 --       n verdicts: (token, outcome, delay, started, ended, hold, sizes of error and traceback, number of followers,
 --         rank or -1), then error, traceback and result; after each verdict its followers, four arguments each
@@ -15,7 +16,7 @@
 --       done. Else {settled and touched ('0' and '1'), leases (fixed part,
 --       envelope, …), commands, microseconds until something is due (-1 never), inputs (place of a lease, {id, state,
 --       result, error, …}, …), schedules (now, name, record, …), state of the list of owners or '', 1 when the step
---       before this one is not known here or this one is a repetition, tokens of strays}
+--       before this one is not known here or this one is a repetition, tokens of strays, turn of the terms for a hand-off or 0}
 
 -- The reply to a caller on behalf of a remote owner: only the outcome of the report.
 local function reply_on_behalf(x)

@@ -63,6 +63,7 @@ end
 local function remove_owner(owner)
   call('DEL', B .. ':o:' .. owner, B .. ':c:' .. owner, B .. ':l:' .. owner)
   call('ZREM', B .. ':beat', owner)
+  HandOff.terms[B .. ':o:' .. owner] = nil
   call('ZREM', B .. ':fires', owner)
   note_owners_changed()
   call('ZREM', K_ASLEEP, owner)

@@ -1,34 +1,36 @@
 -- Accept one job without wish: the hot path of callers that enqueue one by one, without the machinery of the other
 -- functions.
 --
--- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank
+-- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank, 8 as 1 of other functions
 -- Returns 1; {'id', id} when the id is taken; 0 when the put needs more: the queue is new, or has a bound or a limit,
 --       or the store moves. With 0 nothing was stored, and the client calls `put` under the same serial.
 
 function Verbs.put_one()
-  local K_REPLY, serial, id, line = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6]
-  local cached = call('SET', K_REPLY, serial .. cmsgpack.pack(1), 'EX', 600, 'GET')
+  local K_REPLY, serial, id, line, record = B .. ':said:' .. ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[4]
+  local cached = call('SET', K_REPLY, serial .. cmsgpack.pack(1), 'EX', '600', 'GET')
   if cached and #cached > 8 and number_in(cached) >= number_in(serial) then
-    call('SET', K_REPLY, cached, 'EX', 600)
+    call('SET', K_REPLY, cached, 'EX', '600')
     return cmsgpack.unpack(sub(cached, 9))
   end
   local K_QUEUE = B .. ':q:' .. sub(line, 2)
   local row = call('HMGET', K_QUEUE, 'paused', 'max_size', 'moved', 'gated')
   if not row[1] or row[2] ~= '0' or row[3] or row[4] then
-    call('SET', K_REPLY, cached or '', 'EX', 600)
+    call('SET', K_REPLY, cached or '', 'EX', '600')
     return 0
   end
-  local number = call('INCRBY', B .. ':seq', 1)
+  local number = call('INCR', B .. ':seq')
   local seq8 = pack('>I8', number)
-  if call('HSETNX', K_JOB, id, seq8 .. ARGV[4]) == 0 then
-    call('SET', K_REPLY, cached or '', 'EX', 600)
+  if call('HSETNX', K_JOB, id, seq8 .. record) == 0 then
+    call('SET', K_REPLY, cached or '', 'EX', '600')
     return {'id', id}
   end
   call('HSET', K_ENV, id, ARGV[5])
-  call('ZADD', K_ALL, number, id)
+  call('ZADD', K_ALL, text_of(number), id)
+  call('HINCRBY', K_QUEUE, 'accepted', '1')
+  local open = row[1] == '0'
+  local wanted = open and call('EXISTS', K_ASLEEP) == 1
+  if wanted and HandOff.give(line, id, seq8, ARGV[7], record, ARGV[5], ARGV[8]) then return 1 end
   call('ZADD', B .. ':r:' .. line, ARGV[7], seq8 .. id)
-  if row[1] == '0' then call('ZADD', K_LINES, 0, line) end
-  call('HINCRBY', K_QUEUE, 'accepted', 1)
-  if row[1] == '0' and call('EXISTS', K_ASLEEP) == 1 then ring(line, 1) end
+  if open then call('ZADD', K_LINES, '0', line) end
   return 1
 end

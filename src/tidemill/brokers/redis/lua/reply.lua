@@ -42,7 +42,7 @@ local function replay(x)
       if flagged(j.flags, LINKED) then show_inputs(x, j.id) end
     end
   end
-  return {settled, touched, x.leases, commands, 0, x.inputs, {}, '', 1, {}}
+  return {settled, touched, x.leases, commands, 0, x.inputs, {}, '', 1, {}, 0}
 end
 
 -- The earlier reply to a repeated step, or {'late', serial} for a step that comes too late; nil for a new step.
@@ -58,7 +58,7 @@ local function keep_reply(x)
   x.commands = call('LPOP', B .. ':c:' .. x.owner, 100) or {}
   if x.moved and x.wanted > 0 then table.insert(x.commands, 1, pack('>I8', 0) .. 'quiet') end
   x.settled, x.touched = table.concat(x.settled), table.concat(x.touched)
-  call('HSET', x.key, 'serial', x.serial, 'last', x.last_queue, 'answer',
+  call('HSET', x.key, 'serial', x.serial, 'last', x.last_queue, 'handed', '', 'answer',
     cmsgpack.pack({x.settled, x.touched, x.first_token, x.last_token, x.commands}))
   Limits.sync()
 end
@@ -86,6 +86,7 @@ local function note_sleep(x)
     if #x.queues == 0 then call('ZADD', B .. ':z:' .. kind, now, x.owner) end
     for _, queue in ipairs(x.queues) do call('ZADD', B .. ':z:' .. kind .. queue, now, x.owner) end
   end
+  if flagged(x.kind_bits, 8) then x.turn = HandOff.offer(x, ARGV[7]) end
 end
 
 -- The whole reply; the owner may sleep from now on.
@@ -96,7 +97,7 @@ function reply(x)
   note_sleep(x)
   finish_step()
   local behind = x.last_serial < x.serial - 1 and 1 or 0
-  return {x.settled, x.touched, x.leases, x.commands, x.due, x.inputs, x.schedules, x.roster, behind, x.strays}
+  return {x.settled, x.touched, x.leases, x.commands, x.due, x.inputs, x.schedules, x.roster, behind, x.strays, x.turn}
 end
 
 end

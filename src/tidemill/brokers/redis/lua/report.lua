@@ -21,7 +21,7 @@ local function read_held(x)
   local tokens, texts, ids, held = x.tokens, {}, {}, x.held
   for i, token in ipairs(tokens) do texts[i] = text_of(token) end
   for i, id in ipairs(fetch_all(x.leases_key, texts)) do
-    if id then
+    if id and tokens[i] ~= x.unheard then
       held[tokens[i]] = id
       ids[#ids + 1] = id
     end

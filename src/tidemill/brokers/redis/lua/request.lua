@@ -7,18 +7,25 @@ do
 -- Renew the owner's lease, and return the exchange of this call with the store's facts about the owner. Nil when the
 -- owner is not attached, or was attached anew.
 function open_exchange()
-  local owner, serial, highest_token, epoch = ARGV[5], unpk('>I8I8I2c0', ARGV[6])
+  local owner, serial, highest_token, turn, epoch = ARGV[5], unpk('>I8I8I8I2c0', ARGV[6])
   local key = B .. ':o:' .. owner
-  local known = call('HMGET', key, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster')
+  local known = call('HMGET', key, 'name', 'kind', 'serial', 'answer', 'last', 'epoch', 'roster', 'handed')
   if not known[1] or known[6] ~= epoch then return nil end
   local on_behalf = serial == 0
   if not on_behalf then call('ZADD', B .. ':beat', now + ARGV[7], owner) end
   if ARGV[7] == 'inf' then call('HINCRBY', key, 'words', 1) end
+  HandOff.terms[key] = nil
+  local unheard = nil -- the token of a lease that the owner has not heard of
+  if known[8] and known[8] ~= '' then
+    local its_turn, token = unpk('>I8I8', known[8])
+    if its_turn ~= turn then unheard = token end
+  end
   return {
     owner = owner, key = key, leases_key = B .. ':l:' .. owner, serial = serial, on_behalf = on_behalf,
     highest_token = highest_token, worker = known[1], consumer = known[2] == 'consumer',
     last_serial = tonumber(known[3]), last_reply = known[4], last_queue = known[5] or '', roster = known[7] or '',
     moved = false, wanted = 0, mode = 0, kind_bits = 0, sleeps = 0, leases = {}, inputs = {},
+    turn = 0, unheard = unheard,
     first_token = 0, last_token = -1, settled = {}, touched = {}, held = {},
   }
 end
@@ -97,6 +104,7 @@ function find_strays(x)
   if x.told_held == '' then return end
   local has = {}
   for i = 5, #x.told_held, 8 do has[text_of((unpk('>I8', x.told_held, i)))] = true end
+  if x.unheard then has[text_of(x.unheard)] = true end
   for _, token in ipairs(call('HKEYS', x.leases_key)) do
     if not has[token] then x.strays[#x.strays + 1] = token end
   end

@@ -2,8 +2,8 @@
 -- between. A hint removes the sleeper from B:asleep, so no sleeper is hinted twice. If nobody receives a hint, its
 -- sleeper is gone, and the next sleeper gets the hint.
 
--- Hint a sleeper; true when somebody received the hint.
-local function hint(sleeper) return call('PUBLISH', B .. ':w:' .. sleeper, '') > 0 end
+-- Hint a sleeper; true when somebody received the hint. The text of a hint is empty, or a lease: see handoff.lua.
+local function hint(sleeper, text) return call('PUBLISH', B .. ':w:' .. sleeper, text or '') > 0 end
 
 local function hint_owner(owner) -- even if it is not asleep: it may be about to sleep
   call('ZREM', K_ASLEEP, owner)
@@ -11,14 +11,17 @@ local function hint_owner(owner) -- even if it is not asleep: it may be about to
 end
 
 -- Hint up to `most` sleepers of a line. Sleepers that named its queue come before sleepers that take from all queues.
-local function ring(line, most)
+-- `text_for`, if given, returns the text for a sleeper. True when so many were hinted.
+local function ring(line, most, text_for)
   for _, key in ipairs({B .. ':z:' .. line, B .. ':z:' .. sub(line, 1, 1)}) do
     while most > 0 do
       local first = call('ZPOPMIN', key)
       if not first[1] then break end
-      if call('ZREM', K_ASLEEP, first[1]) == 1 and hint(first[1]) then most = most - 1 end
+      local asleep = call('ZREM', K_ASLEEP, first[1]) == 1
+      if asleep and hint(first[1], text_for and text_for(first[1])) then most = most - 1 end
     end
   end
+  return most == 0
 end
 
 -- Pass a hint on, since jobs may be left in the lines given, or in any line.
