@@ -34,7 +34,7 @@ from tidemill.brokers.redis.inspect import Inspection
 from tidemill.brokers.redis.limits import Ledger, change
 from tidemill.brokers.redis.open import open_store
 from tidemill.brokers.redis.owners import Owners, check_moved
-from tidemill.brokers.redis.record import MICRO, line_and_rank, pack_holds, pack_put, pack_record
+from tidemill.brokers.redis.record import MICRO, pack_holds, pack_plain, pack_put, pack_record
 from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, read_changed
 from tidemill.brokers.redis.settings import Settings, check_url
 from tidemill.brokers.redis.waits import Waits
@@ -186,14 +186,17 @@ class RedisBroker:
             raise FeatureMissing(
                 "txn= needs the feature transactions, which redis:// does not have"
             )
-        check_nonce(nonce)
+        if nonce:
+            check_nonce(nonce)
         if not jobs and not let_go:
             return []
         self._check_open()
-        packed = pack_put(jobs)
-        held = pack_holds(jobs, hold, let_go)
-        plain = line_and_rank(jobs[0]) if len(jobs) == 1 and not packed[3] else None
-        return _puts(jobs, self._lines.put(packed, plain, held, nonce))
+        plain = pack_plain(jobs[0]) if len(jobs) == 1 and not hold and not let_go else None
+
+        def pack() -> list[bytes]:
+            return [b"%d" % len(jobs), *pack_put(jobs), *pack_holds(jobs, hold, let_go)]
+
+        return _puts(jobs, self._lines.put(plain, pack, nonce))
 
     attach = _by("_owners", Broker.attach)
     detach = _by("_owners", Broker.detach)
@@ -417,10 +420,10 @@ def altered(rank: int | None, queue: str | None) -> bytes:
 
 def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:
     """The outcome of a put, from the server's answer."""
-    check_moved(answer)
     if answer == 1:
         created = Placed.CREATED
         return [Put(job.id, created) for job in jobs]
+    check_moved(answer)
     what = answer[0]
     if isinstance(what, bytes):
         raise refusal(what, *[part.decode() for part in answer[1:] if part is not None])

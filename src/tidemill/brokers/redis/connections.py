@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
@@ -29,7 +29,7 @@ STEP_TIMEOUT = 3.0
 """Seconds that a call may take. A longer ``patience`` replaces this limit."""
 
 _DUE = b"due"  # the answer when other calls must first move many due jobs
-_MOVES = 5  # the most repetitions of one call, for example after MOVED
+_LAST = (False, *[True] * 5)  # the most tries of one call, for example after MOVED
 _SERIAL = struct.Struct(">Q")
 
 
@@ -66,7 +66,7 @@ class ServerConnection:
         """
         command = (b"FCALL", LIBRARY.function(verb), b"1", key, *args)
         self._until = until or time.monotonic() + self._read_timeout
-        for last in (False, *[True] * _MOVES):
+        for last in _LAST:
             was_open = self._socket is not None
             self._repeated = last
             try:
@@ -79,20 +79,10 @@ class ServerConnection:
                 self._recover(error, was_open and not last)
         raise Away(f"redis at {self._server.where} sends us from node to node")
 
-    def run_moved(
-        self,
-        verb: str,
-        key: bytes,
-        args: Sequence[bytes],
-        head: Sequence[bytes],
-        until: float = 0.0,
-    ) -> Any:
-        """Run a function like :meth:`run`, once all jobs that are due have been moved.
-
-        ``head`` are the arguments that every function has.
-        """
+    def run_moved(self, verb: str, key: bytes, args: Sequence[bytes], until: float = 0.0) -> Any:
+        """Run a function like :meth:`run`, once all jobs that are due have been moved."""
         while (answer := self.run(verb, key, args, until)) == _DUE:
-            while self.run("housekeeping", key, (*head, b"0")):
+            while self.run("housekeeping", key, (*args[:2], b"", b"", b"0")):
                 pass
         return answer
 
@@ -125,13 +115,14 @@ class ServerConnection:
             # Hang up after a call that a signal handler interrupted, or when the master changed.
             self.close()
         sock = self._socket or self._connect()
-        self._fit_timeout(sock)
-        reader = self._reader
+        if self._wait != SILENCE or self._until - time.monotonic() < SILENCE:
+            self._fit_timeout(sock)
+        reader, answer = self._reader, False
         self._asking = True
         try:
             with Unkilled(), InterruptibleWait():
                 self._write(sock, hiredis.pack_command(command))
-                while (answer := reader.gets()) is False:
+                while answer is False:
                     try:
                         data = sock.recv(65536)
                     except TimeoutError as error:
@@ -141,6 +132,7 @@ class ServerConnection:
                     if not data:
                         raise redis.ConnectionError("the line was closed")
                     reader.feed(data)
+                    answer = reader.gets()
             self._asking = False
         except BaseException:
             self.close()  # hang up: the next call must not read a late answer of this call
@@ -150,10 +142,13 @@ class ServerConnection:
         return answer
 
     def _write(self, sock: Any, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
+        rest: bytes | memoryview = data
+        while True:
             try:
-                rest = rest[sock.send(rest) :]
+                sent = sock.send(rest)
+                if sent == len(rest):
+                    return
+                rest = memoryview(rest)[sent:]
             except TimeoutError as error:
                 self._bear_silence(error)
                 self._fit_timeout(sock)
@@ -274,13 +269,14 @@ class ServerConnections:
         self._replicas = replicas
         self._retention = retention
         self._patience = patience
+        self._longest = max(STEP_TIMEOUT, patience)  # seconds that a call may take
         self._id = new_id()
         self._numbers = itertools.count(1)
         self._spares = Spares(self.new_connection)
 
     def new_connection(self, read_timeout: float | None = None) -> ServerConnection:
         """Make a connection for a caller that keeps it."""
-        timeout = max(STEP_TIMEOUT, self._patience) if read_timeout is None else read_timeout
+        timeout = self._longest if read_timeout is None else read_timeout
         return ServerConnection(self.server, timeout, f"{self._id}-{next(self._numbers)}")
 
     def head(self, session: tuple[bytes, bytes] = (b"", b"")) -> tuple[bytes, ...]:
@@ -301,27 +297,22 @@ class ServerConnections:
             self._spares.give_back(line)
 
     def put(
-        self,
-        jobs: Sequence[bytes],
-        line_and_rank: tuple[bytes, bytes] | None,
-        held: Sequence[bytes] = (),
-        nonce: str = "",
+        self, plain: Sequence[bytes] | None, pack: Callable[[], Sequence[bytes]], nonce: str = ""
     ) -> Any:
-        """Put jobs, once; a plain single job goes through the faster function ``put_one``.
+        """Put jobs, once; a ``plain`` single job goes through the faster function ``put_one``.
 
-        ``held`` has the arguments about jobs that wait for others. Jobs with a ``nonce`` are stored
-        once, even if two processes put them.
+        ``pack`` packs the arguments of the function ``put``. Jobs with a ``nonce`` are stored once,
+        even if two processes put them.
         """
         line = self._spares.take()
         try:
             session = _session_of(line, nonce)
-            if line_and_rank is not None:
-                args = (*session, *jobs[:3], *line_and_rank, _ahead())
+            if plain is not None:
+                args = (*session, *plain, _ahead())
                 answer = self._patiently(line, "put_one", args, replicated=True)
                 if answer != 0:
                     return answer
-            count = b"%d" % (len(jobs) // 4)
-            args = (*self.head(session), count, *jobs, *held)
+            args = (*self.head(session), *pack())
             return self._patiently(line, "put", args, replicated=True)
         finally:
             self._spares.give_back(line)
@@ -330,10 +321,10 @@ class ServerConnections:
         self, line: ServerConnection, verb: str, args: Sequence[bytes], replicated: bool = False
     ) -> Any:
         now = time.monotonic()
-        until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
+        until, limit = now + self._patience, now + self._longest
         while True:
             try:
-                answer = line.run_moved(verb, self.key, args, self.head(), limit)
+                answer = line.run_moved(verb, self.key, args, limit)
                 if self._replicas and replicated and answer != 0:
                     line.replicate(self._replicas, self.key, limit)
                 return answer
@@ -351,7 +342,7 @@ class ServerConnections:
     def ask(self, *command: bytes) -> Any:
         """Send a plain command on a spare connection; wait for an absent server like ``call``."""
         now = time.monotonic()
-        until, limit = now + self._patience, now + max(STEP_TIMEOUT, self._patience)
+        until, limit = now + self._patience, now + self._longest
         line = self._spares.take()
         try:
             while True:

@@ -87,8 +87,7 @@ class AttachedOwner(shared.ConnectedOwner):
         hand = step.want is not None and self._may_be_handed and hand_off.may_come(step.want)
 
         def run(verb: str, part: Step) -> Any:
-            args = *head, *_pack(part, hand=hand)
-            return self._line.run_moved(verb, self._lines.key, args, head[:4])
+            return self._line.run_moved(verb, self._lines.key, (*head, *_pack(part, hand=hand)))
 
         hand_off.sent()
         answer = self._owners.room.run(step, run)

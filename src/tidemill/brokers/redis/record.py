@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -78,27 +79,52 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
         )
     args: list[bytes] = []
     for job in jobs:
-        queue, key = job.queue.encode(), job.key.encode()
-        limit = job.retries.limit + 1
-        flags = 0 if job.task else _MESSAGE
-        if job.links is not None:
-            flags |= _LINKED
-        if job.limit is not None:
-            flags |= _LIMITED
-        timed = job.timeout or job.ttr >= 0 or job.result_ttl >= 0
-        if timed:
-            flags |= _TIMED
-        record = _HEAD.pack(_READY, flags, 0, 0, limit, limit, job.rank)
-        record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
-        if job.limit is not None:
-            record += _pack_lane(job.limit)
-        if timed:
-            record += _TIMES.pack(0, 0, job.ttr, job.timeout, job.result_ttl)
-        wish = b""
-        if key or job.delay or job.at or job.expires or job.links or job.limit:
-            wish = _pack_wish(job)
-        args += (job.id.encode(), record, encode_envelope(job), wish)
+        plain = pack_plain(job)
+        args += (*plain[:3], b"") if plain is not None else _pack_job(job)
     return args
+
+
+def pack_plain(job: Envelope) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
+    """The id, the record, the envelope, the line and the rank of a job without wish, else None."""
+    if job.key or job.delay or job.at or job.expires or job.links or job.limit:
+        return None
+    times = job.ttr, job.timeout, job.result_ttl
+    record, line, rank = _fixed(job.queue, job.rank, not job.task, job.retries.limit, *times)
+    return job.id.encode(), record, encode_envelope(job), line, rank
+
+
+@functools.lru_cache(1000)
+def _fixed(
+    queue: str, rank: int, message: bool, limit: int, ttr: float, timeout: float, result_ttl: float
+) -> tuple[bytes, bytes, bytes]:
+    """The parts that many jobs have in common: the record without wish, the line and the rank."""
+    name = queue.encode()
+    flags, times = _MESSAGE if message else 0, b""
+    if timeout or ttr >= 0 or result_ttl >= 0:
+        flags, times = flags | _TIMED, _TIMES.pack(0, 0, ttr, timeout, result_ttl)
+    record = _HEAD.pack(_READY, flags, 0, 0, limit + 1, limit + 1, rank)
+    record += b"%c%b\0%b" % (len(name), name, times)
+    return record, b"%c%b" % (77 if message else 84, name), b"%d" % rank
+
+
+def _pack_job(job: Envelope) -> tuple[bytes, bytes, bytes, bytes]:
+    queue, key = job.queue.encode(), job.key.encode()
+    limit = job.retries.limit + 1
+    flags = 0 if job.task else _MESSAGE
+    if job.links is not None:
+        flags |= _LINKED
+    if job.limit is not None:
+        flags |= _LIMITED
+    timed = job.timeout or job.ttr >= 0 or job.result_ttl >= 0
+    if timed:
+        flags |= _TIMED
+    record = _HEAD.pack(_READY, flags, 0, 0, limit, limit, job.rank)
+    record += b"%c%b%c%b" % (len(queue), queue, len(key), key)
+    if job.limit is not None:
+        record += _pack_lane(job.limit)
+    if timed:
+        record += _TIMES.pack(0, 0, job.ttr, job.timeout, job.result_ttl)
+    return job.id.encode(), record, encode_envelope(job), _pack_wish(job)
 
 
 def pack_holds(
@@ -149,11 +175,6 @@ def _pack_wish(job: Envelope, until: float = 0.0) -> bytes:
     wish += _LINKS.pack(_WAITS[links.waits], len(links.inputs), len(links.next))
     names = [name.encode() for name in (*links.next, *links.inputs)]
     return wish + b"".join([_SHORT.pack(len(name)) + name for name in names]) + limit
-
-
-def line_and_rank(job: Envelope) -> tuple[bytes, bytes]:
-    """The line of a job, and its rank there."""
-    return b"%c%b" % (84 if job.task else 77, job.queue.encode()), b"%d" % job.rank
 
 
 def pack_record(r: Record) -> list[bytes]:
